@@ -27,6 +27,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 _OF_FILES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("opened", "Raise the limit of open files (ulimit -n).")),
 }
 _NO_MEMORY = (
     "This process ran out of memory, or reached a limit (ulimit, control group). Free some, raise the limit, or use a "
@@ -111,8 +112,10 @@ def _guarded(argv: Sequence[str]) -> int:
             show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
         if isinstance(error, FileNotFoundError) and error.filename is None:
-            # Only tempfile, of all that looks for files, names none.
-            show(f"{error.strerror}. Set TMPDIR to a directory that can be written.")
+            # Only tempfile and os.getcwd, of all that looks for files, name none.
+            temporary = "temporary" in str(error.strerror)
+            hint = "Set TMPDIR to a directory that can be written." if temporary else "Go to another directory."
+            show(f"{error.strerror if temporary else 'The working directory was removed'}. {hint}")
             return USAGE
         show("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG

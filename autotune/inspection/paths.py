@@ -43,7 +43,9 @@ def is_file(path: str | Path) -> bool:
 
 def unreadable(kind: str, text: str, error: OSError) -> InputError:
     """Return the error that what ``text`` names cannot be accessed."""
-    return InputError(f"The {kind} {text!r} cannot be accessed: {error.strerror}.")
+    # Of what is asked for here, only the working directory has no name.
+    why = error.strerror if error.filename else "the working directory was removed"
+    return InputError(f"The {kind} {text!r} cannot be accessed: {why}.")
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:

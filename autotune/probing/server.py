@@ -18,6 +18,7 @@ from autotune.core.protocol import Failure, InputProblem
 from autotune.errors import InputError, ProbeServerError
 from autotune.inspection.cpu import cpu_variables
 from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
+from autotune.probing.scratch import is_temporary
 
 R = TypeVar("R")
 
@@ -307,5 +308,6 @@ def received_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failur
 def _unwritable(folder: Path, error: OSError) -> InputError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
-    hint = "Free some space and resume." if full else "Choose another output directory."
+    other = "Set TMPDIR to another directory." if is_temporary(folder) else "Choose another output directory."
+    hint = "Free some space and resume." if full else other
     return InputError(f"{folder} {problem}.", hint=hint)

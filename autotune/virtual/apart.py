@@ -20,6 +20,7 @@ from typing import Any
 import dill
 import torch
 
+from autotune.core.files import written_atomically
 from autotune.virtual.records import Trace
 
 REQUEST, REPLY = "request", "reply"
@@ -98,7 +99,8 @@ def write_reply(folder: Path, reply: Trace | Exception) -> None:
         for note in getattr(reply, "__notes__", ()):
             stand_in.add_note(note)
         written = pickle.dumps(stand_in)
-    folder.joinpath(REPLY).write_bytes(written)
+    with written_atomically(folder / REPLY) as part:
+        part.write_bytes(written)
 
 
 def _error_text(error: Exception) -> str:
