@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from autotune.core.codec import decode, encode
 from autotune.core.exchange import write_document
+from autotune.core.files import cache_directory
 from autotune.core.json_text import read_json
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
@@ -24,13 +25,6 @@ _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
 # The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
 _CHECKED_SHARE = 1 / 16
-
-
-def cache_directory() -> Path:
-    """Return autotune's directory within the user's cache directory (XDG Base Directory Specification)."""
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification says that relative paths are to be ignored.
-    return (Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache") / "autotune"
 
 
 def cache_limit_bytes() -> int:
@@ -59,7 +53,7 @@ def user_cache() -> Cache:
     limit_bytes = cache_limit_bytes()
     try:
         return Cache(cache_directory(), limit_bytes)
-    except RuntimeError:  # of Path.home(): a user without HOME and without an entry in /etc/passwd
+    except InputError:
         unkept = Cache(Path(), 0)
         unkept.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
         return unkept
