@@ -24,7 +24,7 @@ from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobExit, Worker
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.step.child import execute
-from autotune.step.job import JobType, failure_of
+from autotune.step.job import JobContext, failure_of
 from tests.probing.processes import running, wait_until
 from tests.small import write_small_model
 
@@ -136,11 +136,11 @@ def test_what_lacks_memory_or_files_may_be_tried_again(error: Exception, tmp_pat
 
 
 def test_a_trace_that_finds_a_full_disk_ends_all(tmp_path: Path) -> None:
-    def trace_on_a_full_disk(*_: object) -> object:
+    def trace_on_a_full_disk(request: TraceRequest, _: JobContext) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     write_request(tmp_path, Job.TRACE, request())
-    execute(tmp_path, {Job.TRACE: JobType(TraceRequest, trace_on_a_full_disk)}, {})
+    execute(tmp_path, {Job.TRACE: trace_on_a_full_disk}, {})
     with pytest.raises(InputError, match="no space left on a disk"):
         trace(Ended(JobExit(1.0)), request(), tmp_path)
 

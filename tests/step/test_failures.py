@@ -19,7 +19,7 @@ from autotune.core.protocol import Failure, InputProblem, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.child import execute
-from autotune.step.job import JobContext, JobType
+from autotune.step.job import JobContext
 from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import CpuMeter, CudaMeter, HostMemory
@@ -160,7 +160,7 @@ def reply_after(error: Exception, folder: Path) -> Nothing | InputProblem | Fail
         raise error
 
     write_request(folder, "fail", Nothing())
-    execute(folder, {"fail": JobType(Nothing, fail)}, {})
+    execute(folder, {"fail": fail}, {})
     return read_reply(folder, Nothing)
 
 

@@ -35,8 +35,9 @@ class OnTokenizedRows(_Trl):
     seconds_per_row = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # The hash names TRL's cache file of precomputed values; no cache is kept here.
-        with mock.patch.object(sys.modules[super().__init__.__module__], "hash_module", lambda *_: ""):
+        # The hash names TRL's cache file of precomputed values; no cache is kept here. A mock would keep the model.
+        module = sys.modules[super().__init__.__module__]
+        with mock.patch.object(module, "hash_module", lambda *_: ""):  # noqa: PT008
             super().__init__(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
