@@ -19,9 +19,9 @@ from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.plan import NO_EVALUATION
+from autotune.core.scratch import scratch_folder
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
-from autotune.probing.scratch import scratch_folder
 from autotune.units import MIB, parse_size
 from autotune.userconfig.launch import ALONE
 

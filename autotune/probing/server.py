@@ -15,10 +15,10 @@ from typing import TypeVar
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.core.protocol import Failure, InputProblem
+from autotune.core.scratch import is_temporary
 from autotune.errors import InputError, ProbeServerError
 from autotune.inspection.cpu import cpu_variables
 from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
-from autotune.probing.scratch import is_temporary
 
 R = TypeVar("R")
 

@@ -16,11 +16,11 @@ from autotune.core.events import Event, StageStarted, Tracing, ignore
 from autotune.core.exchange import write_reply, write_request
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import LOG_FILE, Failure, Job
+from autotune.core.scratch import scratch_folder
 from autotune.core.traced import Peak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace
-from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobExit, Worker
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.step.child import execute
