@@ -33,6 +33,8 @@ _NO_MEMORY = (
     "This process ran out of memory, or reached a limit (ulimit, control group). Free some, raise the limit, or use a "
     "smaller dataset; a search goes on with --resume."
 )
+# EAGAIN: for one process too many. A pipe that a write would block has other words.
+_NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
 _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
 
@@ -127,7 +129,7 @@ def _lacks_memory(error: BaseException) -> bool:
     no_thread = "can't start new thread"
     return any(
         isinstance(each, MemoryError)
-        or getattr(each, "errno", None) == errno.ENOMEM
+        or getattr(each, "strerror", None) in _NO_ROOM
         or (isinstance(each, RuntimeError) and no_thread in str(each))
         for each in causes(error)
     )

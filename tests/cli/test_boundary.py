@@ -171,7 +171,7 @@ def test_a_file_of_autotune_s_own_that_is_missing_is_a_bug(api: Callable[..., No
     [
         MemoryError(),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
-        BlockingIOError(errno.ENOMEM, "Cannot allocate memory"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
         RuntimeError("can't start new thread"),
     ],
     ids=repr,
