@@ -8,11 +8,11 @@ from autotune.app.arguments import LengthsArguments
 from autotune.app.public import taking
 from autotune.app.workload import WorkloadReader
 from autotune.core.length_report import LengthReport, length_report
+from autotune.core.scratch import scratch_folder
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
-from autotune.probing.scratch import scratch_folder
 from autotune.trainers import find_trainer
 
 

@@ -119,7 +119,8 @@ def open_output(directory: str | Path) -> Output:
         raise InputError(f"The output directory {printable(str(path))} has a name that is not UTF-8.", hint=hint)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        found = {entry.name for entry in path.iterdir()}
+        # A run that is killed may leave a part of a file.
+        found = {entry.name for entry in path.iterdir() if not entry.match(".*.part")}
     except OSError as error:
         raise InputError(f"The output directory {path} cannot be used: {error.strerror}.", hint=hint) from error
     if not os.access(path, os.W_OK | os.X_OK):

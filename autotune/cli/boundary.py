@@ -26,11 +26,14 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 _OF_FILES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("opened", "Raise the limit of open files (ulimit -n).")),
 }
 _NO_MEMORY = (
     "This process ran out of memory, or reached a limit (ulimit, control group). Free some, raise the limit, or use a "
     "smaller dataset; a search goes on with --resume."
 )
+# EAGAIN: for one process too many. A pipe that a write would block has other words.
+_NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
 _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
 
@@ -97,8 +100,10 @@ def _guarded(argv: Sequence[str]) -> int:
             show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
         if isinstance(error, FileNotFoundError) and error.filename is None:
-            # Only tempfile, of all that looks for files, names none.
-            show(f"{error.strerror}. Set TMPDIR to a directory that can be written.")
+            # Only tempfile and os.getcwd, of all that looks for files, name none.
+            temporary = "temporary" in str(error.strerror)
+            hint = "Set TMPDIR to a directory that can be written." if temporary else "Go to another directory."
+            show(f"{error.strerror if temporary else 'The working directory was removed'}. {hint}")
             return USAGE
         show("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG
@@ -110,7 +115,7 @@ def _lacks_memory(error: BaseException) -> bool:
     no_thread = "can't start new thread"
     return any(
         isinstance(each, MemoryError)
-        or getattr(each, "errno", None) == errno.ENOMEM
+        or getattr(each, "strerror", None) in _NO_ROOM
         or (isinstance(each, RuntimeError) and no_thread in str(each))
         for each in causes(error)
     )

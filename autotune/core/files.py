@@ -1,8 +1,9 @@
-"""Writes files and directories atomically."""
+"""Writes files and directories atomically, and finds the user's cache."""
 
 from __future__ import annotations
 
 import glob
+import os
 import secrets
 import shutil
 import time
@@ -10,8 +11,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from autotune.errors import InputError
+
 # Whoever still writes a file or a directory has changed it within this time.
 _LEFT_SECONDS = 86_400.0
+
+
+def cache_directory() -> Path:
+    """Return autotune's directory within the user's cache directory (XDG Base Directory Specification).
+
+    Raises:
+        InputError: there is none: no HOME, and no entry of this user in /etc/passwd.
+    """
+    asked = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The specification says that relative paths are to be ignored.
+    if asked.is_absolute():
+        return asked / "autotune"
+    try:
+        return Path.home() / ".cache" / "autotune"
+    except RuntimeError as error:
+        raise InputError("There is no home directory.", hint="Set XDG_CACHE_HOME to a directory.") from error
 
 
 @contextmanager

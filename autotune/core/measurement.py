@@ -101,7 +101,7 @@ class Measurement(HeldMemory):
         device_bytes: CUDA: what the process held of the device: context and peak of reserved bytes, or, if more, what
             the driver reports at the end. CPU: None, as in early results where the driver had no figure.
         host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``; beside a GPU with
-            shared mappings, as pinned memory is. Of several processes, the sum.
+            shared mappings, as pinned memory is, and None where the kernel counts none. Of several processes, the sum.
         allocation_retries: number of times that the caching allocator had to free its cache and try again.
         tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
         tokens_per_second_error: relative standard error of that rate within this probe. It does not include the spread

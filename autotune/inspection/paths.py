@@ -31,13 +31,6 @@ def user_path(text: str | Path) -> Path:
         raise InputError(f"The home of {str(text)!r} is not known.", hint="Write the path in full.") from error
 
 
-def cache_directory() -> Path:
-    """Return autotune's directory within the user's cache directory (XDG Base Directory Specification)."""
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification says that relative paths are to be ignored.
-    return (Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache") / "autotune"
-
-
 def exists(path: str | Path) -> bool:
     """Return whether a path exists; False where that is unknown, as for a name that is too long."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists raises there)
@@ -50,7 +43,9 @@ def is_file(path: str | Path) -> bool:
 
 def unreadable(kind: str, text: str, error: OSError) -> InputError:
     """Return the error that what ``text`` names cannot be accessed."""
-    return InputError(f"The {kind} {text!r} cannot be accessed: {error.strerror}.")
+    # Of what is asked for here, only the working directory has no name.
+    why = error.strerror if error.filename else "the working directory was removed"
+    return InputError(f"The {kind} {text!r} cannot be accessed: {why}.")
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:

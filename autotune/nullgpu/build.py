@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from autotune.core.files import cache_directory, remove_left
+from autotune.emit.files import check_writable
 from autotune.errors import AutotuneError
-from autotune.inspection.paths import cache_directory
 from autotune.nullgpu.installation import Installation, installation
 from autotune.nullgpu.symbols import Needed, needed, stubs, version_script, written
 
@@ -26,15 +27,17 @@ def built() -> Path:
     """Return the folder with the library and its links, which is built where it is not there yet; that takes seconds.
 
     Raises:
-        InputError: this machine lacks something that is needed.
+        InputError: this machine lacks something that is needed, or the cache cannot be written.
         AutotuneError: the compiler failed.
     """
     found = installation()
     folder = cache_directory() / "nullgpu" / _key(found)
     if (folder / SONAMES).is_file():
         return folder
+    check_writable(folder, "XDG_CACHE_HOME")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
+    remove_left(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as name:
         beside = Path(name) / "built"
         beside.mkdir()
         _build(found, beside)

@@ -108,19 +108,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     left = []
     with contextlib.suppress(psutil.NoSuchProcess):
         left = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    for each in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_KILL_SECONDS)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for each in psutil.wait_procs(left, _KILL_SECONDS)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-    process.wait()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_SECONDS)
+        _, left = psutil.wait_procs(left, _KILL_SECONDS)
 
 
 def _followed(folder: Path) -> Iterator[Followed]:

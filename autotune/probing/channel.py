@@ -208,13 +208,8 @@ class Started(Channel):
 
 
 def signal_name(number: int | None) -> str:
-    """Return the name of a signal; empty for None."""
-    if number is None:
-        return ""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a real-time signal"
+    """Return the name of a signal."""
+    return next((known.name for known in signal.Signals if known == number), "a real-time signal")
 
 
 def end_of(file: IO[bytes]) -> str:

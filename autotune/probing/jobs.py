@@ -33,12 +33,12 @@ from autotune.core.protocol import (
     SpeedsRequest,
 )
 from autotune.core.ranks import free_port, launched
+from autotune.core.scratch import is_temporary
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
 from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
-from autotune.probing.scratch import is_temporary
 from autotune.probing.server import JobExit, JobServer, Worker, received_reply
 from autotune.units import format_duration
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.core.protocol import Failure, InputProblem
+from autotune.core.scratch import is_temporary
 from autotune.errors import InputError, ProbeServerError
 from autotune.inspection.cpu import cpu_variables
 from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
@@ -307,5 +308,6 @@ def received_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failur
 def _unwritable(folder: Path, error: OSError) -> InputError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
-    hint = "Free some space and resume." if full else "Choose another output directory."
+    other = "Set TMPDIR to another directory." if is_temporary(folder) else "Choose another output directory."
+    hint = "Free some space and resume." if full else other
     return InputError(f"{folder} {problem}.", hint=hint)

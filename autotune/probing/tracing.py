@@ -13,10 +13,10 @@ from pathlib import Path
 from threading import Lock
 
 from autotune.core.events import Listener, Tracing
+from autotune.core.scratch import scratch_folder
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
-from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobServer, Worker
 from autotune.techniques.traits import libraries_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -95,9 +96,10 @@ def duration_or_dash(seconds: float | None) -> str:
 
 def short_path(path: Path) -> str:
     """Return a path relative to the working directory if it is inside it, else in full."""
-    here = Path.cwd()
     absolute = path.absolute()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+    with suppress(ValueError, FileNotFoundError):  # it is outside, or the working directory was removed meanwhile
+        return str(absolute.relative_to(Path.cwd()))
+    return str(absolute)
 
 
 def bar(share: float, width: int) -> str:

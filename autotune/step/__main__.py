@@ -49,9 +49,7 @@ def main() -> int:
         return run_worker(arguments.jobs)
     from autotune.step.server import Server
 
-    words = ["--device", arguments.device, "--processes", str(arguments.processes)]
-    words += ["--jobs", arguments.jobs] if arguments.jobs is not None else []
-    return Server(words, device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
+    return Server(device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
 
 
 if __name__ == "__main__":

@@ -11,16 +11,17 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import get_type_hints
 
 from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
 from autotune.step.imports import import_libraries, see_one_gpu
-from autotune.step.job import JobContext, JobType, failure_of, lacks_space
+from autotune.step.job import JobContext, Runs, failure_of, lacks_space
 
 
-def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
+def offered_jobs(extra_module: str | None) -> Mapping[str, Runs]:
     """Return the job types by name, including those in the ``JOBS`` of another module."""
     from autotune.step.jobs import JOBS
 
@@ -36,7 +37,7 @@ def run_worker(jobs_module: str | None) -> int:
     return run_jobs(connection, offered_jobs(jobs_module))
 
 
-def run_jobs(connection: socket.socket, jobs: Mapping[str, JobType]) -> int:
+def run_jobs(connection: socket.socket, jobs: Mapping[str, Runs]) -> int:
     """Run jobs in this process, one after another, until the connection ends; return the exit status.
 
     Args:
@@ -71,7 +72,7 @@ def redirect_output(folder: Path) -> None:
     os.close(log)
 
 
-def execute(folder: Path, jobs: Mapping[str, JobType], env: Mapping[str, str]) -> None:
+def execute(folder: Path, jobs: Mapping[str, Runs], env: Mapping[str, str]) -> None:
     """Run the job in ``folder`` and write its reply, of any kind.
 
     Args:
@@ -82,10 +83,10 @@ def execute(folder: Path, jobs: Mapping[str, JobType], env: Mapping[str, str]) -
     else:
         see_one_gpu()
     try:
-        asked = read_request(folder)
-        job = jobs[asked["job"]]
-        request: object = decode(job.request, asked["body"])
-        reply: object = job.run(request, JobContext(folder=folder, sent_seconds=asked["sent_seconds"]))
+        envelope = read_request(folder)
+        run = jobs[envelope["job"]]
+        asked, *_ = get_type_hints(run).values()
+        reply = run(decode(asked, envelope["body"]), JobContext(folder=folder, sent_seconds=envelope["sent_seconds"]))
     except InputError as error:
         reply = InputProblem(error.message, error.hint, unread=isinstance(error, UnreadError))
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent

@@ -31,12 +31,8 @@ class JobContext:
     sent_seconds: float
 
 
-@dataclass(frozen=True)
-class JobType:
-    """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply."""
-
-    request: type
-    run: Callable[[Any, JobContext], object]
+Runs = Callable[[Any, JobContext], object]
+"""Runs a job: its first parameter is annotated with the dataclass of the request, and it returns that of the reply."""
 
 
 def failure_of(error: Exception) -> Failure:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from autotune.step.child import offered_jobs, run_jobs, send_event
 from autotune.step.imports import accelerator_is_initialized, preload
-from autotune.step.job import JobType
+from autotune.step.job import Runs
 from autotune.step.process import forked, kill_group
 
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
@@ -23,17 +23,12 @@ _TERMINATION_SIGNALS = tuple(
 
 
 class Server:
-    """Serves one parent. See :mod:`autotune.step.__main__` for the protocol.
+    """Serves one parent. See :mod:`autotune.step.__main__` for the protocol."""
 
-    Args:
-        arguments: of ``python -m autotune.step``, for processes that need an interpreter of their own.
-    """
-
-    def __init__(self, arguments: list[str], *, device: str, spawn: bool, jobs_module: str | None) -> None:
+    def __init__(self, *, device: str, spawn: bool, jobs_module: str | None) -> None:
         self._device = device
         self._spawn = spawn
         self._jobs_module = jobs_module
-        self._arguments = arguments
         self._parent = os.getppid()
         self._connection = socket.socket(fileno=0)
         # Connections of the processes that run, by their ids.
@@ -68,7 +63,7 @@ class Server:
         for number in _TERMINATION_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    def _listen(self, jobs: Mapping[str, JobType]) -> None:
+    def _listen(self, jobs: Mapping[str, Runs]) -> None:
         while os.getppid() == self._parent:
             readable = [key.fd for key, _ in self._awaited.select(_PARENT_CHECK_SECONDS)]
             if self._woken in readable:
@@ -82,13 +77,13 @@ class Server:
                     os.set_inheritable(file, False)
                     self._start(socket.socket(fileno=file), jobs)
 
-    def _start(self, connection: socket.socket, jobs: Mapping[str, JobType]) -> None:
+    def _start(self, connection: socket.socket, jobs: Mapping[str, Runs]) -> None:
         """Start a process, with a group of its own, that runs the jobs which a connection names."""
         pid = self._spawned(connection) if self._spawn else self._forked(connection, jobs)
         self._started[pid] = connection
         send_event(connection, event="ready", pid=pid)
 
-    def _forked(self, connection: socket.socket, jobs: Mapping[str, JobType]) -> int:
+    def _forked(self, connection: socket.socket, jobs: Mapping[str, Runs]) -> int:
         def run() -> int:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *_TERMINATION_SIGNALS):
@@ -103,10 +98,9 @@ class Server:
         return pid
 
     def _spawned(self, connection: socket.socket) -> int:
-        own = [*self._arguments, "--parent", str(os.getpid()), "--worker"]
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", "autotune.step", *own],
+            [sys.executable, "-P", "-m", "autotune.step", *sys.argv[1:], "--parent", str(os.getpid()), "--worker"],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, connection.fileno(), 0)],
             setpgroup=0,

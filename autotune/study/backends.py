@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 
 from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
+from autotune.inspection.paths import user_path
 from autotune.study.patience import causes, is_transient
 
 JOURNAL, GRPC = "journal://", "grpc://"
@@ -143,7 +144,7 @@ def _remove_torn_line(journal: Path) -> None:
 
 
 def _journal(url: str) -> BaseStorage:
-    path = Path(url.removeprefix(JOURNAL)).expanduser()
+    path = user_path(url.removeprefix(JOURNAL))
     if not path.name:
         raise InputError(f"{hidden_url(url)!r} names no file.", hint="Write for instance journal:///shared/study.log.")
     try:

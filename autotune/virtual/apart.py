@@ -12,7 +12,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from typing import Any
 import dill
 import torch
 
+from autotune.core.files import written_atomically
+from autotune.core.scratch import scratch_folder
 from autotune.virtual.records import Trace
 
 REQUEST, REPLY = "request", "reply"
@@ -56,7 +57,7 @@ def trace_in_subprocess(fn: Callable[[torch.device], object], options: Mapping[s
         RuntimeError: the process ended without a reply.
         Exception: whatever the trace raised, with its traceback as a note.
     """
-    with tempfile.TemporaryDirectory(prefix="autotune-trace-") as name:
+    with scratch_folder() as name:
         folder = Path(name)
         try:
             folder.joinpath(REQUEST).write_bytes(dill.dumps((fn, dict(options)), recurse=True))
@@ -98,7 +99,8 @@ def write_reply(folder: Path, reply: Trace | Exception) -> None:
         for note in getattr(reply, "__notes__", ()):
             stand_in.add_note(note)
         written = pickle.dumps(stand_in)
-    folder.joinpath(REPLY).write_bytes(written)
+    with written_atomically(folder / REPLY) as part:
+        part.write_bytes(written)
 
 
 def _error_text(error: Exception) -> str:

@@ -21,12 +21,12 @@ from autotune.virtual.operators import defined
 from autotune.virtual.tensors import VIRTUAL, storage_of
 
 _NAMESPACE = "autotune_flex_attention"
-# Modules that may have imported PyTorch's functions by name.
-_HOLDERS = (
-    "torch.nn.attention.flex_attention",
-    "transformers.integrations.flex_attention",
-    "transformers.masking_utils",
-)
+# Modules that have PyTorch's functions, once they are imported.
+_HOLDERS = {
+    "torch.nn.attention.flex_attention": ("flex_attention", "create_block_mask"),
+    "transformers.integrations.flex_attention": ("flex_attention", "create_block_mask"),
+    "transformers.masking_utils": ("create_block_mask",),
+}
 # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the smallest size of a matrix product in Triton.
 _SMALLEST_HEAD = 16
 # Of queries, keys and values: [batch, heads, tokens, head].
@@ -43,11 +43,11 @@ def flex_attention_compiled(ledger: Ledger) -> Patches:
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
-    for name in _HOLDERS:
-        module = sys.modules.get(name)
-        for function, stand_in in (("flex_attention", _flex_attention), ("create_block_mask", _create_block_mask)):
-            if hasattr(module, function):
-                yield mock.patch.object(module, function, partial(stand_in, getattr(module, function)))
+    stand_ins = {"flex_attention": _flex_attention, "create_block_mask": _create_block_mask}
+    for name in _HOLDERS.keys() & sys.modules.keys():
+        for function in _HOLDERS[name]:
+            real = getattr(sys.modules[name], function)
+            yield mock.patch.object(sys.modules[name], function, partial(stand_ins[function], real))
     integration = sys.modules.get("transformers.integrations.flex_attention")
     if integration is not None:
         yield mock.patch.object(integration, "compile_friendly_flex_attention", _compiled(integration, ledger))

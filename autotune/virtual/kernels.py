@@ -20,8 +20,13 @@ from autotune.virtual.tensors import VIRTUAL, type_of_device
 from autotune.virtual.work import access_by_name
 
 _MODULES = ("trl.kernels.chunked_logprob", "trl.kernels.chunked_divergence")
-_ASKING = (*_MODULES, "trl.trainer.utils", "trl.trainer.distillation_trainer")
-"""Modules that ask whether Triton has kernels for a device."""
+_OF_FUSED_HEAD = {
+    "trl.kernels.chunked_logprob": ("_use_triton", "_addmm_fp32"),
+    "trl.kernels.chunked_divergence": ("_use_triton", "_addmm_fp32", "_project"),
+    "trl.trainer.utils": ("_use_triton",),
+    "trl.trainer.distillation_trainer": ("_use_triton",),
+}
+"""Functions of TRL's modules that ask whether Triton has kernels for a device, or that multiply."""
 
 
 def triton_launches_recorded(ledger: Ledger) -> Patches:
@@ -109,8 +114,6 @@ def _fused_head_accepting_the_device() -> Patches:
             tile.add_(bias[start:end].float())
 
     replaced = {"_use_triton": has_triton, "_addmm_fp32": add_product, "_project": project}
-    for name in _ASKING:
-        module = sys.modules.get(name)
-        for function, value in replaced.items() if module is not None else ():
-            if hasattr(module, function):
-                yield mock.patch.object(module, function, value)
+    for name in _OF_FUSED_HEAD.keys() & sys.modules.keys():
+        for function in _OF_FUSED_HEAD[name]:
+            yield mock.patch.object(sys.modules[name], function, replaced[function])

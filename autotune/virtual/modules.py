@@ -44,7 +44,7 @@ def movable_modules(ledger: Ledger) -> Patches:
         return module
 
     yield mock.patch.object(nn.Module, "_apply", apply)
-    yield mock.patch.object(FakeTensor, "data", property(_get_data, _take_data), create=True)
+    yield mock.patch.object(FakeTensor, "data", property(_get_data, _take_data))
     yield mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
 
 

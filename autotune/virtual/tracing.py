@@ -226,7 +226,7 @@ def _storages_followed(ledger: Ledger) -> Patches:
 
     yield mock.patch.object(torch.UntypedStorage, "resize_", resized)
     yield mock.patch.object(torch.UntypedStorage, "data_ptr", of_storage)
-    yield mock.patch.object(FakeTensor, "data_ptr", of_tensor, create=True)
+    yield mock.patch.object(FakeTensor, "data_ptr", of_tensor)
 
 
 def _tagging(ledger: Ledger) -> Patches:

@@ -115,17 +115,7 @@ def _prepare(request: PrepareRequest, context: object) -> Workload:
     return reply
 
 
-def _jobs() -> dict[str, object]:
-    from autotune.step.job import JobType
-
-    return {Job.PREPARE: JobType(PrepareRequest, _prepare)}
-
-
-def __getattr__(name: str) -> object:
-    """Return the jobs, which are for the child processes alone: their modules load torch."""
-    if name == "JOBS":
-        return _jobs()
-    raise AttributeError(name)
+JOBS = {Job.PREPARE: _prepare}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -15,15 +16,15 @@ from autotune.core.events import Event, Tracing, ignore
 from autotune.core.exchange import write_reply, write_request
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import LOG_FILE, Failure, Job
+from autotune.core.scratch import scratch_folder
 from autotune.core.traced import Peak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace
-from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobExit, Worker
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.step.child import execute
-from autotune.step.job import JobType, failure_of
+from autotune.step.job import JobContext, failure_of
 from tests.probing.processes import running, wait_until
 from tests.small import write_small_model
 
@@ -135,11 +136,11 @@ def test_what_lacks_memory_or_files_may_be_tried_again(error: Exception, tmp_pat
 
 
 def test_a_trace_that_finds_a_full_disk_ends_all(tmp_path: Path) -> None:
-    def trace_on_a_full_disk(*_: object) -> object:
+    def trace_on_a_full_disk(request: TraceRequest, _: JobContext) -> object:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     write_request(tmp_path, Job.TRACE, request())
-    execute(tmp_path, {Job.TRACE: JobType(TraceRequest, trace_on_a_full_disk)}, {})
+    execute(tmp_path, {Job.TRACE: trace_on_a_full_disk}, {})
     with pytest.raises(InputError, match="no space left on a disk"):
         trace(Ended(JobExit(1.0)), request(), tmp_path)
 
@@ -174,9 +175,13 @@ def test_of_a_job_that_left_no_reply_its_end_is_reported(
     assert lost.value.message == message
 
 
-def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_gone_by_then(tmp_path: Path) -> None:
+def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_gone_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of a probe that writes to its default directory, here.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch_folder() as scratch:
-        for folder, names_log in ((tmp_path, True), (Path(scratch, "job-1"), False)):
+        for folder, names_log in ((tmp_path / "autotune-model-data", True), (Path(scratch, "job-1"), False)):
             folder.mkdir(exist_ok=True)
             (folder / LOG_FILE).write_text("the last words")
             write_reply(folder, Failure("KeyError", "'layers'", "  File model.py, line 7"))

@@ -23,6 +23,7 @@ from autotune.core.length_report import length_report
 from autotune.core.result import Result
 from autotune.core.status import Ending, RunStatus
 from autotune.errors import InputError
+from autotune.reporting.words import short_path
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 from tests.small import write_rows, write_small_model
 
@@ -151,6 +152,27 @@ def test_a_machine_without_a_writable_temporary_folder_is_one_line(
     )
 
 
+def test_a_limit_of_open_files_is_one_line(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    api(probe=raising(OSError(errno.EMFILE, "Too many open files")))
+    assert run(PROBE) == 2
+    assert capsys.readouterr().err.endswith("Too many open files. Raise the limit of open files (ulimit -n).\n")
+
+
+def test_a_working_directory_that_was_removed_is_one_line(
+    api: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run(PROBE) == 2
+    assert "The dataset 'D' cannot be accessed: the working directory was removed." in capsys.readouterr().err
+    api(probe=lambda **_: Path("here").absolute())
+    assert run(PROBE) == 2
+    assert capsys.readouterr().err == "autotune: The working directory was removed. Go to another directory.\n"
+    assert short_path(tmp_path / "bundle") == str(tmp_path / "bundle")
+
+
 def test_a_file_of_autotune_s_own_that_is_missing_is_a_bug(api: Callable[..., None]) -> None:
     api(probe=raising(FileNotFoundError(errno.ENOENT, "No such file or directory", "kernels.yaml")))
     assert run(PROBE) == 70
@@ -161,7 +183,7 @@ def test_a_file_of_autotune_s_own_that_is_missing_is_a_bug(api: Callable[..., No
     [
         MemoryError(),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
-        BlockingIOError(errno.ENOMEM, "Cannot allocate memory"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
         RuntimeError("can't start new thread"),
     ],
     ids=repr,

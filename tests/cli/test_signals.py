@@ -20,7 +20,7 @@ import signal, sys, time, types
 from pathlib import Path
 for number in {ignored!r}:
     signal.signal(number, signal.SIG_IGN)
-from autotune.probing.scratch import scratch_folder
+from autotune.core.scratch import scratch_folder
 
 def waiting(**options):
     with scratch_folder() as folder:
@@ -97,6 +97,20 @@ def test_a_scheduler_that_repeats_itself_does_not_disturb_the_end(first: signal.
     _, err = running.communicate(timeout=30)
     assert (running.returncode, list(tmp_path.iterdir())) == (128 + first, []), err
     assert "Traceback" not in err
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next_one_and_nothing_of_one_that_runs(tmp_path: Path) -> None:
+    killed, running = (started(["lengths", "M", "D"], tmp_path) for _ in range(2))
+    killed.kill()
+    killed.communicate(timeout=30)
+    before = set(tmp_path.iterdir())
+    following = started(["lengths", "M", "D"], tmp_path)
+    after = set(tmp_path.iterdir())
+    assert (len(before - after), len(before & after), len(after - before)) == (1, 1, 1)
+    for each in (running, following):
+        each.terminate()
+        each.communicate(timeout=30)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nohup_is_heeded(tmp_path: Path) -> None:

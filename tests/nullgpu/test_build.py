@@ -153,6 +153,23 @@ def test_a_compiler_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list((tmp_path / "autotune" / "nullgpu").iterdir()) == []
 
 
+@pytest.mark.parametrize("unusable", ["no home", "a file"])
+def test_a_cache_that_cannot_be_written_is_the_users_to_change(
+    unusable: str, small: Installation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("autotune.nullgpu.build.installation", lambda: small)
+    monkeypatch.setattr(Path, "home", homeless)
+    # Any directory is writable for root, as whom tests may run.
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", "" if unusable == "no home" else str(tmp_path / "file"))
+    with pytest.raises(InputError) as caught:
+        built()
+    assert "XDG_CACHE_HOME" in caught.value.hint
+
+
 def test_every_file_of_the_shim_says_its_reason_in_its_first_line() -> None:
     files = sorted((ROOT / "autotune" / "nullgpu" / "shim").iterdir())
     assert len(files) > 20

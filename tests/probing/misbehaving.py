@@ -19,7 +19,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import REPLY_FILE, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
-from autotune.step.job import JobContext, JobType
+from autotune.step.job import JobContext
 
 MODULE = "tests.probing.misbehaving"
 PIDS_FILE = "pids.json"
@@ -37,7 +37,7 @@ def misbehave(request: ProbeRequest, context: JobContext) -> Measurement:
     return Measurement(ProbeStatus.OK)
 
 
-JOBS = {Job.PROBE: JobType(ProbeRequest, misbehave)}
+JOBS = {Job.PROBE: misbehave}
 
 
 def _behave(folder: Path) -> None:

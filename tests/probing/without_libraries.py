@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from autotune.step import server
 from autotune.step.__main__ import main
-from autotune.step.job import JobType
+from autotune.step.job import Runs
 
 MODULE = "tests.probing.without_libraries"
 
@@ -18,10 +18,10 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _offered(module: str | None) -> Mapping[str, JobType]:
+def _offered(module: str | None) -> Mapping[str, Runs]:
     """Return the jobs of a module alone."""
     assert module is not None
-    jobs: Mapping[str, JobType] = importlib.import_module(module).JOBS
+    jobs: Mapping[str, Runs] = importlib.import_module(module).JOBS
     return jobs
 
 

@@ -18,8 +18,9 @@ from autotune.core.program import CONSTRUCTION
 from autotune.core.protocol import Failure, InputProblem, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
+from autotune.errors import InputError
 from autotune.step.child import execute
-from autotune.step.job import JobContext, JobType
+from autotune.step.job import JobContext
 from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import CpuMeter, CudaMeter, HostMemory
@@ -160,7 +161,7 @@ def reply_after(error: Exception, folder: Path) -> Nothing | InputProblem | Fail
         raise error
 
     write_request(folder, "fail", Nothing())
-    execute(folder, {"fail": JobType(Nothing, fail)}, {})
+    execute(folder, {"fail": fail}, {})
     return read_reply(folder, Nothing)
 
 
@@ -201,6 +202,17 @@ def test_what_cuda_pins_is_shared_and_counts_beside_a_gpu_alone(counts_shared: b
         pinned[:: mmap.PAGESIZE] = bytes(len(pinned) // mmap.PAGESIZE)
         held_bytes = meter.lap()
     assert counted_bytes <= held_bytes < counted_bytes + 32 * MIB
+
+
+def test_a_kernel_that_counts_no_kinds_of_memory_is_named_before_a_probe_has_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As gVisor has it (pkg/sentry/fsimpl/proc/task_files.go).
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmSize:\t900 kB\nVmRSS:\t800 kB\nVmData:\t700 kB\nThreads:\t1\n")
+    monkeypatch.setattr("autotune.step.run.meters._STATUS", status)
+    with pytest.raises(InputError, match=f"{status} has no RssAnon, RssFile, RssShmem, VmHWM"):
+        CpuMeter()
 
 
 @pytest.mark.parametrize(

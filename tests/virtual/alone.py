@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from autotune.probing import JobServer
 from autotune.probing.server import received_reply
-from autotune.step.job import JobContext, JobType
+from autotune.step.job import JobContext
 
 MODULE = "tests.virtual.alone"
 JOB = "call"
@@ -48,7 +48,7 @@ def _called(request: Pickled, context: JobContext) -> object:
     return function(*arguments, context)
 
 
-JOBS = {JOB: JobType(Pickled, _called)}
+JOBS = {JOB: _called}
 
 
 def apart(server: JobServer, function: Callable[..., T], *arguments: object) -> T:

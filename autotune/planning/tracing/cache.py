@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from autotune.core.codec import decode, encode
 from autotune.core.exchange import write_document
+from autotune.core.files import cache_directory
 from autotune.core.json_text import read_json
 from autotune.errors import InputError
-from autotune.inspection.paths import cache_directory
 from autotune.units import MIB, parse_size
 
 _Kind = TypeVar("_Kind")
@@ -53,7 +53,7 @@ def user_cache() -> Cache:
     limit_bytes = cache_limit_bytes()
     try:
         return Cache(cache_directory(), limit_bytes)
-    except RuntimeError:  # of Path.home(): a user without HOME and without an entry in /etc/passwd
+    except InputError:
         unkept = Cache(Path(), 0)
         unkept.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
         return unkept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -59,8 +60,8 @@ def join(plan: TrainingPlan, device: DeviceKind) -> None:
         return
     engine: Any = importlib.import_module("deepspeed")
     backend: Any = importlib.import_module("deepspeed.comm.torch")
-    backend.build_shm_op = lambda: None
-    engine.init_distributed("gloo")
+    with mock.patch.object(backend, "build_shm_op", return_value=None):
+        engine.init_distributed("gloo")
 
 
 class EngineCheck(TrainerCallback):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.core import protocol
-from autotune.core.traced import TraceRequest
-from autotune.step.job import JobType
+from collections.abc import Mapping
+
+from autotune.core.protocol import Job
+from autotune.step.job import Runs
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.operators import measure_operators
@@ -14,13 +15,13 @@ from autotune.step.jobs.read_command import read_command
 from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace
 
-JOBS: dict[str, JobType] = {
-    protocol.Job.PREPARE: JobType(protocol.PrepareRequest, prepare),
-    protocol.Job.CHECK_PACKING: JobType(protocol.CheckPackingRequest, check_packing),
-    protocol.Job.PROBE: JobType(protocol.ProbeRequest, probe),
-    protocol.Job.TRACE: JobType(TraceRequest, trace),
-    protocol.Job.BUILD: JobType(TraceRequest, build),
-    protocol.Job.READ_COMMAND: JobType(protocol.ReadCommandRequest, read_command),
-    protocol.Job.MEASURE_SPEEDS: JobType(protocol.SpeedsRequest, measure_speeds),
-    protocol.Job.MEASURE_OPERATORS: JobType(protocol.OperatorsRequest, measure_operators),
+JOBS: Mapping[str, Runs] = {
+    Job.PREPARE: prepare,
+    Job.CHECK_PACKING: check_packing,
+    Job.PROBE: probe,
+    Job.TRACE: trace,
+    Job.BUILD: build,
+    Job.READ_COMMAND: read_command,
+    Job.MEASURE_SPEEDS: measure_speeds,
+    Job.MEASURE_OPERATORS: measure_operators,
 }

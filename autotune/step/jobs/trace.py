@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -270,12 +270,12 @@ def computed_once() -> Iterator[None]:
 
     The name of rows is that of their file in datasets' cache, which traces do not have.
     """
-    with ExitStack() as stack:
-        stack.enter_context(vocabularies_read_once())
-        stack.enter_context(mock.patch.object(importlib.metadata, "metadata", _metadata))
-        for module in (datasets.fingerprint, datasets.arrow_dataset):
-            if hasattr(module, "update_fingerprint"):
-                stack.enter_context(mock.patch.object(module, "update_fingerprint", _named))
+    with (
+        vocabularies_read_once(),
+        mock.patch.object(importlib.metadata, "metadata", _metadata),
+        mock.patch.object(datasets.fingerprint, "update_fingerprint", _named),
+        mock.patch.object(datasets.arrow_dataset, "update_fingerprint", _named),
+    ):
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -282,21 +281,8 @@ def stand_in() -> PreTrainedTokenizerFast:
     )
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A processor as it was loaded.
-
-    Attributes:
-        backend: the Rust tokenizer in it, or None; copying that takes as long as loading it.
-        state: of the backend: a trainer may add words, or truncate.
-    """
-
-    processor: Any
-    backend: Any
-    state: tuple[object, ...]
-
-
-_loaded: dict[tuple[ModelSource, type[Any]], _Loaded] = {}
+_loaded: dict[tuple[ModelSource, type[Any]], tuple[Any, Any, tuple[object, ...]]] = {}
+"""Processors as they were loaded, each with the Rust tokenizer in it, or None, and the state of that."""
 
 
 def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
@@ -305,12 +291,14 @@ def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    loaded = _loaded.get((source, auto_class))
-    if loaded is None or _state(loaded.backend) != loaded.state:
+    processor, backend, state = _loaded.get((source, auto_class), (None, None, ()))
+    # A trainer may add words, or truncate.
+    if processor is None or _state(backend) != state:
         processor = load_processor(source, auto_class)
         backend = getattr(tokenizer_of(processor), "_tokenizer", None)
-        loaded = _loaded[source, auto_class] = _Loaded(processor, backend, _state(backend))
-    return deepcopy(loaded.processor, {id(loaded.backend): loaded.backend})
+        _loaded[source, auto_class] = processor, backend, _state(backend)
+    # To copy the backend takes as long as to load it.
+    return deepcopy(processor, {id(backend): backend})
 
 
 @contextmanager

@@ -30,6 +30,7 @@ _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 # Writing this to clear_refs resets the high-water mark to the current resident size (proc(5)).
 _RESET_HIGH_WATER = "5"
+_COUNTED = frozenset({"RssAnon", "RssFile", "RssShmem", "VmData", "VmHWM", "VmRSS"})
 _WARM_SIDE = 256
 
 
@@ -116,12 +117,20 @@ class HostMemory:
 
     Args:
         counts_shared: whether shared mappings count too.
+
+    Raises:
+        InputError: the kernel does not count it, as that of gVisor.
     """
 
     def __init__(self, *, counts_shared: bool = False) -> None:
         self._uncounted = ("RssFile",) if counts_shared else ("RssFile", "RssShmem")
         _reset_high_water()
         status = _status_bytes()
+        if missing := ", ".join(sorted(_COUNTED - status.keys())):
+            raise InputError(
+                f"The memory of a process cannot be measured here: {_STATUS} has no {missing}.",
+                hint="Run it outside of a sandbox such as gVisor; a plan measures no memory.",
+            )
         self._baseline = status["VmRSS"] - sum(status[name] for name in self._uncounted)
         self._peak = self._baseline
         self._limit_bytes: int | None = None
@@ -196,7 +205,9 @@ class CudaMeter(Meter):
     """One CUDA device: the caching allocator's statistics and limit, and the driver's figure for the process."""
 
     def __init__(self) -> None:
-        self._host = HostMemory(counts_shared=True)
+        self._host: HostMemory | None = None
+        with contextlib.suppress(InputError):  # the GPU's memory is measured in a sandbox, too
+            self._host = HostMemory(counts_shared=True)
         before = _driver_used_bytes()
         # A first product initialises what every training needs besides tensors: context, cuBLAS and its workspace.
         side = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
@@ -274,7 +285,8 @@ class CudaMeter(Meter):
 
     def lap(self) -> int:
         """Update the peaks of the host process and of the allocator; return the allocator's since the last lap."""
-        self._host.lap()
+        if self._host is not None:
+            self._host.lap()
         held_bytes = int(torch.cuda.max_memory_allocated())
         self._allocated_bytes = max(self._allocated_bytes, held_bytes)
         self._reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
@@ -297,7 +309,7 @@ class CudaMeter(Meter):
             peak_bytes=self.held_bytes,
             reserved_bytes=reserved_bytes,
             device_bytes=max(self._context_bytes + reserved_bytes, _driver_process_bytes(self._uuid)),
-            host_peak_bytes=self._host.held_bytes,
+            host_peak_bytes=self._host.held_bytes if self._host is not None else None,
             allocation_retries=torch.cuda.memory_stats().get("num_alloc_retries"),
         )
 

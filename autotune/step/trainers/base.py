@@ -179,10 +179,7 @@ class Adapter(ABC):
 
         TRL loads it by the name of the trained model, which a model of random weights does not have.
         """
-        # A module that loads no model has no such function.
-        return mock.patch.object(
-            self.module, "create_model_from_path", create=True, side_effect=lambda *_, **__: make_model()
-        )
+        return mock.patch.object(self.module, "create_model_from_path", side_effect=lambda *_, **__: make_model())
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -29,6 +31,12 @@ class OnTokenizedRows(_Trl):
     """
 
     seconds_per_row = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The hash names TRL's cache file of precomputed values; no cache is kept here. A mock would keep the model.
+        module = sys.modules[super().__init__.__module__]
+        with mock.patch.object(module, "hash_module", lambda *_: ""):  # noqa: PT008
+            super().__init__(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         """Drop the rows that TRL drops when it tokenises: those of which a cut from the end leaves the prompt alone."""
@@ -101,8 +109,6 @@ class WithReference(Adapter):
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""
-        # The hash names TRL's cache file of precomputed values; no cache is kept here.
-        self.module.hash_module = lambda *_: ""  # type: ignore[attr-defined]
         return self.on_rows
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
