@@ -86,7 +86,7 @@ def test_processes_stay_for_the_next_traces(job_server: JobServer, tmp_path: Pat
         assert len(pids[0]) == 1
         assert pids[0] == pids[1]
         # One that failed is not used again.
-        assert wait_until(lambda: not running(pids[0]), seconds=5)
+        assert wait_until(lambda: not running(pids[0]))
         assert pids[3] != pids[0]
 
 

@@ -77,7 +77,7 @@ def test_what_its_processes_wrote_down_is_read(ran: Run, tmp_path: Path) -> None
 def ended(*files: str) -> bool:
     """Return whether the processes whose numbers files have come to their end."""
     numbers = [int(Path(file).read_text()) for file in files]
-    return wait_until(lambda: not running(numbers), seconds=5)
+    return wait_until(lambda: not running(numbers))
 
 
 def test_when_its_time_is_up_all_is_ended_that_it_started_in_other_sessions_too(ran: Run) -> None:

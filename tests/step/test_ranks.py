@@ -217,7 +217,7 @@ def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
     assert found.status is status
     assert found.reason.startswith(reason)
     pids = [int((tmp_path / "probe" / f"{PIDS}-{rank}").read_text()) for rank in range(2)]
-    assert wait_until(lambda: not running(pids), seconds=5)
+    assert wait_until(lambda: not running(pids))
 
 
 @needs_deepspeed
@@ -235,7 +235,7 @@ def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: Workload, tm
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=5.0)
     assert found.status is ProbeStatus.TIMEOUT
     started = [int((tmp_path / "probe" / f"{PIDS}-{rank}").read_text()) for rank in range(2)]
-    assert wait_until(lambda: not running(started), seconds=5)
+    assert wait_until(lambda: not running(started))
 
 
 HELD = "held.json"
