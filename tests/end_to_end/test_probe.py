@@ -12,6 +12,7 @@ import pytest
 
 from autotune import check
 from autotune.core.verdict import Outcome, Source
+from tests.brief import LONG
 from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train, until
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.study.dashboard import attributes, shown
@@ -191,11 +192,18 @@ def test_another_workload_s_study_is_not_resumed(
     [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGKILL))],
 )
 def test_a_run_that_is_ended_leaves_nothing_running_and_goes_on_with_nothing_lost_or_repeated(
-    number: signal.Signals, small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+    number: signal.Signals,
+    small_model_directory: Path,
+    small_dataset_file: Path,
+    space: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = ("--space", space, "--trials", "4", "--output", "stopped", "--json")
     words = ("probe", small_model_directory, small_dataset_file, *QUICK, *limits)
-    running = start(*words, folder=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setenv(LONG, "1")
+        running = start(*words, folder=tmp_path)
     probes = tmp_path / "stopped" / "probes"
     until(lambda: len(list(probes.glob("*/request.json"))) == 2, running)
     main, family = psutil.Process(running.pid), descendants(running.pid)
@@ -203,13 +211,13 @@ def test_a_run_that_is_ended_leaves_nothing_running_and_goes_on_with_nothing_los
     for process in [main] if number is signal.SIGKILL else [main, *family]:
         with suppress(psutil.NoSuchProcess):  # one that has ended since
             process.send_signal(number)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=120)
     if number is not signal.SIGKILL:
         assert running.returncode == 128 + number
         assert "--resume" in said
         assert "Traceback" not in said
         assert json.loads((tmp_path / "stopped" / "result.json").read_text())["status"] == "interrupted"
-    _, alive = psutil.wait_procs([main, *family], timeout=10)
+    _, alive = psutil.wait_procs([main, *family], timeout=60)
     assert alive == []
     replies = {file: file.stat().st_mtime_ns for file in probes.glob("*/reply.json")}
     assert len(replies) == 1
