@@ -14,6 +14,7 @@ import pytest
 
 from autotune.core.protocol import LOG_FILE, REPLY_FILE, Job
 from autotune.probing import JobServer, probe
+from autotune.probing.channel import Channel, Started
 from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
 from tests.probing.processes import quick_servers, running, stop, timed_from, wait_until
@@ -108,6 +109,24 @@ def test_one_whose_server_dies_before_it_forks_is_forked_by_the_next(tmp_path: P
         worker = Worker(server)
         psutil.Process(server.pid).kill()
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
+
+
+def test_one_that_is_interrupted_while_the_next_server_starts_runs_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        server.wait()
+        assert server.pid is not None
+        stop(server.pid)
+        worker, start = Worker(server), server.start
+        psutil.Process(server.pid).kill()
+
+        def interrupted() -> tuple[Channel, Started]:
+            worker.interrupt()
+            return start()
+
+        monkeypatch.setattr(server, "start", interrupted)
+        assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").server_died
 
 
 def test_all_whose_server_dies_before_it_forks_are_forked_by_the_next(tmp_path: Path) -> None:
