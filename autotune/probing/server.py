@@ -258,6 +258,9 @@ class Worker:
                     raise
                 self._channel.disconnect()
                 self._channel, self._started_by = self._server.start()
+                if self._interrupted:
+                    # Meanwhile, when the former connection was killed.
+                    self._channel.kill()
 
     def interrupt(self) -> None:
         """Kill the process; for another thread than the one that waits for a job."""

@@ -47,6 +47,7 @@ from autotune.trainers import find_trainer
 from autotune.units import GIB
 from tests.app.replaying import HANG, LOG, MODULE, no_server, replay
 from tests.planning.stand_in import AnalyticTracer
+from tests.probing.processes import wait_until
 from tests.settings import CPU, GPU, problem, setting, workload
 
 TRIALS = 4
@@ -66,7 +67,7 @@ def probed(folder: Path) -> list[list[str]]:
 
 
 class Two:
-    """A search by this process and a further worker; here nothing is probed before that one has begun a probe.
+    """A search by this process and a further worker; here nothing is probed before that one has begun a probe or ended.
 
     Attributes:
         events: what the listener heard.
@@ -104,8 +105,10 @@ class Two:
 
     def _probe(self, server: JobServer, request: ProbeRequest, folder: Path, timeout: float | None) -> Measurement:
         if self._module == MODULE:
-            assert self._begun.wait(60)
+            assert self._begun.wait(240)
             self.when_both_probe()
+        else:
+            assert wait_until(lambda: any(isinstance(event, Noted) for event in self.events))
         return replay(server, request, folder, timeout)
 
 

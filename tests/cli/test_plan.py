@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -255,15 +253,20 @@ def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
 
 
 @pytest.mark.slow
-def test_output_to_a_pipe_is_plain_and_keeps_to_its_width(first: tuple[Path, Plan], asked: Sequence[object]) -> None:
-    command = [sys.executable, "-m", "autotune", "plan", *map(str, asked)]
-    here = {**os.environ, "XDG_CACHE_HOME": str(first[0]), "COLUMNS": "60"}
-    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 60
-    assert "The fastest that fits: " in done.stdout
-    assert "…" not in done.stdout
+def test_output_to_a_pipe_is_plain_and_keeps_to_its_width(
+    first: tuple[Path, Plan],
+    asked: Sequence[object],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(first[0]))
+    monkeypatch.setenv("COLUMNS", "60")
+    assert plan(*asked) == 0
+    out = capfd.readouterr().out
+    assert "\x1b" not in out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 60
+    assert "The fastest that fits: " in out
+    assert "…" not in out
 
 
 class Unwilling:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,8 +16,8 @@ AUTOTUNE = (sys.executable, "-m", "autotune")
 HEAVY = ("torch", "trl", "transformers", "optuna", "rich", "yaml", "numpy", "pyarrow", "datasets")
 
 
-def processor_seconds(command: tuple[str, ...], times: int = 12) -> float:
-    """Return the processor time of the cheapest of some runs; unlike the clock's, others do not lengthen it by much."""
+def processor_seconds(command: tuple[str, ...]) -> Iterator[float]:
+    """Yield the processor time of some runs; unlike the clock's, that of the cheapest hardly depends on others."""
     # What is installed has its bytecode; the first run writes it where it lies.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
@@ -27,7 +28,7 @@ def processor_seconds(command: tuple[str, ...], times: int = 12) -> float:
         assert process.returncode == 0
         return used.ru_utime + used.ru_stime
 
-    return min(seconds() for _ in range(times))
+    return (seconds() for _ in range(12))
 
 
 def with_an_api(words: list[str]) -> list[str]:
@@ -48,7 +49,7 @@ def with_an_api(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("--version",)])
 def test_help_takes_under_a_third_of_a_second_of_a_processor(words: tuple[str, ...]) -> None:
-    assert processor_seconds((*AUTOTUNE, *words)) < 0.3
+    assert any(seconds < 0.3 for seconds in processor_seconds((*AUTOTUNE, *words)))
 
 
 @pytest.mark.parametrize("words", [("--help",), ("probe", "--help"), ("--version",), ("probe", "M")])

@@ -82,7 +82,7 @@ def test_ctrl_c_while_the_model_is_read_prints_how_to_go_on(
         assert running.stderr is not None
         first = running.stderr.readline()
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=120)
     assert first.startswith("Reading ")
     assert (running.returncode, out) == (130, "")
     assert err.rstrip().endswith(f"--output {tmp_path / 'out'} --resume")

@@ -82,7 +82,7 @@ def test_a_command_that_is_asked_to_end_cleans_up_and_says_by_its_code_what_ende
 ) -> None:
     running = started(words, tmp_path)
     running.send_signal(number)
-    _, err = running.communicate(timeout=30)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == code, err
     assert list(tmp_path.iterdir()) == []
     assert "autotune: Interrupted." in err
@@ -94,7 +94,7 @@ def test_a_command_that_is_asked_to_end_cleans_up_and_says_by_its_code_what_ende
 def test_a_scheduler_that_repeats_itself_does_not_disturb_the_end(first: signal.Signals, tmp_path: Path) -> None:
     running = started(["probe", "M", "D"], tmp_path, again=(signal.SIGTERM, signal.SIGHUP))
     running.send_signal(first)
-    _, err = running.communicate(timeout=30)
+    _, err = running.communicate(timeout=120)
     assert (running.returncode, list(tmp_path.iterdir())) == (128 + first, []), err
     assert "Traceback" not in err
 
@@ -117,7 +117,7 @@ def test_nohup_is_heeded(tmp_path: Path) -> None:
     running = started(["lengths", "M", "D"], tmp_path, ignored=[signal.SIGHUP])
     running.send_signal(signal.SIGHUP)
     running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=30)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 143, err
 
 

@@ -18,9 +18,11 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Workload
 from autotune.emit.bundle import write_bundle
+from autotune.probing import JobServer
 from tests.reporting.examples import a_result, a_workload
 from tests.settings import GPU, plan_with, setting
 from tests.step.plans import needs_deepspeed
+from tests.virtual.alone import printed_by
 
 CPU: dict[str, Any] = {
     "use_cpu": True,
@@ -135,6 +137,13 @@ def run(command: list[str], directory: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def run_script(server: JobServer, bundle: Path, directory: Path) -> None:
+    """Run the script of a bundle in another directory, in a process that has the libraries imported."""
+    words = [str(bundle / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"]
+    start = f"import os, runpy, sys; os.chdir({str(directory)!r}); sys.argv = {words}"
+    printed_by(server, f"{start}; runpy.run_path(sys.argv[0], run_name='__main__')")
+
+
 @pytest.mark.slow
 @BY_COMMAND
 def test_trl_runs_the_config_and_saves_the_model(bundle: Path, tmp_path: Path) -> None:
@@ -145,16 +154,18 @@ def test_trl_runs_the_config_and_saves_the_model(bundle: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @BY_SCRIPT
-def test_the_script_runs_where_it_was_moved_and_takes_overrides(bundle: Path, tmp_path: Path) -> None:
-    moved = bundle.rename(tmp_path / "moved")
-    run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
+def test_the_script_runs_where_it_was_moved_and_takes_overrides(
+    job_server: JobServer, bundle: Path, tmp_path: Path
+) -> None:
+    run_script(job_server, bundle.rename(tmp_path / "moved"), tmp_path)
     assert list((tmp_path / "elsewhere").glob("*.safetensors"))
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [IA3], ids=["IA3"])
-def test_the_script_trains_what_the_peft_configuration_beside_it_says(bundle: Path, tmp_path: Path) -> None:
-    moved = bundle.rename(tmp_path / "moved")
-    run([sys.executable, str(moved / "train.py"), "--max_steps", "1", "--output_dir", "elsewhere"], tmp_path)
+def test_the_script_trains_what_the_peft_configuration_beside_it_says(
+    job_server: JobServer, bundle: Path, tmp_path: Path
+) -> None:
+    run_script(job_server, bundle.rename(tmp_path / "moved"), tmp_path)
     assert json.loads((tmp_path / "elsewhere" / "adapter_config.json").read_text())["peft_type"] == "IA3"

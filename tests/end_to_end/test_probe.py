@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,7 @@ import pytest
 
 from autotune import check
 from autotune.core.verdict import Outcome, Source
+from tests.brief import LONG
 from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train, until
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.study.dashboard import attributes, shown
@@ -42,14 +45,62 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """A run that a signal ended in its second probe.
+
+    Attributes:
+        words: of its command, but for where it ran.
+        left: the processes that it left running.
+        replies: of the probes that it had finished, and when.
+        status: of the result that it wrote; None if it wrote none.
+    """
+
+    ended: Ended
+    words: tuple[str | Path, ...]
+    output: Path
+    left: list[psutil.Process]
+    replies: Mapping[Path, int]
+    status: str | None
+
+    def resumed(self) -> Ended:
+        """Run it again, to its end."""
+        return autotune(*self.words, "--resume", folder=self.output.parent)
+
+
+def stopped_by(number: signal.Signals, folder: Path, *words: str | Path) -> Stopped:
+    """Start a run in a folder, send it a signal in its second probe, and return what is left."""
+    words = ("probe", *words, "--trials", "4", "--output", "bundle", "--json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LONG, "1")
+        running = start(*words, folder=folder)
+    probes, result = folder / "bundle" / "probes", folder / "bundle" / "result.json"
+    until(lambda: len(list(probes.glob("*/request.json"))) == 2, running)
+    main, family = psutil.Process(running.pid), descendants(running.pid)
+    # A scheduler sends it to all processes of a job; the kernel kills one.
+    for process in [main] if number is signal.SIGKILL else [main, *family]:
+        with suppress(psutil.NoSuchProcess):  # one that has ended since
+            process.send_signal(number)
+    out, said = running.communicate(timeout=120)
+    _, left = psutil.wait_procs([main, *family], timeout=60)
+    replies = {file: file.stat().st_mtime_ns for file in probes.glob("*/reply.json")}
+    status = json.loads(result.read_text(encoding="utf-8"))["status"] if result.exists() else None
+    return Stopped(Ended(running.returncode, out, said), words, folder / "bundle", left, replies, status)
+
+
 @pytest.fixture(scope="module")
-def found(
+def stopped(
     tmp_path_factory: pytest.TempPathFactory, small_model_directory: Path, small_dataset_file: Path, space: Path
-) -> tuple[Ended, Path]:
-    """One run that finds something, and where its bundle is."""
-    folder = tmp_path_factory.mktemp("found")
-    words = ("probe", small_model_directory, small_dataset_file, *PLANNED, "--space", space, "--trials", "4", "--json")
-    return autotune(*words, "--output", "bundle", folder=folder), folder / "bundle"
+) -> Stopped:
+    """A run that a scheduler ended."""
+    words = (small_model_directory, small_dataset_file, *PLANNED, "--space", space)
+    return stopped_by(signal.SIGTERM, tmp_path_factory.mktemp("found"), *words)
+
+
+@pytest.fixture(scope="module")
+def found(stopped: Stopped) -> tuple[Ended, Path]:
+    """The same run, resumed, which finds something, and where its bundle is."""
+    return stopped.resumed(), stopped.output
 
 
 def test_a_confirmed_recommendation_is_found(found: tuple[Ended, Path]) -> None:
@@ -62,13 +113,15 @@ def test_a_confirmed_recommendation_is_found(found: tuple[Ended, Path]) -> None:
     assert document["recommended"]["tokens_per_second"] * 1.03 >= document["baseline"]["tokens_per_second"]
 
 
-def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measured(found: tuple[Ended, Path]) -> None:
+def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measured(
+    stopped: Stopped, found: tuple[Ended, Path]
+) -> None:
     ended, _ = found
     baseline = ended.document["baseline"]["number"]
     trial = next(trial for trial in ended.document["trials"] if trial["number"] == baseline)
     assert trial["predicted_bytes"] > 0
     assert trial["predicted_tokens_per_second"] > 0
-    assert ended.err.index("note: Traced") < ended.err.index("probe 0 started")
+    assert stopped.ended.err.index("note: Traced") < stopped.ended.err.index("probe 0 started")
 
 
 def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ended, Path]) -> None:
@@ -79,7 +132,10 @@ def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ende
     assert {item["name"] for item in study["union_search_space"]} <= {
         "gradient_checkpointing", "max_length", "packing", "padding_free", "per_device_train_batch_size", "precision",
     }  # fmt: skip
-    for trial, written in zip(study["trials"], ended.document["trials"], strict=True):
+    # The probe that was ended is there as well.
+    trials = [trial for trial in study["trials"] if trial["state"] != "Fail"]
+    assert len(study["trials"]) == len(trials) + 1
+    for trial, written in zip(trials, ended.document["trials"], strict=True):
         known = attributes(trial)
         assert known["outcome"] == written["status"].replace("_", " ")
         assert ("memory held (GiB)" in known) == (written["peak_bytes"] is not None)
@@ -186,39 +242,40 @@ def test_another_workload_s_study_is_not_resumed(
     assert (found[1] / "run.json").read_text() == kept
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGKILL))],
-)
-def test_a_run_that_is_ended_leaves_nothing_running_and_goes_on_with_nothing_lost_or_repeated(
-    number: signal.Signals, small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
-) -> None:
-    limits = ("--space", space, "--trials", "4", "--output", "stopped", "--json")
-    words = ("probe", small_model_directory, small_dataset_file, *QUICK, *limits)
-    running = start(*words, folder=tmp_path)
-    probes = tmp_path / "stopped" / "probes"
-    until(lambda: len(list(probes.glob("*/request.json"))) == 2, running)
-    main, family = psutil.Process(running.pid), descendants(running.pid)
-    # A scheduler sends it to all processes of a job; the kernel kills one.
-    for process in [main] if number is signal.SIGKILL else [main, *family]:
-        with suppress(psutil.NoSuchProcess):  # one that has ended since
-            process.send_signal(number)
-    _, said = running.communicate(timeout=60)
+def assert_left(stopped: Stopped, number: signal.Signals) -> None:
+    """Check that a run that was ended left nothing running, and that one that could say so did."""
+    assert stopped.left == []
+    assert len(stopped.replies) == 1
     if number is not signal.SIGKILL:
-        assert running.returncode == 128 + number
-        assert "--resume" in said
-        assert "Traceback" not in said
-        assert json.loads((tmp_path / "stopped" / "result.json").read_text())["status"] == "interrupted"
-    _, alive = psutil.wait_procs([main, *family], timeout=10)
-    assert alive == []
-    replies = {file: file.stat().st_mtime_ns for file in probes.glob("*/reply.json")}
-    assert len(replies) == 1
+        assert stopped.ended.code == 128 + number
+        assert "--resume" in stopped.ended.err
+        assert "Traceback" not in stopped.ended.err
+        assert stopped.status == "interrupted"
 
-    resumed = autotune(*words, "--resume", folder=tmp_path)
+
+def assert_goes_on(stopped: Stopped, resumed: Ended) -> None:
+    """Check that a resumed run lost and repeated nothing."""
     assert resumed.code == 0, resumed.err
     probed = [trial for trial in resumed.document["trials"] if trial["status"] not in ("vetoed", "crashed")]
-    assert len(replies) < len(probed) <= 4
-    assert {file: file.stat().st_mtime_ns for file in replies} == replies
+    assert len(stopped.replies) < len(probed) <= 4
+    assert {file: file.stat().st_mtime_ns for file in stopped.replies} == stopped.replies
+
+
+def test_a_run_that_is_ended_leaves_nothing_running_and_goes_on_with_nothing_lost_or_repeated(
+    stopped: Stopped, found: tuple[Ended, Path]
+) -> None:
+    assert_left(stopped, signal.SIGTERM)
+    assert_goes_on(stopped, found[0])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_so_does_a_run_that_is_interrupted_or_killed(
+    number: signal.Signals, small_model_directory: Path, small_dataset_file: Path, space: Path, tmp_path: Path
+) -> None:
+    stopped = stopped_by(number, tmp_path, small_model_directory, small_dataset_file, *QUICK, "--space", space)
+    assert_left(stopped, number)
+    assert_goes_on(stopped, stopped.resumed())
 
 
 @pytest.mark.nightly

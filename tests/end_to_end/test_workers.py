@@ -103,7 +103,7 @@ def test_ctrl_c_ends_both_workers_and_a_resumed_run_repeats_nothing_that_was_fin
     assert "--resume" in said
     assert "Traceback" not in said
     assert "Worker 2" not in said
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     finished = replies(tmp_path)
     resumed = start(*words, "--resume", folder=tmp_path)
@@ -119,7 +119,7 @@ def test_when_the_first_worker_is_killed_the_other_ends_too(words: tuple[str | P
     family = descendants(running.pid)
     running.kill()
     running.communicate()
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
 
 
@@ -134,7 +134,7 @@ def test_when_the_other_worker_is_killed_the_first_repeats_its_candidate(
     out, said = running.communicate(timeout=240)
     assert running.returncode == 0, said
     assert f"(process {other.pid}) ended: signal 9. The others go on." in said
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'shared' / 'study.db'}")
     lost = [trial for trial in study.get_trials() if "autotune:lost" in trial.system_attrs]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from autotune.cli.parser import read_arguments
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,15 +81,35 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project(folder, environment)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("budget", "code"), LIMITS)
-@pytest.mark.parametrize(
+SCRIPTS = pytest.mark.parametrize(
     "words",
     [
         pytest.param((RECIPES / "guard.sh", "trl", "sft", "--config", CONFIGURATION), id="guard"),
-        pytest.param(("bash", RECIPES / "job.sbatch", CONFIGURATION, "sft"), id="batch job", marks=pytest.mark.nightly),
+        pytest.param(("bash", RECIPES / "job.sbatch", CONFIGURATION, "sft"), id="batch job"),
     ],
 )
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+@SCRIPTS
+def test_a_script_starts_only_what_passes_the_check_that_it_names(
+    words: tuple[str | Path, ...], code: int, project: Project, tmp_path: Path
+) -> None:
+    check = tmp_path / "autotune"
+    check.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/words\nexit {code}\n', encoding="utf-8")
+    check.chmod(0o755)
+    path = f"{tmp_path}:{project.environment['PATH']}"
+    ended = project.run(*words, AUTOTUNE_CHECK="--memory-budget 1MiB", PATH=path)
+    assert ended.returncode == code, ended.stderr
+    assert (STARTED in ended.stdout) is (code == 0)
+    asked = read_arguments((tmp_path / "words").read_text(encoding="utf-8").splitlines()).arguments
+    assert (asked.memory_budget, CONFIGURATION in asked.config) == ("1MiB", True)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "code"), LIMITS)
+@SCRIPTS
 def test_a_script_starts_only_what_fits(
     words: tuple[str | Path, ...], budget: str, code: int, project: Project
 ) -> None:
@@ -175,7 +196,5 @@ def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
 def test_the_workflow_names_options_that_the_command_has() -> None:
     workflow = yaml.safe_load((RECIPES / "workflow.yml").read_text(encoding="utf-8"))
     runs = [step["run"] for step in workflow["jobs"]["check"]["steps"] if "autotune check" in step.get("run", "")]
-    from autotune.cli.parser import read_arguments
-
     for line in runs:
         assert read_arguments(shlex.split(line)[1:]).arguments.trainer == "dpo"

@@ -14,7 +14,9 @@ import trace_any_step
 import yaml
 
 from autotune.cli.parser import read_arguments
+from autotune.probing import JobServer
 from autotune.virtual import trace
+from tests.virtual.alone import printed_by
 from tests.virtual.reference import run_on_cpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -66,20 +68,13 @@ def test_the_python_example_searches_and_trains_two_steps(
     assert f"recommended: {recommended['candidate']}" in run.stdout
 
 
-def test_the_loop_prints_the_parts_of_the_peak_and_what_the_allocator_makes_of_them() -> None:
-    command = [sys.executable, str(trace_any_step.__file__), "--batch", "2", "--layers", "1", "--gpu", "T4"]
-    run = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(EXAMPLES.parent), "CUDA_VISIBLE_DEVICES": ""},
-    )
-
-    assert run.returncode == 0, run.stderr
-    printed = dict(line.split(maxsplit=1) for line in run.stdout.splitlines())
+def test_the_loop_prints_the_parts_of_the_peak_and_what_the_allocator_makes_of_them(job_server: JobServer) -> None:
+    words = [str(trace_any_step.__file__), "--batch", "2", "--layers", "1", "--gpu", "T4"]
+    script = f"import runpy, sys; sys.argv = {words}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    lines = printed_by(job_server, script).splitlines()
+    printed = dict(line.split(maxsplit=1) for line in lines)
     assert printed.keys() >= {"parameter", "gradient", "activation", "allocated", "reserved", "context"}
-    assert run.stdout.splitlines()[-1].endswith("ms on T4")
+    assert lines[-1].endswith("ms on T4")
 
 
 def test_the_loop_really_takes_what_the_trace_says(monkeypatch: pytest.MonkeyPatch) -> None:

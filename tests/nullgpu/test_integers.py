@@ -35,7 +35,9 @@ PROGRAM = """
 """
 
 
-def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
+def test_integers_and_small_tensors_are_computed_and_what_is_drawn_from_other_numbers_is_the_last(
+    machine: NullMachine,
+) -> None:
     shown = machine.run(PROGRAM)
     assert shown["indices"] == [0, 3, 6, 9]
     assert (shown["count"], shown["nonzero"]) == (4, [4, 1])
@@ -47,10 +49,6 @@ def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
     assert shown["power of a number"] == [1.0, 2.0, 4.0]
     assert shown["unique"] == list(range(10))
     assert shown["first"] == 0
-
-
-def test_what_is_drawn_from_numbers_that_were_not_computed_is_the_last(machine: NullMachine) -> None:
-    shown = machine.run(PROGRAM)
     assert (shown["argmax"], shown["drawn"]) == ([99] * 4, [99] * 4)
 
 

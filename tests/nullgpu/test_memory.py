@@ -76,22 +76,24 @@ EXPANDABLE = """
 """
 
 FORKS = """
-    import json, multiprocessing, sys, torch
-    if sys.argv[1] == "after":
-        torch.ones(1, device="cuda")
+    import json, multiprocessing, torch
     def child(queue):
         try:
-            torch.cuda.synchronize() if sys.argv[2] == "raw" else torch.ones(1, device="cuda")
+            torch.ones(1, device="cuda")
             queue.put("ok")
         except Exception as error:
             queue.put(f"{type(error).__name__}: {error}")
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=child, args=(queue,))
-    process.start()
-    found = queue.get(timeout=60)
-    process.join()
-    print(json.dumps(found))
+    def forked():
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        found = queue.get(timeout=250)
+        process.join()
+        return found
+    before = forked()
+    torch.ones(1, device="cuda")
+    print(json.dumps([before, forked()]))
 """
 
 DRIVER_AFTER_FORK = """
@@ -156,8 +158,9 @@ def test_expandable_segments_count_what_they_map(machine: NullMachine) -> None:
 
 
 def test_cuda_does_not_survive_a_fork(machine: NullMachine) -> None:
-    assert machine.run(FORKS, "before", "tensor") == "ok"
-    assert "Cannot re-initialize CUDA in forked subprocess" in machine.run(FORKS, "after", "tensor")
+    before, after = machine.run(FORKS)
+    assert before == "ok"
+    assert "Cannot re-initialize CUDA in forked subprocess" in after
     not_initialised = 3
     shown = machine.run(DRIVER_AFTER_FORK)
     assert shown == [not_initialised, 0, [not_initialised, not_initialised]]

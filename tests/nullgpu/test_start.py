@@ -72,8 +72,13 @@ def test_a_device_is_visible_by_its_identifier(machine: NullMachine) -> None:
         import json, torch
         print(json.dumps([torch.cuda.device_count(), str(torch.cuda.get_device_properties(0).uuid)]))
     """
-    uuid = machine.run(program, count=2, CUDA_VISIBLE_DEVICES="1")[1]
-    assert machine.run(program, count=2, CUDA_VISIBLE_DEVICES=f"GPU-{uuid}") == [1, uuid]
+    by_nvml = """
+        import json, pynvml
+        pynvml.nvmlInit()
+        print(json.dumps(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1))))
+    """
+    uuid = machine.run(by_nvml, count=2)
+    assert machine.run(program, count=2, CUDA_VISIBLE_DEVICES=uuid) == [1, uuid.removeprefix("GPU-")]
 
 
 def test_a_process_that_has_counted_its_gpus_can_be_forked(machine: NullMachine) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 
 import pytest
 
+from autotune.probing import JobServer
 from autotune.probing.channel import Channel, environment_of
+from tests.virtual.alone import apart
 
-STATE = (
-    "import accelerate; state = accelerate.PartialState(cpu=True); print(state.num_processes, state.use_distributed)"
-)
 MPI = [
     {"PMI_SIZE": "2", "PMI_RANK": "0"},
     {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
@@ -33,18 +30,25 @@ def test_a_process_that_mpi_started_starts_processes_that_are_no_ranks(
     assert not any(name in environment_of({}) for name in launched)
 
 
-@pytest.mark.slow
-def test_accelerate_takes_such_a_process_for_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def state_of(environment: Mapping[str, str]) -> tuple[int, bool] | str:
+    """Return by how many processes accelerate trains in an environment, and whether as a group; or why it cannot."""
+    import accelerate
+
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        state = accelerate.PartialState(cpu=True)
+    except ValueError as error:
+        return str(error)
+    return state.num_processes, state.use_distributed
+
+
+def test_accelerate_takes_such_a_process_for_one_alone(job_server: JobServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for launched in MPI:
         for name, value in launched.items():
             monkeypatch.setenv(name, value)
-    alone, rank = (
-        subprocess.run([sys.executable, "-c", STATE], capture_output=True, text=True, check=False, env=environment)
-        for environment in (environment_of({}), dict(os.environ))
-    )
-    assert alone.stdout.split() == ["1", "False"]
-    assert rank.returncode != 0
-    assert "MASTER_ADDR" in rank.stderr
+    assert apart(job_server, state_of, environment_of({})) == (1, False)
+    assert "MASTER_ADDR" in str(apart(job_server, state_of, dict(os.environ)))
 
 
 LIMIT_SECONDS = 100.0

@@ -121,18 +121,18 @@ def test_a_job_is_forked_unless_it_is_to_be_spawned_and_no_file_of_the_user_s_st
 def test_a_spawned_job_leads_a_group_that_ends_with_it(tmp_path: Path) -> None:
     with JobServer("cpu", spawn=True, jobs_module=MODULE) as server:
         assert probe(server, request("leave_a_process_behind"), tmp_path).ok
-        assert wait_until(lambda: not running(json.loads((tmp_path / PIDS_FILE).read_text())), seconds=5)
+        assert wait_until(lambda: not running(json.loads((tmp_path / PIDS_FILE).read_text())))
 
 
 def test_ctrl_c_ends_the_running_probe_and_the_server_goes_on(misbehaving_server: JobServer, tmp_path: Path) -> None:
     def interrupt() -> None:
-        wait_until((tmp_path / "1" / PIDS_FILE).exists)
+        assert wait_until((tmp_path / "1" / PIDS_FILE).exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        probe(misbehaving_server, request("hang"), tmp_path / "1", timeout_seconds=60.0)
-    assert wait_until(lambda: not running(json.loads((tmp_path / "1" / PIDS_FILE).read_text())), seconds=5)
+        probe(misbehaving_server, request("hang"), tmp_path / "1")
+    assert wait_until(lambda: not running(json.loads((tmp_path / "1" / PIDS_FILE).read_text())))
     assert probe(misbehaving_server, request("behave"), tmp_path / "2").ok
 
 
@@ -149,12 +149,12 @@ probe(server, request("hang"), Path({str(tmp_path)!r}))
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     server = int(parent.stdout.readline())
-    assert wait_until((tmp_path / PIDS_FILE).exists, seconds=60)
+    assert wait_until((tmp_path / PIDS_FILE).exists)
     pids = [server, *json.loads((tmp_path / PIDS_FILE).read_text())]
     assert running(pids) == pids
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert wait_until(lambda: not running(pids), seconds=10)
+    assert wait_until(lambda: not running(pids))
 
 
 def test_a_full_disk_is_told_as_such(

@@ -14,9 +14,10 @@ import pytest
 
 from autotune.core.protocol import LOG_FILE, REPLY_FILE, Job
 from autotune.probing import JobServer, probe
+from autotune.probing.channel import Channel, Started
 from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
-from tests.probing.processes import quick_servers, running, wait_until
+from tests.probing.processes import quick_servers, running, stop, timed_from, wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_start")
 
@@ -43,7 +44,7 @@ def test_jobs_run_in_one_process_beside_those_of_the_server(server: JobServer, t
     # What a job prints is in its own log.
     assert (tmp_path / "1" / LOG_FILE).stat().st_size < (tmp_path / "3" / LOG_FILE).stat().st_size
     worker.close()
-    assert wait_until(lambda: not children(server), seconds=5)
+    assert wait_until(lambda: not children(server))
 
 
 def test_one_that_dies_is_told_from_one_that_ran_its_job(server: JobServer, tmp_path: Path) -> None:
@@ -57,10 +58,11 @@ def test_one_that_dies_is_told_from_one_that_ran_its_job(server: JobServer, tmp_
 def test_a_job_that_takes_too_long_is_killed_with_all_that_it_started(server: JobServer, tmp_path: Path) -> None:
     worker = Worker(server)
     assert worker.run(Job.PROBE, request("behave"), tmp_path / "1").code == 0
-    assert worker.run(Job.PROBE, request("hang"), tmp_path / "2", timeout_seconds=5).timed_out
+    with timed_from(tmp_path / "2" / PIDS_FILE):
+        assert worker.run(Job.PROBE, request("hang"), tmp_path / "2", timeout_seconds=0.1).timed_out
     pids = json.loads((tmp_path / "2" / PIDS_FILE).read_text())
     assert len(pids) == 3
-    assert wait_until(lambda: not running(pids), seconds=5)
+    assert wait_until(lambda: not running(pids))
 
 
 def test_another_thread_can_interrupt_it(server: JobServer, tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_another_thread_can_interrupt_it(server: JobServer, tmp_path: Path) -> N
     thread.start()
     assert worker.run(Job.PROBE, request("hang"), tmp_path / "1").signal == signal.SIGKILL
     thread.join()
-    assert wait_until(lambda: not running(json.loads((tmp_path / "1" / PIDS_FILE).read_text())), seconds=5)
+    assert wait_until(lambda: not running(json.loads((tmp_path / "1" / PIDS_FILE).read_text())))
 
 
 def test_one_that_is_closed_before_it_is_ready_leaves_no_process(server: JobServer, tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_one_that_is_closed_before_it_is_ready_leaves_no_process(server: JobServ
     for _ in range(3):
         Worker(server).close()
     assert probe(server, request("behave"), tmp_path / "probe").ok
-    assert wait_until(lambda: not children(server), seconds=5)
+    assert wait_until(lambda: not children(server))
 
 
 def test_it_ends_with_its_server_and_the_next_one_gets_another(tmp_path: Path) -> None:
@@ -91,27 +93,47 @@ def test_it_ends_with_its_server_and_the_next_one_gets_another(tmp_path: Path) -
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
         pids = children(server)
         psutil.Process(server.pid).send_signal(signal.SIGKILL)
-        assert wait_until(lambda: not running(pids), seconds=5)
+        assert wait_until(lambda: not running(pids))
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "lost").server_died
         other = Worker(server)
         assert other.run(Job.PROBE, request("behave"), tmp_path / "again").code == 0
         pids = children(server)
-    assert wait_until(lambda: not running(pids), seconds=5)
+    assert wait_until(lambda: not running(pids))
 
 
 def test_one_whose_server_dies_before_it_forks_is_forked_by_the_next(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         server.wait()
-        psutil.Process(server.pid).suspend()
+        assert server.pid is not None
+        stop(server.pid)
         worker = Worker(server)
         psutil.Process(server.pid).kill()
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
 
 
+def test_one_that_is_interrupted_while_the_next_server_starts_runs_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        server.wait()
+        assert server.pid is not None
+        stop(server.pid)
+        worker, start = Worker(server), server.start
+        psutil.Process(server.pid).kill()
+
+        def interrupted() -> tuple[Channel, Started]:
+            worker.interrupt()
+            return start()
+
+        monkeypatch.setattr(server, "start", interrupted)
+        assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").server_died
+
+
 def test_all_whose_server_dies_before_it_forks_are_forked_by_the_next(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         server.wait()
-        psutil.Process(server.pid).suspend()
+        assert server.pid is not None
+        stop(server.pid)
         workers = [Worker(server) for _ in range(8)]
         psutil.Process(server.pid).kill()
         with ThreadPoolExecutor(8) as pool:

@@ -95,9 +95,6 @@ def test_a_probe_in_a_new_interpreter_shows_the_same(prober: Prober, small_workl
     assert spawned.ok
     assert spawned.peak_bytes == pytest.approx(forked.peak_bytes, abs=32 * MIB)
     assert spawned.tokens_per_step == forked.tokens_per_step
-    assert forked.start_seconds is not None
-    assert spawned.start_seconds is not None
-    assert spawned.start_seconds > 5 * forked.start_seconds
 
 
 def test_the_order_of_times_is_from_request_to_first_step_to_reply(prober: Prober) -> None:
@@ -161,8 +158,8 @@ def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober
     assert shown.training_seconds is not None
     assert shown.loading_seconds is not None
     assert shown.step_seconds == pytest.approx(64 * shown.micro_batch_seconds + shown.update_seconds)
-    # Rows are read and collated before the micro-batch is trained on, which takes longer.
-    assert 0 < shown.loading_seconds < 32 * shown.micro_batch_seconds
+    # It is part of the micro-batches' time, however slow the disk is.
+    assert 0 < shown.loading_seconds < 64 * shown.micro_batch_seconds
     assert shown.tokens_per_step is not None
     assert shown.tokens_per_second == pytest.approx(shown.tokens_per_step / shown.step_seconds)
     assert shown.documents_per_step == 128

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe as real_probe
 from autotune.units import MIB
-from tests.probing.processes import running, wait_until
+from tests.probing.processes import running, timed_from, wait_until
 from tests.settings import TWO, plan_with, setting
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.step.requests import BRIEF, probe_request, token_workload
@@ -87,17 +88,23 @@ def _behave(request: ProbeRequest, context: JobContext) -> Measurement:
     elif request.seed == _WATCHED:
         return _watched(request, context)
     elif request.seed == _SLOW:
-        accelerator: Any = importlib.import_module("accelerate").Accelerator
-        accelerator.backward = _slow_where_reduced(accelerator.backward)
+        _slow_where_reduced()
     return real_probe(request, context)
 
 
-def _slow_where_reduced(backward: Callable[..., None]) -> Callable[..., None]:
+def _slow_where_reduced() -> None:
+    """Let the reduction of gradients take time, and nothing else, by a clock of its own."""
+    accelerator: Any = importlib.import_module("accelerate").Accelerator
+    backward, now = accelerator.backward, [time.monotonic()]
+
     def slow(self: Any, *args: Any, **kwargs: Any) -> None:
         backward(self, *args, **kwargs)
-        time.sleep(_REDUCED_SECONDS * self.sync_gradients)
+        now[0] += _REDUCED_SECONDS * self.sync_gradients
 
-    return slow
+    accelerator.backward = slow
+    for name in ("meters", "progress", "training"):
+        timing: Any = importlib.import_module(f"autotune.step.run.{name}")
+        timing.time = SimpleNamespace(monotonic=lambda: now[0])
 
 
 def _run_out(*_: object, **__: object) -> None:
@@ -149,8 +156,7 @@ def test_a_probe_counts_the_reduction_of_gradients_once_per_step(
     plan = replace(plan, args={**plan.args, "gradient_accumulation_steps": 8})
     request = replace(probe_request(workload, plan, schedule=schedule), seed=_SLOW)
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
-    assert found.step_seconds is not None, found.reason
-    assert _REDUCED_SECONDS < found.step_seconds < plan.micro_batches * _REDUCED_SECONDS
+    assert found.step_seconds == pytest.approx(_REDUCED_SECONDS), found.reason
 
 
 @pytest.mark.nightly
@@ -217,7 +223,7 @@ def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
     assert found.status is status
     assert found.reason.startswith(reason)
     pids = [int((tmp_path / "probe" / f"{PIDS}-{rank}").read_text()) for rank in range(2)]
-    assert wait_until(lambda: not running(pids), seconds=5)
+    assert wait_until(lambda: not running(pids))
 
 
 @needs_deepspeed
@@ -232,10 +238,11 @@ def test_an_optimizer_that_deepspeed_calls_in_the_backward_pass_is_no_part_of_a_
 
 def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: Workload, tmp_path: Path) -> None:
     request = replace(probe_request(workload, planned()), seed=_HUNG)
-    found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=5.0)
+    files = [tmp_path / "probe" / f"{PIDS}-{rank}" for rank in range(2)]
+    with timed_from(*files):
+        found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=0.1)
     assert found.status is ProbeStatus.TIMEOUT
-    started = [int((tmp_path / "probe" / f"{PIDS}-{rank}").read_text()) for rank in range(2)]
-    assert wait_until(lambda: not running(started), seconds=5)
+    assert wait_until(lambda: not running(int(file.read_text()) for file in files))
 
 
 HELD = "held.json"

@@ -13,7 +13,7 @@ def kill_in_the_middle(url: str, log: Path, call: int) -> list[str]:
     """Run a search in a process, kill it while the given probe runs, and return a line for each probe it began."""
     command = [sys.executable, "-m", "tests.study.crashing_search", url, str(log), str(call)]
     with subprocess.Popen(command) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (log.exists() and log.read_text().count("\n") == call):
             assert process.poll() is None
             assert time.monotonic() < deadline

@@ -18,6 +18,9 @@ from optuna.storages.journal import JournalFileBackend
 from tests.study.postgres import Postgres, lacking
 from tests.study.workers import Workers, assert_shared
 
+OUTLASTING_SECONDS = 60.0
+"""A lease that is longer than the time after which Optuna removes the lock of a writer that was killed."""
+
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Workers]:
@@ -48,10 +51,11 @@ def journal_study(workers: Workers) -> optuna.Study:
     ids=["of this machine", "of another, missed when its lease has lapsed"],
 )
 def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Workers, apart: bool) -> None:
-    journal.apart = apart
-    journal.start(3)
-    journal.until_ended(3)
-    journal.kill(random.Random(0))
+    if apart:
+        journal.apart, journal.lease_seconds = True, OUTLASTING_SECONDS
+    journal.start(3, moments=[3])
+    with journal.held_after(3):
+        journal.kill(random.Random(0))
     outcomes = journal.outcomes()
     assert len(outcomes) == 2
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
@@ -59,10 +63,10 @@ def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Worker
 
 @pytest.mark.nightly
 def test_a_worker_that_stops_for_longer_than_its_lease_joins_again(journal: Workers) -> None:
-    journal.trials, journal.probe_seconds = 16, 0.4
-    journal.start(2)
-    journal.until_ended(2)
-    slept = journal.strike(signal.SIGSTOP, random.Random(0))
+    journal.trials, journal.probe_seconds, journal.lease_seconds = 16, 0.4, 3.0
+    journal.start(2, moments=[2])
+    with journal.held_after(2):
+        slept = journal.strike(signal.SIGSTOP, random.Random(0))
     stopped = int(next(words[2] for words in reversed(journal.lines()) if words[0] == str(slept.pid)))
     study = journal_study(journal)
     journal.until(lambda _: study.get_trials(deepcopy=False)[stopped].state is optuna.trial.TrialState.FAIL)
@@ -89,17 +93,21 @@ def test_four_workers_share_postgresql_through_two_kills_and_a_restart(
     postgres: Postgres, tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    workers = Workers(postgres.url, tmp_path, trials=30, probe_seconds=0.5, lease_seconds=6.0, apart=seed == 1)
+    workers = Workers(postgres.url, tmp_path, trials=30, probe_seconds=0.5)
+    if seed == 1:
+        workers.apart, workers.lease_seconds = True, 6.0
     moments = sorted(chance.sample(range(3, 22), 3))
     events = ["kill", "kill", "restart"]
     chance.shuffle(events)
     try:
-        workers.start(4)
-        for moment, event in zip(moments, events, strict=True):
-            workers.until_ended(moment)
+        planned = list(zip(moments, events, strict=True))
+        workers.start(4, moments=[moment for moment, event in planned if event == "kill"])
+        for moment, event in planned:
             if event == "kill":
-                workers.kill(chance)
+                with workers.held_after(moment):
+                    workers.kill(chance)
             else:
+                workers.until_ended(moment)
                 postgres.stop()
                 # An outage that is longer than a lease makes nobody count as dead.
                 time.sleep(1.5 * workers.lease_seconds if workers.apart else 0)
@@ -144,13 +152,14 @@ def test_three_workers_share_a_grpc_proxy_that_is_killed_and_started_again(tmp_p
 @pytest.mark.parametrize("seed", [0, 1])
 def test_four_workers_share_a_journal_through_two_kills(journal: Workers, seed: int) -> None:
     chance = random.Random(seed)
-    journal.trials, journal.probe_seconds, journal.apart = 30, 0.5, seed == 1
-    # Longer than the time after which Optuna removes the lock of a writer that was killed.
-    journal.lease_seconds = 60.0 if journal.apart else 6.0
-    journal.start(4)
-    for moment in sorted(chance.sample(range(3, 22), 2)):
-        journal.until_ended(moment)
-        journal.kill(chance)
+    journal.trials, journal.probe_seconds = 30, 0.5
+    if seed == 1:
+        journal.apart, journal.lease_seconds = True, OUTLASTING_SECONDS
+    moments = sorted(chance.sample(range(3, 22), 2))
+    journal.start(4, moments)
+    for moment in moments:
+        with journal.held_after(moment):
+            journal.kill(chance)
     outcomes = journal.outcomes()
     assert len(outcomes) == 2
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 2

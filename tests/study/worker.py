@@ -44,9 +44,15 @@ def main(url: str, log: Path, result: Path, trials: int, probe_seconds: float, l
         with log.open("a") as lines:
             lines.write(" ".join(map(str, (os.getpid(), *words))) + "\n")
 
+    def held() -> bool:
+        ended = log.read_text().count(" ends ")
+        return any(int(file.suffix[1:]) <= ended for file in log.parent.glob("hold.*"))
+
     def replayed_probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         say("begins", run.number, run.purpose)
         time.sleep(probe_seconds)
+        while held():
+            time.sleep(0.02)
         say("ends", run.number, run.purpose)
         return measurement(run.candidate)
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Workers:
 
     Attributes:
         folder: for their log and their outcomes.
-        lease_seconds: after which one that shows no sign of life is taken for dead.
+        lease_seconds: after which one that shows no sign of life is taken for dead; as long as it is, none is that is
+            only slow, and one that has ended is seen to by its process.
         apart: whether they know of one another by the study alone, as on machines of their own.
     """
 
@@ -39,7 +41,7 @@ class Workers:
     folder: Path
     trials: int = 12
     probe_seconds: float = 0.2
-    lease_seconds: float = 3.0
+    lease_seconds: float = 36_000.0
     apart: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -48,8 +50,10 @@ class Workers:
         """Where they write what they probe."""
         return self.folder / "log"
 
-    def start(self, count: int) -> None:
-        """Start some."""
+    def start(self, count: int, moments: Iterable[int] = ()) -> None:
+        """Start some; see :meth:`held_after` for the moments."""
+        for moment in moments:
+            self._hold(moment).touch()
         for _ in range(count):
             result = self.folder / f"outcome-{len(self.processes)}"
             arguments = [self.url, self.log, result, self.trials, self.probe_seconds, self.lease_seconds]
@@ -59,7 +63,8 @@ class Workers:
 
     def lines(self) -> list[list[str]]:
         """Return what was logged, by words: process, what, …."""
-        return [line.split(maxsplit=3) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+        text = self.log.read_text() if self.log.exists() else ""
+        return [line.split(maxsplit=3) for line in text.rpartition("\n")[0].splitlines()]
 
     def until(self, reached: Callable[[list[list[str]]], bool]) -> None:
         """Wait until the log says so."""
@@ -72,6 +77,16 @@ class Workers:
     def until_ended(self, count: int) -> None:
         """Wait until this many probes have ended."""
         self.until(lambda lines: sum(words[1] == "ends" for words in lines) >= count)
+
+    @contextmanager
+    def held_after(self, moment: int) -> Iterator[None]:
+        """Wait until this many probes have ended, and let no further one end in this context."""
+        self.until_ended(moment)
+        yield
+        self._hold(moment).unlink()
+
+    def _hold(self, moment: int) -> Path:
+        return self.folder / f"hold.{moment}"
 
     def assert_running(self) -> None:
         """Fail with its message if one of them failed."""

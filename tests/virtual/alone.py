@@ -66,9 +66,14 @@ def _returned(function: Callable[..., object], arguments: tuple[object, ...], _:
     return Pickled.of(function(*arguments))
 
 
+def printed_by(server: JobServer, script: str) -> str:
+    """Return what a script prints."""
+    return apart(server, _printed, script)
+
+
 def found_by(server: JobServer, script: str) -> Any:
     """Return what a script prints last, read as JSON."""
-    return json.loads(apart(server, _printed, script).splitlines()[-1])
+    return json.loads(printed_by(server, script).splitlines()[-1])
 
 
 def _printed(script: str) -> str:

@@ -9,12 +9,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from autotune.core.codec import decode, encode
 from autotune.core.plan import TrainingPlan
+from autotune.probing import JobServer
 from autotune.virtual.phases import step_name
+from tests.virtual.alone import apart
+
+if TYPE_CHECKING:
+    from autotune.step.run.traced_training import TraceFacts
 
 STEPS = (step_name(0), step_name(1))
 """The optimizer steps of a trace."""
@@ -48,29 +53,30 @@ class Measured:
     end_bytes: int
 
 
-def on_ranks(
-    case: Case, folder: Path, *, virtual: bool = False, ranks: Sequence[int] = ()
-) -> list[dict[str, Measured]]:
+def traced_ranks(server: JobServer, case: Case, ranks: Sequence[int]) -> list[dict[str, Measured]]:
+    """Return what the traces of some ranks have, each made on its own, by the name of the step."""
+    return [apart(server, _traced, case, rank) for rank in ranks]
+
+
+def on_ranks(case: Case, folder: Path) -> list[dict[str, Measured]]:
     """Return what each rank measured, by the name of the step, in the order of ranks.
 
     Args:
         folder: an empty directory.
-        virtual: whether each rank is traced instead, on its own.
-        ranks: which are traced; by default all of the plan's. Real ranks only work together.
 
     Raises:
         AssertionError: a rank failed; the message is what it wrote.
     """
     (folder / _CASE).write_text(json.dumps(encode(case)), encoding="utf-8")
     size = case.plan.launch.processes
-    ranks = ranks or range(size)
+    ranks = range(size)
     shared = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
               "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
               "PYTHONPATH": os.pathsep.join(sys.path)}  # fmt: skip
     started = []
     for rank in ranks:
-        own = {**os.environ, **({} if virtual else shared), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "tests.virtual.real_ranks", str(folder), "virtual" if virtual else "real"]
+        own = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-m", "tests.virtual.real_ranks", str(folder)]
         with (folder / f"log-{rank}.txt").open("wb") as log:
             started.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
     try:
@@ -85,13 +91,12 @@ def on_ranks(
     return [{name: decode(Measured, figures) for name, figures in reply.items()} for reply in replies]
 
 
-def _main(folder: Path, kind: str) -> None:
-    """Train as the rank that the environment names, and write what was measured."""
+def _steps(case: Case, trained: TraceFacts, *, once: bool) -> Callable[[Any], object]:
+    """Return the training, which a trace or a run executes on its device."""
     import torch
     import trl.trainer.utils
 
-    from autotune.step.distributed.engines import worst_rank
-    from autotune.step.run.traced_training import TraceFacts, traced_training
+    from autotune.step.run.traced_training import traced_training
     from autotune.step.run.virtual_trainer import TracedRows
     from tests.small import small_tokenizer
     from tests.virtual.models import config_of
@@ -99,27 +104,19 @@ def _main(folder: Path, kind: str) -> None:
     torch.set_num_threads(1)
     # TRL's tile of 32768 words would be most of a small model's peak and hide every error in the rest.
     trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE = 128
-    case = decode(Case, json.loads((folder / _CASE).read_text(encoding="utf-8")))
-    rank, size = int(os.environ["RANK"]), case.plan.launch.processes
-    model_config = config_of(case.architecture, **case.config)
-    trained, once = TraceFacts(), case.once and kind == "virtual"
     rows = TracedRows(case.worst, once=once, alike=False)
-    steps = traced_training(case.plan, model_config, small_tokenizer(), rows, trained)
-    measured = (
-        _traced(steps, size, rank, once=once) if kind == "virtual" else _real(steps, case.plan, folder, size, rank)
-    )
-    found = {name: encode(figures) for name, figures in measured.items()}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    (folder / WORST).write_text(str(worst_rank(case.plan, trained.gradients)), encoding="utf-8")
+    return traced_training(case.plan, config_of(case.architecture, **case.config), small_tokenizer(), rows, trained)
 
 
-def _traced(steps: Callable[[Any], object], size: int, rank: int, *, once: bool) -> dict[str, Measured]:
+def _traced(case: Case, rank: int) -> dict[str, Measured]:
+    from autotune.step.run.traced_training import TraceFacts
     from autotune.virtual import trace
     from autotune.virtual.ranks import World
     from autotune.virtual.steady import steady
 
-    traced = trace(steps, target="cpu", world=World(size, rank))
-    if once:
+    steps = _steps(case, TraceFacts(), once=case.once)
+    traced = trace(steps, target="cpu", world=World(case.plan.launch.processes, rank))
+    if case.once:
         traced = steady(traced, *STEPS, further=False)
     phases = {phase.name: phase for phase in traced.phases if phase.name in STEPS}
     return {
@@ -127,9 +124,20 @@ def _traced(steps: Callable[[Any], object], size: int, rank: int, *, once: bool)
     }
 
 
-def _real(
-    steps: Callable[[Any], object], plan: TrainingPlan, folder: Path, size: int, rank: int
-) -> dict[str, Measured]:
+def _main(folder: Path) -> None:
+    """Train as the rank that the environment names, and write what was measured."""
+    from autotune.step.distributed.engines import worst_rank
+    from autotune.step.run.traced_training import TraceFacts
+
+    case = decode(Case, json.loads((folder / _CASE).read_text(encoding="utf-8")))
+    rank, trained = int(os.environ["RANK"]), TraceFacts()
+    measured = _real(_steps(case, trained, once=False), case.plan, folder, rank)
+    found = {name: encode(figures) for name, figures in measured.items()}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / WORST).write_text(str(worst_rank(case.plan, trained.gradients)), encoding="utf-8")
+
+
+def _real(steps: Callable[[Any], object], plan: TrainingPlan, folder: Path, rank: int) -> dict[str, Measured]:
     import torch.distributed as dist
 
     from autotune.step.distributed.engines import Engine, engine_of
@@ -137,6 +145,7 @@ def _real(
     from tests.virtual.reference import run_on_cpu
 
     staged_group.register()
+    size = plan.launch.processes
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(staged_group.NAME, store=store, rank=rank, world_size=size)
     if engine_of(plan) is Engine.DEEPSPEED:
@@ -161,4 +170,4 @@ def _of_all(_backend: Any, group: Any = None, group_rank: int | None = None) -> 
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), sys.argv[2])
+    _main(Path(sys.argv[1]))

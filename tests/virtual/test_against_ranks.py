@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.probing import JobServer
 from autotune.step.distributed.engines import Engine, engine_of, worst_rank
 from tests.step.plans import fsdp2, needs_deepspeed, zero
-from tests.virtual.real_ranks import STEPS, WORST, Case, Measured, on_ranks
+from tests.virtual.real_ranks import STEPS, WORST, Case, Measured, on_ranks, traced_ranks
 
 RANKS = 2
 LENGTH = 96
@@ -34,14 +35,11 @@ def case_of(args: Mapping[str, object]) -> Case:
 
 
 def compared(
-    args: Mapping[str, object], tmp_path: Path, ranks: Sequence[int] = range(RANKS)
+    args: Mapping[str, object], server: JobServer, folder: Path, ranks: Sequence[int] = range(RANKS)
 ) -> list[dict[str, tuple[Measured, Measured]]]:
     """Return, for each of the ranks and each step, what was traced and what was measured."""
     case = case_of(args)
-    folders = tmp_path / "real", tmp_path / "virtual"
-    for folder in folders:
-        folder.mkdir()
-    real, traced = on_ranks(case, folders[0]), on_ranks(case, folders[1], virtual=True, ranks=ranks)
+    real, traced = on_ranks(case, folder), traced_ranks(server, case, ranks)
     both = zip(traced, (real[rank] for rank in ranks), strict=True)
     return [{name: (of_trace[name], of_run[name]) for name in STEPS} for of_trace, of_run in both]
 
@@ -60,8 +58,8 @@ def compared(
     ids=["fsdp2", "ddp", "ddp-checkpointed-accumulated", "fsdp2-not-resharded", "fsdp2-checkpointed",
          "fsdp2-accumulated"],
 )  # fmt: skip
-def test_the_peak_of_each_rank_is_that_of_the_cpu(args: dict[str, Any], tmp_path: Path) -> None:
-    for rank in compared(args, tmp_path):
+def test_the_peak_of_each_rank_is_that_of_the_cpu(args: dict[str, Any], job_server: JobServer, tmp_path: Path) -> None:
+    for rank in compared(args, job_server, tmp_path):
         for traced, real in rank.values():
             assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
             assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
@@ -100,9 +98,9 @@ def offloaded(stage: int) -> dict[str, Any]:
     ],
 )
 def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_that_is_traced(
-    args: dict[str, Any], tmp_path: Path
+    args: dict[str, Any], job_server: JobServer, tmp_path: Path
 ) -> None:
-    ranks = compared(args, tmp_path)
+    ranks = compared(args, job_server, tmp_path)
     worst = worst_rank(TrainingPlan("sft", args, launch=Launch(RANKS)))
     for name in STEPS:
         for traced, real in (rank[name] for rank in ranks):
@@ -121,12 +119,12 @@ def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_
     ],
     ids=["fsdp2", "fsdp2-not-resharded", "ddp-checkpointed"],
 )
-def test_a_step_that_is_added_holds_what_it_holds_where_it_is_traced(args: dict[str, Any], tmp_path: Path) -> None:
-    case, found = case_of(args), []
-    for once in (True, False):
-        (tmp_path / str(once)).mkdir()
-        found += on_ranks(replace(case, once=once), tmp_path / str(once), virtual=True, ranks=(RANKS - 1,))
-    for added, traced in ((found[0][name], found[1][name]) for name in STEPS):
+def test_a_step_that_is_added_holds_what_it_holds_where_it_is_traced(
+    args: dict[str, Any], job_server: JobServer
+) -> None:
+    case = case_of(args)
+    once, twice = (traced_ranks(job_server, replace(case, once=once), (RANKS - 1,))[0] for once in (True, False))
+    for added, traced in ((once[name], twice[name]) for name in STEPS):
         # Single numbers, such as the loss, are there until the next one replaces them.
         assert added.peak_bytes == pytest.approx(traced.peak_bytes, abs=64)
         assert added.end_bytes == pytest.approx(traced.end_bytes, abs=64)
@@ -153,9 +151,9 @@ def test_the_rank_of_zero_2_with_the_largest_share_of_gradients_needs_the_most(t
     [zero(3), {**zero(3), **ACCUMULATED}, {**zero(3), **CHECKPOINTED, **ACCUMULATED}],
     ids=["zero3", "zero3-accumulated", "zero3-checkpointed-accumulated"],
 )
-def test_zero_3_holds_what_the_cpu_hands_out(args: dict[str, Any], tmp_path: Path) -> None:
+def test_zero_3_holds_what_the_cpu_hands_out(args: dict[str, Any], job_server: JobServer, tmp_path: Path) -> None:
     # Ranks are alike here. DeepSpeed compares what they do with what the first one says, which only that one has.
-    (first,) = compared(args, tmp_path, ranks=(0,))
+    (first,) = compared(args, job_server, tmp_path, ranks=(0,))
     for traced, real in first.values():
         assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
         assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)

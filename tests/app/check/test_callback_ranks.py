@@ -38,7 +38,7 @@ class FakeRankOfTwo:
     rank: int
     broadcast_so_far: list[Any] = field(default_factory=list)
     gathered_so_far: dict[int, Any] = field(default_factory=dict)
-    met: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=20))
+    met: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=120))
 
     def other(self) -> FakeRankOfTwo:
         return FakeRankOfTwo(1 - self.rank, self.broadcast_so_far, self.gathered_so_far, self.met)
@@ -90,7 +90,7 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join()
     return Ended((errors[0], errors[1]), budgets)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -104,10 +103,14 @@ def test_accelerate_s_default_file_is_looked_for_where_accelerate_does(
 ) -> None:
     for name in ("HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    program = "from accelerate.commands.config.config_args import default_config_file as found; print(found)"
-    here = {**os.environ, variable: str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", program], env=here, capture_output=True, text=True, check=True)
-    file = Path(run.stdout.strip())
+    spec = find_spec("accelerate.commands.config.config_args")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        patch.setenv(variable, str(tmp_path))
+        spec.loader.exec_module(module)
+    file = Path(module.default_config_file)
     file.parent.mkdir(parents=True)
     file.write_text("{}", encoding="utf-8")
     start = ["accelerate", "launch", SCRIPT, "--config", "c.yaml"]

@@ -39,7 +39,7 @@ class LostStore:
 
 @pytest.fixture
 def store() -> Any:
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 def run(*each: Callable[[], Any]) -> list[Any]:
@@ -56,7 +56,7 @@ def run(*each: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join()
     return [found[number] for number in range(len(each))]
 
 
