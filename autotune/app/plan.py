@@ -43,6 +43,7 @@ from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
+from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator, explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
@@ -76,6 +77,7 @@ def plan(asked: PlanArguments) -> Plan:
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     check_network(asked.network, [planned])
+    price = read_prices(asked.prices).get(planned.device.name) if asked.prices is not None else None
     planned, options = set_aside(planned, options, asked.server_gpus)
     hardware = planned.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
@@ -126,6 +128,7 @@ def plan(asked: PlanArguments) -> Plan:
             *_notes_on_host(best, planned),
             *(note for one in best if one.memory is not None for note in notes_on_cache(one.memory)),
             *_notes_on_server(split),
+            *([f"Without a price: {planned.device.name}."] if asked.prices is not None and price is None else []),
             *offered,
         ),
         trace_count=traces.count,
@@ -145,6 +148,7 @@ def plan(asked: PlanArguments) -> Plan:
         baseline_timeline=timelines[-1],
         epoch=epochs[0] if best else None,
         baseline_epoch=epochs[-1],
+        price=price,
     )
     if failure is not None:
         raise UnwrittenError(failure, found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.epoch import epoch_of
@@ -28,7 +27,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
 from autotune.core.events import Ranked, StageStarted, without
 from autotune.core.machine import Machine
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.dataset import evaluation_source, training_source
@@ -36,7 +35,7 @@ from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
-from autotune.inspection.prices import checked_prices, read_prices
+from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
@@ -69,8 +68,7 @@ def rent(asked: RentArguments) -> Rent:
         AutotuneError: processes cannot be started.
     """
     started, listener, options = time.monotonic(), asked.listener, plan_options(asked)
-    prices = checked_prices(asked.prices.items(), "prices") if isinstance(asked.prices, Mapping) else asked.prices
-    prices = read_prices(prices) if isinstance(prices, (str, Path)) else prices
+    prices = read_prices(asked.prices) if asked.prices is not None else None
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = training_source(asked.dataset, asked.split, asked.dataset_config)
     evaluation = evaluation_source(
@@ -209,7 +207,7 @@ class _Survey:
         seconds = epoch_of(estimate.candidate, problem, rate).seconds_per_epoch
         if self.asked.dataset is None:
             seconds = BILLION / rate if rate else None
-        cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
+        cost = cost_of(seconds, price, offer.processes)
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
 
 

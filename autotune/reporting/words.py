@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import floor, log10
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -92,6 +93,14 @@ def kept_text(limit: LengthLimit) -> str:
     """Return the share of a dataset that a maximum length keeps: ``90.0 % of the tokens and 97.0 % of the rows``."""
     kept_rows = f" and {share_text(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else ""
     return f"{share_text(limit.coverage)} of the tokens{kept_rows}"
+
+
+def cost_text(cost: float | None) -> str:
+    """Return a cost in the currency of the user's prices, with two digits at least, or a dash."""
+    if cost is None:
+        return MISSING
+    first_digit = -floor(log10(cost)) if 0 < cost < 1 else 0
+    return f"{cost:,.{max(2, first_digit + 1)}f}"
 
 
 def short_path(path: Path) -> str:
