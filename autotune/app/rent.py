@@ -12,8 +12,8 @@ from autotune.app.notes import TIME_ERROR, notes_on_plans, notes_on_processes, n
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
-    CPU,
     check_network,
+    is_cpu,
     machines_of,
     planned_machine,
     planned_workload,
@@ -100,7 +100,7 @@ def rent(asked: RentArguments) -> Rent:
         unit="epoch" if asked.dataset is not None else "billion tokens",
         global_batch_size=batch,
         num_processes=AUTO if auto else first.hardware.processes,
-        num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
+        num_machines=max(machines_of(offer.processes, asked.num_machines, asked.gpu) for offer in offers),
         priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
         notes=tuple(_notes(survey, offers)),
@@ -276,7 +276,7 @@ def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
     """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
-    return planned_machine(word, processes, machines_of(processes, machines), network)
+    return planned_machine(word, processes, machines_of(processes, machines, word), network)
 
 
 def _within(asked: str | int | None, memory_bytes: int) -> str | int | None:
@@ -310,8 +310,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
         )
     most_processes = max(offer.processes for offer in offers)
-    machines = machines_of(most_processes, asked.num_machines)
-    gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
+    machines = machines_of(most_processes, asked.num_machines, asked.gpu)
+    gpus = {offer.gpu.name: offer.gpu for offer in offers} if not is_cpu(asked.gpu) else {}
     yield from notes_on_processes(most_processes, machines, asked.network, gpus.values(), at_most=auto)
     tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
     if tight:
