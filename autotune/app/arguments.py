@@ -258,6 +258,7 @@ class PlannedArguments(SearchArguments):
             links of 400. None: not known, and communication is timed as if all GPUs were in one machine.
         seq_len (TOKENS): tokens of each row, instead of a dataset; the model then needs no tokenizer.
         memory_budget: memory that training may need on each GPU, such as ``24GiB`` or in bytes. None: all of it.
+        prices (FILE): price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
     """
 
     model: str | Path = field(kw_only=False)
@@ -266,6 +267,7 @@ class PlannedArguments(SearchArguments):
     num_machines: int | None = None
     network: float | None = None
     seq_len: int | None = None
+    prices: str | Path | Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,12 +301,10 @@ class RentArguments(PlannedArguments):
         num_processes: total number of GPUs that train together; ``auto``: of 1, 2, 4, 8, 16, 32 and 64, if they divide
             the global batch, the fewest with which something fits, and more as long as throughput per GPU rises. None:
             one, or one on each of this machine's GPUs.
-        prices (FILE): price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
     """
 
     gpu: str | int | None = ALL
     num_processes: int | Auto | None = 1
-    prices: str | Path | Mapping[str, float] | None = None
 
 
 def _is_command(text: str) -> bool:

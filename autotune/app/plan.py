@@ -41,6 +41,7 @@ from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
+from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator, explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
@@ -70,6 +71,7 @@ def plan(asked: PlanArguments) -> Plan:
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     check_network(asked.network, [planned])
+    price = read_prices(asked.prices).get(planned.device.name) if asked.prices is not None else None
     planned, options = set_aside(planned, options, asked.server_gpus)
     hardware = planned.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
@@ -120,6 +122,7 @@ def plan(asked: PlanArguments) -> Plan:
             *_notes_on_host(best, planned),
             *(note for one in best if one.memory is not None for note in notes_on_cache(one.memory)),
             *_notes_on_server(split),
+            *([f"Without a price: {planned.device.name}."] if asked.prices is not None and price is None else []),
             *offered,
         ),
         trace_count=traces.count,
@@ -139,6 +142,7 @@ def plan(asked: PlanArguments) -> Plan:
         baseline_timeline=timelines[-1],
         epoch=epochs[0] if best else None,
         baseline_epoch=epochs[-1],
+        price=price,
     )
     if failure is not None:
         raise UnwrittenError(failure, found)

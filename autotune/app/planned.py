@@ -34,12 +34,22 @@ CPU = "cpu"
 _GBIT = 1e9 / 8
 
 
-def machines_of(processes: int, asked: int | None) -> int:
+def is_cpu(word: str | int | None) -> bool:
+    """Return whether a word for a GPU is the one for this machine's CPU."""
+    return isinstance(word, str) and word.strip().lower() == CPU
+
+
+def machines_of(processes: int, asked: int | None, word: str | int | None = None) -> int:
     """Return the number of machines: the requested one, or the fewest with at most eight processes each.
+
+    Args:
+        word: the user's for the GPU: processes on a CPU are in one machine, however many they are.
 
     Raises:
         InputError: the processes cannot be shared out equally.
     """
+    if asked is None and is_cpu(word):
+        return 1
     machines = -(-processes // GPUS_PER_MACHINE) if asked is None else asked
     if machines < 1 or processes % machines:
         most = f" of at most {GPUS_PER_MACHINE} each" if asked is None else ""
@@ -114,7 +124,7 @@ def planned_machine(
         hardware = replace(own.hardware, processes=count, machines=machines)
         gpu = described(hardware).networked(_between(hardware, network))
         return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
-    if isinstance(word, str) and word.strip().lower() == CPU:
+    if is_cpu(word):
         if machines not in (None, 1):
             raise InputError(
                 f"A training on the CPU is planned for this machine alone, and {machines} machines were asked for.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.epoch import epoch_of
@@ -13,8 +12,8 @@ from autotune.app.notes import TIME_ERROR, notes_on_plans, notes_on_processes, n
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
-    CPU,
     check_network,
+    is_cpu,
     machines_of,
     planned_machine,
     planned_sources,
@@ -29,13 +28,13 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
 from autotune.core.events import Ranked, StageStarted, without
 from autotune.core.machine import Machine
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
-from autotune.inspection.prices import checked_prices, read_prices
+from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
@@ -68,8 +67,7 @@ def rent(asked: RentArguments) -> Rent:
         AutotuneError: processes cannot be started.
     """
     started, listener, options = time.monotonic(), asked.listener, plan_options(asked)
-    prices = checked_prices(asked.prices.items(), "prices") if isinstance(asked.prices, Mapping) else asked.prices
-    prices = read_prices(prices) if isinstance(prices, (str, Path)) else prices
+    prices = read_prices(asked.prices) if asked.prices is not None else None
     source, rows, evaluation = planned_sources(asked)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     auto = asked.num_processes == AUTO
@@ -97,7 +95,7 @@ def rent(asked: RentArguments) -> Rent:
         unit="epoch" if asked.dataset is not None else "billion tokens",
         global_batch_size=batch,
         num_processes=AUTO if auto else first.hardware.processes,
-        num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
+        num_machines=max(machines_of(offer.processes, asked.num_machines, asked.gpu) for offer in offers),
         priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
         notes=tuple(_notes(survey, offers)),
@@ -204,7 +202,7 @@ class _Survey:
         seconds = epoch_of(estimate.candidate, problem, rate).seconds_per_epoch
         if self.asked.dataset is None:
             seconds = BILLION / rate if rate else None
-        cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
+        cost = cost_of(seconds, price, offer.processes)
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
 
 
@@ -273,7 +271,7 @@ def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
     """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
-    return planned_machine(word, processes, machines_of(processes, machines), network)
+    return planned_machine(word, processes, machines_of(processes, machines, word), network)
 
 
 def _within(asked: str | int | None, memory_bytes: int) -> str | int | None:
@@ -309,8 +307,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             " another."
         )
     most_processes = max(offer.processes for offer in offers)
-    machines = machines_of(most_processes, asked.num_machines)
-    gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
+    machines = machines_of(most_processes, asked.num_machines, asked.gpu)
+    gpus = {offer.gpu.name: offer.gpu for offer in offers} if not is_cpu(asked.gpu) else {}
     yield from notes_on_processes(most_processes, machines, asked.network, gpus.values(), at_most=auto)
     tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
     if tight:

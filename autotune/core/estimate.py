@@ -255,6 +255,7 @@ class Plan:
         environment: versions of the software that was traced, by package.
         host_bytes: memory of the machine that the GPUs are in, where it is this one; None where it is not known.
         epoch, baseline_epoch: the batches and the epoch of the same two; ``epoch`` is None where nothing was traced.
+        price: of an hour of one GPU, in the currency of the user's prices; None if there is none.
         timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
             nothing does), and of TRL's default; None where nothing was traced.
     """
@@ -286,6 +287,7 @@ class Plan:
     baseline_timeline: MemoryTimeline | None = None
     epoch: Epoch | None = None
     baseline_epoch: Epoch | None = None
+    price: float | None = None
     bundle: PlannedBundle | None = None
     unwritten: str = ""
     counts: Counts | None = None

@@ -16,6 +16,11 @@ Unit = Literal["epoch", "billion tokens"]
 """What hours and costs are of: an epoch of the dataset or, where there is none, so many tokens."""
 
 
+def cost_of(seconds: float | None, price: float | None, gpus: int) -> float | None:
+    """Return the cost of a time on a number of GPUs, given the price of an hour of one; None if one is not known."""
+    return seconds / 3600 * price * gpus if seconds is not None and price is not None else None
+
+
 @dataclass(frozen=True)
 class Offer:
     """Training on a number of GPUs of one kind.

@@ -15,13 +15,15 @@ from autotune.inspection.yaml_file import MAX_BYTES, loaded
 _EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
 
 
-def read_prices(file: str | Path) -> Mapping[str, float]:
-    """Return prices by the catalogue's name of the GPU, from a file ending in ``.csv`` or else in YAML.
+def read_prices(prices: str | Path | Mapping[str, float]) -> Mapping[str, float]:
+    """Return prices by the catalogue's name of the GPU, as given or from a file ending in ``.csv`` or else in YAML.
 
     Raises:
         InputError: the file cannot be read, has another form, or what :func:`checked_prices` refuses.
     """
-    path = user_path(file)
+    if isinstance(prices, Mapping):
+        return checked_prices(prices.items(), "prices")
+    path = user_path(prices)
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} has more than {MAX_BYTES:,} bytes, so it is not a list of prices.", hint=_EXAMPLE)

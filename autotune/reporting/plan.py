@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.candidate import Candidate
+from autotune.core.epoch import Epoch
 from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, Plan, distinct
 from autotune.core.explanation import Explanation, Subject
-from autotune.core.rent import Rent
+from autotune.core.rent import BILLION, Rent, cost_of
 from autotune.reporting import document as doc
 from autotune.reporting import sections, words
 from autotune.reporting.explanation import explanation_stages
@@ -109,7 +110,18 @@ def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.V
         return {}, {}
     compared, documents = (chosen, baseline), find_trainer(plan.trainer).counted
     ours, theirs = (sections.epoch_values(one, compared, documents) for one in compared)
-    return ours, theirs
+    return {**_cost(plan, plan.best, chosen), **ours}, {**_cost(plan, plan.baseline, baseline), **theirs}
+
+
+def _cost(plan: Plan, one: Estimate | None, epoch: Epoch) -> dict[str, sections.Value]:
+    """Return the cost of an epoch, or of a billion tokens without a dataset; nothing without a price or a speed."""
+    rate = one.tokens_per_second if one is not None else None
+    if plan.price is None or not rate:
+        return {}
+    unit, seconds = "epoch", epoch.seconds_per_epoch
+    if seconds is None:
+        unit, seconds = "1e9 tokens", BILLION / rate
+    return {f"cost per {unit}": sections.Value(words.cost_text(cost_of(seconds, plan.price, plan.processes)))}
 
 
 def _values(plan: Plan, one: Estimate) -> dict[str, sections.Value]:

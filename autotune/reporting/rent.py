@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting import words
@@ -66,18 +65,10 @@ def best_text(found: Rent) -> str:
 
 
 def _offer_text(offer: Offer, found: Rent) -> str:
-    cost = f" for {cost_text(offer)}" if offer.cost is not None else ""
+    cost = f" for {words.cost_text(offer.cost)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
     rate, duration = words.rate_or_dash(offer.tokens_per_second), words.duration_or_dash(offer.seconds)
     return f"{offer.gpus}, {rate}, {duration} per {found.unit}{cost}{doubt}"
-
-
-def cost_text(offer: Offer) -> str:
-    """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
-    if offer.cost is None:
-        return words.MISSING
-    first_digit = -floor(log10(offer.cost)) if 0 < offer.cost < 1 else 0
-    return f"{offer.cost:,.{max(2, first_digit + 1)}f}"
 
 
 def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
@@ -87,7 +78,7 @@ def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
         words.number_or_dash(offer.tokens_per_second),
         words.number_or_dash(offer.rate_of_each),
         words.duration_or_dash(offer.seconds),
-        *((cost_text(offer),) if priced else ()),
+        *((words.cost_text(offer.cost),) if priced else ()),
     )
 
 

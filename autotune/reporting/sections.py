@@ -180,6 +180,8 @@ def command_again(command: str, settings: Mapping[str, object]) -> str:
         match value:
             case _ if name in ("model", "dataset") or value is None:
                 pass
+            case Mapping() if name == "prices":
+                pass  # The command takes a file of them.
             case bool():
                 words.append(option if value else f"--no-{option[2:]}")
             case Mapping():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import floor, log10
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -92,6 +93,14 @@ def mean_or_dash(value: float | None) -> str:
 def duration_or_dash(seconds: float | None) -> str:
     """Return a duration, or a dash where it is not known."""
     return MISSING if seconds is None else format_duration(seconds)
+
+
+def cost_text(cost: float | None) -> str:
+    """Return a cost in the currency of the user's prices, with two digits at least, or a dash."""
+    if cost is None:
+        return MISSING
+    first_digit = -floor(log10(cost)) if 0 < cost < 1 else 0
+    return f"{cost:,.{max(2, first_digit + 1)}f}"
 
 
 def short_path(path: Path) -> str:

@@ -27,6 +27,7 @@ from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
 from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.techniques.sync_each_batch import SYNCED
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER_LOADING
@@ -85,7 +86,6 @@ def user_plan(
     _check(config, traced | without_effect | {_ORDER}, tuple(listed("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, listed("generation"))
-    _check_sizes(config)
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
         # Both defaults are of other libraries (transformers' GenerationConfig, vLLM's max_model_len).
         raise InputError(
@@ -95,6 +95,7 @@ def user_plan(
         )
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
+    args |= _of_accelerate(config)
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
@@ -260,24 +261,23 @@ def _check_each(
     return keys
 
 
-_SIZED_BY_ACCELERATE = {
-    "split_batches": "Write per_device_train_batch_size divided by the number of processes, and leave it out.",
-    "gradient_accumulation_kwargs": "Leave it out.",
-}
-"""Keys by which accelerate divides micro-batches or accumulates others, and what to write instead."""
-
-
-def _check_sizes(config: Configuration) -> None:
-    """Check that accelerate takes the sizes of micro-batches and steps from the arguments.
+def _of_accelerate(config: Configuration) -> Mapping[str, object]:
+    """Return the field of what accelerate makes of micro-batches, if a step depends on it.
 
     Raises:
-        InputError: it divides micro-batches, or accumulates others.
+        InputError: it divides micro-batches, or accumulates others than the arguments have it.
     """
-    given = config.values.get("accelerator_config")
+    _, field, kwargs, synced = SYNCED.split(".")
+    given = config.values.get(field)
     keys = vars(given) if dataclasses.is_dataclass(given) else mapping(given)
-    for name, hint in _SIZED_BY_ACCELERATE.items():
-        if keys.get(name):
-            raise _not_known(f"accelerator_config.{name}={keys[name]!r}", hint)
+    if keys.get("split_batches"):
+        hint = "Write per_device_train_batch_size divided by the number of processes, and leave it out."
+        raise _not_known(f"{field}.split_batches=True", hint)
+    # transformers adds the number of steps when it makes a trainer.
+    own = {name: value for name, value in mapping(keys.get(kwargs)).items() if (name, value) != ("num_steps", 1)}
+    if own.keys() - {synced}:
+        raise _not_known(f"{field}.{kwargs}={own!r}", f"Leave out all but {synced}.")
+    return {field: {kwargs: {synced: True}}} if own.get(synced) else {}
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:

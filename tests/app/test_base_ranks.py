@@ -219,6 +219,19 @@ def test_fsdp_of_accelerate_becomes_the_trainer_s_own_with_all_its_keys(tmp_path
     assert "fsdp_config" not in found[ACCELERATE]
 
 
+def test_gradients_summed_in_each_micro_batch_are_a_key_beside_the_user_s_own(tmp_path: Path) -> None:
+    text = "fsdp: true\naccelerator_config: {even_batches: false}  # ours\nnum_processes: 2\n"
+    search = searched(tmp_path, text)
+    found = handed_over(search, search.problem.baseline.but(sync_each_batch="on"), tmp_path / "bundle")
+    synced = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    assert found["config.yaml"]["accelerator_config"] == {"even_batches": False, **synced}
+    for engine in ("fsdp: true\n", ""):
+        own = searched(tmp_path, f"{engine}accelerator_config: {json.dumps(synced)}\nnum_processes: 2\n")
+        assert own.problem.baseline["sync_each_batch"] == "on"
+        assert own.plan.args["accelerator_config"] == synced
+        assert own.problem.illegal(own.problem.baseline) is None
+
+
 def test_groups_of_processes_are_those_of_the_file(tmp_path: Path) -> None:
     sizes = {"dp_replicate_size": 2, "dp_shard_size": 2}
     given = {f"parallelism_config_{name}": size for name, size in sizes.items()}

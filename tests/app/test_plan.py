@@ -68,6 +68,15 @@ def test_rows_of_one_length_are_no_epoch(model: str) -> None:
     assert found.epoch.steps_per_epoch is found.epoch.seconds_per_epoch is None
 
 
+@pytest.mark.parametrize(("gpu", "price", "noted"), [("RTX4090", 0.5, False), ("24GiB", None, True)])
+def test_a_plan_has_the_price_of_its_gpu_or_a_note_that_there_is_none(
+    gpu: str, price: float | None, noted: bool, model: str
+) -> None:
+    found = autotune.plan(model, seq_len=64, gpu=gpu, fix=ONE_WAY, prices={"RTX4090": 0.5})
+    assert found.price == price
+    assert (f"Without a price: {gpu}." in found.notes) == noted
+
+
 def test_a_default_that_keeps_fewer_tokens_than_were_asked_for_has_a_note(model: str, tmp_path: Path) -> None:
     rows = str(write_rows(tmp_path / "rows.jsonl", text_rows(["a " * 1500] * 8)))
     found = autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY, token_coverage=0.95)

@@ -346,6 +346,12 @@ def test_more_gpus_of_this_machine_s_kind_than_a_machine_has_are_in_several(
     assert {launch.processes: launch.machines for launch in launches} == {2: 1, 4: 1, 8: 1, 16: 2, 32: 4}
 
 
+def test_processes_on_a_cpu_are_in_this_machine_however_many_are_tried(model: str) -> None:
+    asked = {"num_processes": "auto", "global_batch_size": 16}
+    table = autotune.rent(model, seq_len=64, gpu="cpu", fix=ONE_WAY, **asked)  # type: ignore[arg-type]
+    assert (table.offers[0].fits, table.num_machines) == (True, 1)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

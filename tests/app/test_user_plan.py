@@ -204,6 +204,18 @@ def test_batches_that_processes_split_among_them_are_not_known() -> None:
     assert "divided by the number of processes" in raised.value.hint
 
 
+def test_gradients_that_are_summed_in_each_micro_batch_are_traced_so_and_other_sums_are_not_known() -> None:
+    asked: dict[str, Any] = {"gradient_accumulation_kwargs": {"sync_each_batch": True, "num_steps": 1}}
+    assert plan_of(sft(accelerator_config=asked)).args["accelerator_config"] == {
+        "gradient_accumulation_kwargs": {"sync_each_batch": True}
+    }
+    assert plan_of(sft(accelerator_config={"gradient_accumulation_kwargs": {"sync_each_batch": False}})) == plan_of(
+        sft()
+    )
+    with pytest.raises(InputError, match="sync_with_dataloader"):
+        plan_of(sft(accelerator_config={"gradient_accumulation_kwargs": {"sync_with_dataloader": False}}))
+
+
 def test_what_cannot_be_sent_to_another_process_is_named() -> None:
     with pytest.raises(InputError, match="gradient_checkpointing_kwargs="):
         plan_of(sft(gradient_checkpointing_kwargs={"context_fn": lambda: None}))

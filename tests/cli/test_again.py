@@ -18,8 +18,8 @@ from autotune.reporting.sections import command_again
 from autotune.units import GIB, parse_duration, parse_size
 
 COMMANDS: dict[str, type[Any]] = {"probe": ProbeArguments, "plan": PlanArguments}
-# What these write is another form of the same result; prices are for the table of GPUs, which has no page.
-OF_THE_OUTPUT = {"help", "json", "all", "html", "debug", "prices"}
+# What these write is another form of the same result.
+OF_THE_OUTPUT = {"help", "json", "all", "html", "debug"}
 ROWS = {"model": "a model", "dataset": "rows of mine.jsonl"}
 
 
@@ -72,6 +72,10 @@ def test_every_option_that_was_given_is_read_again_as_it_was(command: str, words
 def test_what_was_not_given_is_not_repeated() -> None:
     again = repeated("plan", {**ROWS, "allow": (), "fix": {}, "top": 20})
     assert again == "autotune plan 'a model' 'rows of mine.jsonl'"
+
+
+def test_prices_that_are_no_file_are_not_repeated() -> None:
+    assert repeated("plan", {**ROWS, "prices": {"T4": 0.4}}) == "autotune plan 'a model' 'rows of mine.jsonl'"
 
 
 def test_rows_in_place_of_a_base_s_are_not_repeated_as_its_model() -> None:

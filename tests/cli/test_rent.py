@@ -76,10 +76,6 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
         ("M D --num-processes auto --html plan.html", "--html is for one plan, not for a table."),
         ("M D --gpu all --explain", "--explain is for one plan"),
         ("M D --gpu all --top 3", "--top is for one plan"),
-        (
-            "M D --gpu T4 --prices p.yaml",
-            "--prices is for a table of GPUs. Of one kind, --num-processes auto shows what each",
-        ),
         ("M D --gpu T4 --num-processes many", "'many' is neither a number nor auto"),
         ("M --gpu all", "There is neither a dataset nor a length."),
         ("M --seq-len 8 --gpu all --prices nowhere.yaml", "nowhere.yaml cannot be read"),

@@ -104,8 +104,12 @@ def test_a_directory_without_a_config_is_refused(directory: Path) -> None:
         model_source(str(directory), "random")
 
 
-def test_an_adapter_is_not_taken_for_a_model(directory: Path) -> None:
-    (directory / "config.json").rename(directory / "adapter_config.json")
+def test_an_adapter_is_not_taken_for_a_model_and_not_overlooked_beside_one(directory: Path) -> None:
+    (directory / "adapter_config.json").write_text("{}", encoding="utf-8")
+    for named in (directory, directory / "config.json"):
+        with pytest.raises(InputError, match="PEFT adapter beside a model"):
+            model_source(str(named), "random")
+    (directory / "config.json").unlink()
     with pytest.raises(InputError, match="PEFT adapter"):
         model_source(str(directory), "random")
     (directory / "adapter_config.json").write_text('{"base_model_name_or_path": "org/model"}', encoding="utf-8")

@@ -46,6 +46,17 @@ def test_a_terminal_has_the_batches_and_the_epoch_beside_the_defaults() -> None:
     assert "fastest that fits TRL's default" in text
 
 
+def test_a_price_is_shown_as_the_cost_on_all_gpus_beside_the_defaults() -> None:
+    slow = replace(AN_EPOCH, seconds_per_epoch=150.0)
+    priced = a_plan(epoch=AN_EPOCH, baseline_epoch=slow, trainer="sft", price=3.0, processes=8)
+    assert "cost per epoch 0.50 1.00" in words(drawn(priced, 100))
+    assert "cost" not in drawn(replace(priced, price=None), 100)
+    # Of rows that are no dataset; 9,000 and 7,000 tokens per second.
+    no_epoch = replace(AN_EPOCH, seconds_per_epoch=None)
+    priced = replace(priced, epoch=no_epoch, baseline_epoch=no_epoch)
+    assert "cost per 1e9 tokens 740.74 952.38" in words(drawn(priced, 100))
+
+
 @WIDTHS
 def test_a_plan_fits_the_console_and_cuts_nothing_off(width: int) -> None:
     text = drawn(a_plan(), width)

@@ -40,6 +40,7 @@ ENGINES = [
     ({}, "DDP"),
     ({"sharding": "fsdp2"}, "FSDP2"),
     pytest.param({"sharding": "fsdp2", "reshard_after_forward": "off"}, "FSDP2", marks=pytest.mark.nightly),
+    pytest.param({"sharding": "fsdp2", "sync_each_batch": "on"}, "FSDP2", marks=pytest.mark.nightly),
     pytest.param({"sharding": "zero2"}, "DeepSpeed's ZeRO stage 2", marks=needs_deepspeed),
     pytest.param({"sharding": "zero3", "offload": "both"}, "DeepSpeed's ZeRO stage 3", marks=needs_deepspeed),
     *(

@@ -175,10 +175,13 @@ def test_weights_that_are_kept_after_the_forward_pass_are_part_of_the_peak(trace
     assert traced({**fsdp2(), "gradient_checkpointing": True}).device.bytes < traced(fsdp2()).device.bytes
 
 
-def test_fsdp2_keeps_whole_gradients_between_micro_batches(traced: Any) -> None:
+def test_fsdp2_keeps_whole_gradients_between_micro_batches_unless_it_sums_them_in_each(traced: Any) -> None:
     reply = traced({**fsdp2(), **ACCUMULATED})
     grown = highest(reply, Occurrence.FURTHER) - highest(reply, Occurrence.FIRST)
     assert grown == pytest.approx(2 * PARAMETERS, rel=0.1)
+    synced = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    reply = traced({**fsdp2(), **ACCUMULATED, **synced})
+    assert 0 <= highest(reply, Occurrence.FURTHER) - highest(reply, Occurrence.FIRST) <= 4 * PARAMETERS / RANKS
 
 
 @needs_deepspeed

@@ -46,6 +46,18 @@ def test_the_baseline_has_trl_s_batch_or_the_largest_below_that_adds_up(rows: in
     assert candidate(setting(global_batch_size=rows))["per_device_train_batch_size"] == expected
 
 
+@pytest.mark.parametrize(
+    ("sharding", "rows", "choice"), [("fsdp2", 2, "on"), ("fsdp2", 4, "off"), ("ddp", 2, "off"), ("zero2", 2, "off")]
+)
+def test_gradients_are_summed_in_each_micro_batch_only_where_fsdp2_accumulates(
+    sharding: str, rows: int, choice: str
+) -> None:
+    here = setting(machine=TWO)
+    found = candidate(here, sharding=sharding, per_device_train_batch_size=rows, sync_each_batch="on")
+    assert found["sync_each_batch"] == choice
+    assert ("accelerator_config" in SFT.plan(found, here).args) == (choice == "on")
+
+
 def test_quantised_weights_cannot_be_trained_without_adapters() -> None:
     here = setting(allowed=frozenset({"quantization", "lora"}))
     assert "it needs lora or peft_config" in str(SFT.illegal(candidate(here, quantization="4bit-nf4"), here))

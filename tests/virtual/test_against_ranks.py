@@ -24,6 +24,7 @@ MODEL = {
 }  # fmt: skip
 CHECKPOINTED = {"gradient_checkpointing": True}
 ACCUMULATED = {"gradient_accumulation_steps": 2}
+SYNCED = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
 nightly = pytest.mark.nightly
 
 
@@ -54,9 +55,10 @@ def compared(
         pytest.param(fsdp2(reshard_after_forward=False), marks=nightly),
         pytest.param({**fsdp2(), **CHECKPOINTED}, marks=nightly),
         pytest.param({**fsdp2(), **ACCUMULATED}, marks=nightly),
+        pytest.param({**fsdp2(), **ACCUMULATED, **SYNCED}, marks=nightly),
     ],
     ids=["fsdp2", "ddp", "ddp-checkpointed-accumulated", "fsdp2-not-resharded", "fsdp2-checkpointed",
-         "fsdp2-accumulated"],
+         "fsdp2-accumulated", "fsdp2-synced"],
 )  # fmt: skip
 def test_the_peak_of_each_rank_is_that_of_the_cpu(args: dict[str, Any], job_server: JobServer, tmp_path: Path) -> None:
     for rank in compared(args, job_server, tmp_path):

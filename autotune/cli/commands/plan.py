@@ -70,11 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
                 hint="Leave it out, or name the GPU and the number of processes.",
             )
         return _compare(options, as_json=as_json)
-    if "prices" in options:
-        raise InputError(
-            "--prices is for a table of GPUs.",
-            hint="Of one kind, --num-processes auto shows what each number of them costs; --gpu all compares kinds.",
-        )
     return _plan(options, options.pop("html", None), as_json=as_json, whole=options.pop("all", False))
 
 
