@@ -103,7 +103,7 @@ def _slow_where_reduced() -> None:
         now[0] += _REDUCED_SECONDS * self.sync_gradients
 
     accelerator.backward = slow
-    for name in ("meters", "progress", "training"):
+    for name in ("followed", "meters", "progress"):
         timing: Any = importlib.import_module(f"autotune.step.run.{name}")
         timing.time = SimpleNamespace(monotonic=lambda: now[0])
 

@@ -77,11 +77,18 @@ LAYOUTS: dict[str, Sequence[Choices]] = {
         for name in ("dpo", "kto", "reward")
     },
 }
+# By day, one dataset meets all layouts of a trainer, and each of the others one.
 CASES = [
-    pytest.param(trainer, dataset, choices, id=f"{trainer}-{dataset}-{'-'.join(map(str, choices.values()))}")
+    pytest.param(
+        trainer,
+        dataset,
+        choices,
+        id=f"{trainer}-{dataset}-{'-'.join(map(str, choices.values()))}",
+        marks=() if dataset == BY_DAY or place % len(layouts) == number else pytest.mark.nightly,
+    )
     for trainer, layouts in LAYOUTS.items()
-    for dataset in DATASETS
-    for choices in layouts
+    for place, dataset in enumerate(DATASETS)
+    for number, choices in enumerate(layouts)
 ]
 
 # Measuring takes seconds: by day, one dataset of each trainer.
