@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_launcher, notes_on_loading
@@ -190,6 +191,10 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     # A promise of memory must hold in all of them.
     runs = (record.measurement, *runs_after(record, outcome.records))
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
+    sizes = {name: [getattr(run, name) for run in runs] for name in _HELD}
+    held: dict[str, Any] = {
+        name: max((size for size in each if size is not None), default=None) for name, each in sizes.items()
+    }
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
     rate = mean_rate(rates) if rates else None
@@ -207,10 +212,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         plan=plan,
         status=shown.status,
         reason=shown.reason,
-        **{
-            name: max((size for run in runs if (size := getattr(run, name)) is not None), default=None)
-            for name in _HELD
-        },
+        **held,
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
         tokens_per_second_low=expected.low if expected else None,

@@ -9,7 +9,7 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
-from autotune.app.arguments import AUTO, option
+from autotune.app.arguments import AUTO, names, option
 from autotune.app.public import OBJECTS, descriptions, kinds_of, placeholders, words_of
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
@@ -110,6 +110,9 @@ def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     as_json: bool = options.pop("json", False)
     if "fix" in options:
         options["fix"] = fixes(options["fix"])
+    for name in ("allow", "exclude", "reward_funcs"):
+        if name in options:
+            options[name] = names(options[name])
     return options, as_json
 
 

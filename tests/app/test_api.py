@@ -50,6 +50,14 @@ def test_a_search_whose_budget_is_refused_leaves_no_directory(tmp_path: Path) ->
     assert not (tmp_path / "found").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"), [({}, "MODEL and no DATASET"), ({"model": "M"}, "DATASET"), ({"dataset": "D"}, "MODEL")]
+)
+def test_a_search_names_what_it_lacks(given: dict[str, Any], missing: str) -> None:
+    with pytest.raises(InputError, match=f"^There is no {missing}[.] Give both, or a configuration"):
+        autotune.probe(**given)
+
+
 @pytest.mark.parametrize("name", ["", "result.json"], ids=["directory", "file"])
 def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> None:
     # A configuration for a GPU cannot be made on a machine without one.

@@ -194,7 +194,7 @@ def test_every_wrong_key_is_told_at_once(tmp_path: Path) -> None:
         "line 6: beta",
     ):
         assert part in message
-    assert "mine.yaml --no-fit" in raised.value.hint
+    assert "mine.yaml --trainer sft --no-fit" in raised.value.hint
 
 
 def test_what_a_probe_does_not_do_ends_with_the_reason(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_what_runs_out_is_shown_with_its_line_and_what_lacked(answered: Any) -> 
 def test_a_library_that_does_not_name_the_size_of_its_request_is_given_none(answered: Any) -> None:
     found = answered(ran(replace(RAN_OUT, failed_allocations=()), ending=FAILED))
     assert found.headline == "does not fit: out of memory in step 2 at train.py:42"
-    assert (found.held_bytes, found.spare_bytes) == (3 * GIB, 21 * GIB)
+    assert (found.held_bytes, found.spare_bytes) == (12 * GIB, 12 * GIB)
 
 
 def test_requests_that_the_script_survived_are_noted(answered: Any) -> None:

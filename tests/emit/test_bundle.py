@@ -169,7 +169,7 @@ def test_the_head_admits_what_was_not_confirmed(tmp_path: Path) -> None:
     assert "Not confirmed by a longer run." in (tmp_path / "config.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed"), (False, "so far, not confirmed")])
+@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far. Confirmed"), (False, "so far. Not confirmed")])
 def test_the_head_of_an_interrupted_search_says_whether_its_best_was_confirmed(
     confirmed: bool, said: str, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from autotune.cli.arguments import add_json, add_options, listed, options_of, tr
 from autotune.core.effort import EFFORTS
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.status import RunStatus
-from autotune.errors import UnwrittenError
+from autotune.errors import InputError, UnwrittenError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
@@ -58,6 +58,12 @@ def epilog() -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Search, show the result, and return the exit code."""
     options, as_json = options_of(arguments)
+    if "base" not in options and "dataset" not in options:
+        missing = "DATASET" if "model" in options else "MODEL, DATASET"
+        raise InputError(
+            f"The following arguments are required: {missing}.",
+            hint="Or a configuration that names them, with --base. See autotune probe --help.",
+        )
 
     from autotune.api.probe import probe
     from autotune.cli.console import stderr_console, write_json
