@@ -50,6 +50,7 @@ from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import counted
 
 
 @taking(PlanArguments)
@@ -207,8 +208,8 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
         yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
     if asked.dataset is None:
         yield (
-            f"All rows have {lengths.longest:,} tokens here. Rows of varied lengths bring padding and an attention"
-            " mask, which needs more memory: give a DATASET for a plan of its lengths."
+            f"All rows have {counted(lengths.longest, 'token')} here. Rows of varied lengths bring padding and an"
+            " attention mask, which needs more memory: give a DATASET for a plan of its lengths."
         )
     if evaluator.misaligned:
         yield (
