@@ -205,8 +205,8 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
         yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
     if asked.dataset is None:
         yield (
-            f"All rows have {lengths.longest:,} tokens here. Rows of varied lengths bring padding and an attention"
-            " mask, which needs more memory: give a DATASET for a plan of its lengths."
+            f"All rows have {counted(lengths.longest, 'token')} here. Rows of varied lengths bring padding and an"
+            " attention mask, which needs more memory: give a DATASET for a plan of its lengths."
         )
     if evaluator.misaligned:
         yield (

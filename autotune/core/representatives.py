@@ -88,7 +88,7 @@ def representatives(
         if len(whole) > 1 and chosen.min() > 0:
             break
     else:
-        whole, chosen = np.array([max(1.0, np.rint(mean))]), np.ones(1)
+        whole, chosen = np.array([max(1.0, min(np.rint(mean), most_tokens))]), np.ones(1)
     means = [_by_quantile(np.asarray(figures, dtype=float)[order], weights, chosen) for figures in beside]
     return tuple(
         Representative(int(size), float(share), tuple(float(each[place]) for each in means))

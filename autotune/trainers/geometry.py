@@ -311,8 +311,7 @@ def _flat_sizes(kept: _Kept, rows: int, multiple: int, most: int) -> tuple[Typic
     by_length[list(kept.by_width)] = list(kept.by_width.values())
     tokens, shares = summed(by_length, rows)
     largest = rounded_up(most, multiple)
-    # Sums of random lengths end anywhere between two multiples.
-    found = representatives(tokens + (multiple - 1) / 2, shares, most_tokens=largest, known=largest)
+    found = representatives(-(-tokens // multiple) * multiple, shares, most_tokens=largest, known=largest)
     return tuple(Typical(Shape(1, each.tokens, trained=kept.trained), each.share) for each in found)
 
 

@@ -90,6 +90,11 @@ def test_padding_free_rows_lie_end_to_end_and_the_longest_are_the_worst() -> Non
     assert (typical.tokens, tokens) == pytest.approx((400, 400))
 
 
+def test_equal_rows_end_to_end_are_timed_in_the_length_that_they_have() -> None:
+    _, worst, typical, _, _ = geometry({1024: 9}, padding_free="on", pad_to_multiple_of=64)
+    assert worst == typical == Shape(1, 2048)
+
+
 def test_packed_rows_are_as_full_as_documents_fill_them() -> None:
     # 600 and 400 fill a row of 1000; of the three rows, the last holds 600 alone.
     kind, worst, _, tokens, _ = geometry({600: 3, 400: 2}, packing="bfd")
