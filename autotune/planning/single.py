@@ -274,13 +274,15 @@ class PlanTracer:
 
     def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
         """Return the requests of a plan by size and depth; of sizes for the time alone, the steps alone are traced."""
-        plan, where = sized.plan, (self._setting, self._device, self._uses_with(sized.plan))
+        plan, setting, device, uses = sized.plan, self._setting, self._device, self._uses_with(sized.plan)
         for_memory = {**dict.fromkeys(self._largest(sized)), **sized.sizes(timed=False)}
         found = {}
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             alone = size not in for_memory
             depths = depths_of(plan, self._layer_kinds, for_memory=not alone)
-            found[size] = {depth: trace_request(plan, *size, depth, *where, steps_alone=alone) for depth in depths}
+            found[size] = {
+                depth: trace_request(plan, *size, depth, setting, device, uses, steps_alone=alone) for depth in depths
+            }
         return found
 
     def _traced(self, sized: Sized, replies: Mapping[Size, Mapping[int, Traced]]) -> TracedPlan | Untraceable:

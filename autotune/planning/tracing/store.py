@@ -94,8 +94,8 @@ class Traces:
             # In no variable, so that what runs ends with this loop, however it ends.
             for at, traced in zip(deepest_first, self._tracer([missing[at] for at in deepest_first]), strict=True):
                 self._keep(at, traced)
-        traces = [traced for at in places if (traced := self._find(at))]
-        self._used.update((id(traced), traced) for traced in traces)
+        traces = [known for at in places if (known := self._find(at))]
+        self._used.update((id(known), known) for known in traces)
         found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True)]
         return self.times.timed(found) if self.times is not None else found
 
