@@ -86,7 +86,7 @@ class Rent:
     dataset: str
     trainer: str
     unit: Unit
-    global_batch_size: int | None
+    global_batch_size: int
     num_processes: int | Literal["auto"]
     num_machines: int
     priced: bool
