@@ -48,7 +48,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 **known.arguments(plan),
             )
     except Exception as error:
-        if isinstance(error, TemplateError) or _raised_in_template(error):
+        if isinstance(error, TemplateError) or _raised_in(error, _TEMPLATE_CODE):
             template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
             raise InputError(
                 f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
@@ -56,18 +56,26 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             ) from error
         if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
             raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
+        if _raised_in(error, _MAPPING):
+            raise InputError(
+                f"TRL cannot read a row of {request.dataset.name}: {type(error).__name__}: {one_line(error)}.",
+                hint="Look for rows that differ from the first: null in messages, or numbers in place of text.",
+            ) from error
         raise
     return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
-def _raised_in_template(error: Exception) -> bool:
-    """Whether an error comes from the code that Jinja compiles a template to, such as for adding null to text."""
-    return any(frame.filename == _TEMPLATE_CODE for frame in traceback.extract_tb(error.__traceback__))
+def _raised_in(error: Exception, code: str) -> bool:
+    """Whether an error comes from a file, or from what that calls."""
+    return any(frame.filename.endswith(code) for frame in traceback.extract_tb(error.__traceback__))
 
 
 _ANSWERS = "assistant_only_loss"
 _TEMPLATE_CODE = "<template>"
-"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja)."""
+"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja). It may fail to add
+null to text."""
+_MAPPING = "datasets/arrow_dataset.py"
+"""The file that calls TRL's functions of rows."""
 _FEWEST = 2
 """Fewest prompts that a share of them may keep."""
 _NAMED = 10

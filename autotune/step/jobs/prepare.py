@@ -21,7 +21,7 @@ from autotune.step.data.tokenize import covered, tokenized
 from autotune.step.images.limits import image_limits
 from autotune.step.images.sizes import image_column
 from autotune.step.job import JobContext
-from autotune.step.models.loading import load_config, load_processor
+from autotune.step.models.loading import check_weights, load_config, load_processor
 from autotune.step.models.peft import check_peft
 from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
@@ -141,6 +141,8 @@ def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any,
     config = load_config(source, known.head)
     processor = load_processor(source, known.processor)
     profile = model_profile(source, config, processor, folder)
+    if source.init == "pretrained":
+        check_weights(Path(source.name))
     if source.init == "pretrained" and profile.has_weights is False:
         raise InputError(
             f"{source.name} has no weights to load.",
