@@ -23,7 +23,7 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     # A job that is being killed may still write.
     folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
     part, lock = Path(folder.name, f"{_LOCK}.part"), Path(folder.name, _LOCK)
-    file = os.open(part, os.O_RDWR | os.O_CREAT)
+    file = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
     weakref.finalize(folder, os.close, file)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX)

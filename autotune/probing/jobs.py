@@ -251,7 +251,7 @@ def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
         raise _refused(reply)
     if isinstance(reply, Failure):
         kind = JobLostError if reply.transient else AutotuneError
-        failed = _failed(kind, f"A job failed with {reply.kind}: {reply.message}", folder)
+        failed = _failed(kind, f"A job failed with {reply.kind}: {reply.message.rstrip('.')}.", folder)
         # Shown by --debug, below the traceback of this process.
         failed.add_note(f"In the process of the job:\n{reply.traceback}")
         raise failed

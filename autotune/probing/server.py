@@ -311,6 +311,7 @@ def received_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failur
 def _unwritable(folder: Path, error: OSError) -> InputError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
-    other = "Set TMPDIR to another directory." if is_temporary(folder) else "Choose another output directory."
-    hint = "Free some space and resume." if full else other
+    hint = "Free some space and resume." if full else "Choose another output directory."
+    if is_temporary(folder):
+        hint = "Set TMPDIR to another directory."
     return InputError(f"{folder} {problem}.", hint=hint)

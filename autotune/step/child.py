@@ -92,7 +92,8 @@ def execute(folder: Path, jobs: Mapping[str, Runs], env: Mapping[str, str]) -> N
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent
         reply = failure_of(error)
         if lacks_space(error):
-            hint = f"Free some on the disks of {folder} and {tempfile.gettempdir()}, then run the command again."
+            hint = f"Free some on the disks of {folder} and {tempfile.gettempdir()}, or raise a limit of file sizes "
+            hint += "(ulimit -f), then run the command again."
             reply = InputProblem("There is no space left on a disk that a job writes to.", hint)
     write_reply(folder, reply)
     sys.stdout.flush()

@@ -15,7 +15,7 @@ from autotune.confidential import hidden
 from autotune.core.protocol import Failure
 from autotune.errors import causes
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def lacks_space(error: BaseException) -> bool:
-    """Whether an error comes from a full disk or a quota, in libraries that are not written in Python too."""
+    """Whether it comes of a full disk, a quota or a limit of file sizes, in libraries of other languages too."""
     texts = [os.strerror(number) for number in _NO_SPACE]
     return any(
         getattr(each, "errno", None) in _NO_SPACE or any(text in str(each) for text in texts) for each in causes(error)

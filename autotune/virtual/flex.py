@@ -43,7 +43,10 @@ def flex_attention_compiled(ledger: Ledger) -> Patches:
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
-    stand_ins = {"flex_attention": _flex_attention, "create_block_mask": _create_block_mask}
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "flex_attention": _flex_attention,
+        "create_block_mask": _create_block_mask,
+    }
     for name in _HOLDERS.keys() & sys.modules.keys():
         for function in _HOLDERS[name]:
             real = getattr(sys.modules[name], function)

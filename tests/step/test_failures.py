@@ -46,7 +46,7 @@ def test_a_full_disk_in_a_training_is_no_result_of_its_candidate(
 
     monkeypatch.setitem(probe.__globals__, "train", full)
     model = ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
-    asked = ProbeRequest(plan(), model, "cpu", "none", BRIEF)
+    asked = ProbeRequest(plan(), model, "cpu", str(tmp_path), BRIEF)
     with pytest.raises(OSError, match="No space left"):
         probe(asked, JobContext(tmp_path, 0.0))
 
@@ -177,6 +177,7 @@ def wrapped(cause: Exception) -> Exception:
     [
         OSError(errno.ENOSPC, FULL),
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        OSError(errno.EFBIG, os.strerror(errno.EFBIG)),
         # As tokenizers and safetensors raise it.
         Exception(f"{FULL} (os error 28)"),
         wrapped(OSError(errno.ENOSPC, FULL)),

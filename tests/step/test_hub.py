@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from datasets.exceptions import DatasetNotFoundError
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -72,3 +73,13 @@ def test_a_dataset_is_not_known_where_the_hub_cannot_be_reached(
         dataset.load_rows(find_trainer("sft"), DatasetSource("no/such", "no/such"), None, ModelSource("m"), tmp_path)
     assert isinstance(found.value, UnreadError) is unreached
     assert re.search(r"[^.]\. Check the name;", str(found.value))
+
+
+def test_a_full_disk_of_the_cache_is_not_taken_for_a_broken_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = DatasetGenerationError("An error occurred while generating the dataset")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(dataset, "load_dataset", Mock(side_effect=error))
+    with pytest.raises(InputError, match="There is no space left for the cache of datasets"):
+        dataset.load_rows(find_trainer("sft"), DatasetSource("rows", "json"), None, ModelSource("m"), tmp_path)

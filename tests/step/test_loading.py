@@ -13,9 +13,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoProcessor, modeling_utils
 
-from autotune.core.workload import ModelSource
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.probing import JobServer
+from autotune.probing import JobServer, prepare
 from autotune.step.models import loading
 from autotune.step.models.heads import LANGUAGE_MODEL
 from autotune.step.models.loading import (
@@ -26,7 +27,7 @@ from autotune.step.models.loading import (
     vocabularies_read_once,
 )
 from autotune.units import GIB, MIB
-from tests.small import write_small_model
+from tests.small import write_rows, write_small_model
 from tests.virtual.alone import found_by
 from tests.virtual.models import config_of
 from tests.vision import small_processor, small_vision_config
@@ -42,6 +43,7 @@ def source(tmp_path: Path) -> ModelSource:
     [
         ({"hidden_size": "64"}, "hidden_size"),
         ({"num_attention_heads": 5}, "multiple of the number of attention heads"),
+        ({"num_attention_heads": 0}, "integer modulo by zero"),
         ({"layer_types": ["full_attention", "no_attention"]}, "no_attention|layer_types"),
         ({"dtype": "float13"}, "float13"),
     ],
@@ -51,6 +53,25 @@ def test_a_configuration_that_is_not_valid_is_an_error_that_names_the_model(
 ) -> None:
     rewrite(source, changes)
     with pytest.raises(InputError, match=f"{source.name} is not valid: .*({problem})"):
+        load_config(source, LANGUAGE_MODEL)
+
+
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_weights_that_are_cut_off_are_told_before_a_probe_reads_them(
+    job_server: JobServer, tmp_path: Path, left: int
+) -> None:
+    file = write_small_model(tmp_path / "model") / "model.safetensors"
+    rows = DatasetSource("rows", "json", str(write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])))
+    request = PrepareRequest(ModelSource(str(file.parent), "pretrained"), rows, "sft", str(tmp_path / "tokenized"))
+    assert prepare(job_server, request, tmp_path / "whole").model.has_weights
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(InputError, match=f"The weights in {file} cannot be read"):
+        prepare(job_server, request, tmp_path / "torn")
+
+
+def test_an_architecture_that_is_no_list_is_told(source: ModelSource) -> None:
+    rewrite(source, {"architectures": "LlamaForCausalLM"})
+    with pytest.raises(InputError, match="names no architecture"):
         load_config(source, LANGUAGE_MODEL)
 
 

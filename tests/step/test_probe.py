@@ -14,6 +14,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, FORWARD, OPTIMIZER_STEP
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import Workload
+from autotune.errors import InputError
 from autotune.probing import JobServer, probe
 from autotune.units import MIB
 from tests.step.requests import plan, probe_request, token_workload
@@ -85,6 +86,14 @@ def test_random_and_pretrained_weights_need_the_same_memory(prober: Prober, mode
     assert random.ok
     assert pretrained.ok
     assert random.peak_bytes == pytest.approx(pretrained.peak_bytes, abs=16 * MIB)
+
+
+def test_rows_that_were_removed_are_no_result_of_a_candidate(
+    job_server: JobServer, small_workload: Workload, tmp_path: Path
+) -> None:
+    request = replace(probe_request(small_workload, plan()), tokenized_directory=str(tmp_path / "gone"))
+    with pytest.raises(InputError, match=f"The tokenised rows in {tmp_path / 'gone'} were removed. Go on with"):
+        probe(job_server, request, tmp_path / "probe")
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
 from autotune.trainers import find_trainer
 from tests.small import (
+    CHAT_TEMPLATE,
     long_tailed_texts,
     messages_rows,
     prompt_completion_rows,
@@ -185,6 +186,19 @@ def test_a_template_that_refuses_rows_is_told_by_its_name(prepared: Prepare, tmp
     file.write_text("{{ raise_exception('only users may speak') }}")
     with pytest.raises(InputError, match=r"chat template .*strict.jinja refuses a row of rows.jsonl: only users"):
         prepared(messages_rows(TEXTS), chat_template_path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([*messages_rows(TEXTS), {"messages": []}], "rows.jsonl has no messages in 1 of 13 rows, .* is row 13"),
+        ([*messages_rows(TEXTS), {"messages": [None]}], "TRL cannot read a row of rows.jsonl: KeyError"),
+        ([*text_rows(TEXTS), {"text": 5}], "TRL cannot read a row of rows.jsonl: .*'int'"),
+    ],
+)
+def test_a_row_that_differs_from_the_first_is_told(prepared: Prepare, rows: Rows, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepared(rows, own=CHAT_TEMPLATE)
 
 
 def _pairs() -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -31,6 +31,7 @@ from autotune.inspection.dataset import check_file
 from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.hub import not_loaded
 from autotune.step.images.sizes import image_column, image_feature
+from autotune.step.job import lacks_space
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
@@ -81,7 +82,7 @@ def load_rows(
     _check_prepared(source, rows)
     used = (*loaded.format.columns, *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
-        _check_no_nulls(source, rows, column)
+        _check_complete(source, rows, column)
     for column in loaded.format.flags:
         _check_flags(source, rows, column)
     _check_tokenizer(trainer, loaded, processor, source, model)
@@ -104,6 +105,10 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
         message = f"The dataset {source.name} was not found: {_first_line(error).removesuffix('.')}."
         raise not_loaded(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:
+        if lacks_space(error):
+            cache = datasets.config.HF_DATASETS_CACHE
+            hint = "Free some, or set HF_DATASETS_CACHE to another directory."
+            raise InputError(f"There is no space left for the cache of datasets, {cache}.", hint=hint) from error
         _check_all_lines(source)
         cause = error.__cause__ or error
         raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
@@ -183,12 +188,17 @@ def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
         )
 
 
-def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
+def _check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
     values = rows.with_format("arrow")[:][column]
-    if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py() + 1
+    lacks = pc.is_null(values)
+    if pa.types.is_list(values.type) and pa.types.is_struct(values.type.value_type):
+        # TRL looks at the first of a row's messages.
+        lacks = pc.or_(lacks, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
+    count = pc.sum(lacks).as_py()
+    if count:
+        row = pc.index(lacks, True).as_py() + 1
         counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
-        lacking = f"{values.null_count:,} of {len(rows):,} rows"
+        lacking = f"{count:,} of {len(rows):,} rows"
         raise InputError(
             f"{source.name} has no {column} in {lacking}, the first of which is row {row:,} ({counted}).",
             hint="Remove or complete them.",

@@ -24,7 +24,7 @@ from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.images.limits import image_limits
 from autotune.step.images.sizes import image_column
 from autotune.step.job import JobContext
-from autotune.step.models.loading import load_config, load_processor, model_class
+from autotune.step.models.loading import check_weights, load_config, load_processor, model_class
 from autotune.step.models.peft import check_peft
 from autotune.step.models.shrink import FEWEST_BUILT, shrunken_model
 from autotune.step.objects import config as configuration
@@ -35,7 +35,10 @@ from autotune.units import format_bytes
 
 _ANSWERS = "assistant_only_loss"
 _TEMPLATE_CODE = "<template>"
-"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja)."""
+"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja). It may fail to add
+null to text."""
+_MAPPING = "datasets/arrow_dataset.py"
+"""The file that calls TRL's functions of rows."""
 _FEWEST = 2
 """Fewest prompts that a share of them may keep."""
 _NAMED = 10
@@ -173,7 +176,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 **known.arguments(plan),
             )
     except Exception as error:
-        if isinstance(error, TemplateError) or _raised_in_template(error):
+        if isinstance(error, TemplateError) or _raised_in(error, _TEMPLATE_CODE):
             template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
             raise InputError(
                 f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
@@ -181,13 +184,18 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             ) from error
         if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
             raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
+        if _raised_in(error, _MAPPING) and not isinstance(error, (InputError, OSError)):
+            raise InputError(
+                f"TRL cannot read a row of {request.dataset.name}: {type(error).__name__}: {one_line(error)}.",
+                hint="Look for rows that differ from the first: null in messages, or numbers in place of text.",
+            ) from error
         raise
     return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
-def _raised_in_template(error: Exception) -> bool:
-    """Whether an error comes from the code that Jinja compiles a template to, such as for adding null to text."""
-    return any(frame.filename == _TEMPLATE_CODE for frame in traceback.extract_tb(error.__traceback__))
+def _raised_in(error: Exception, code: str) -> bool:
+    """Whether an error comes from a file, or from what that calls."""
+    return any(frame.filename.endswith(code) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
@@ -226,6 +234,8 @@ def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any,
     config = load_config(source, known.head)
     processor = load_processor(source, known.processor)
     profile = model_profile(source, config, processor, folder)
+    if source.init == "pretrained":
+        check_weights(Path(source.name))
     if source.init == "pretrained" and profile.has_weights is False:
         raise InputError(
             f"{source.name} has no weights to load.",

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan, allocator_settings
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
+from autotune.errors import InputError
 from autotune.step.distributed.group import leave, prepare_rank
 from autotune.step.job import JobContext, lacks_space, logged
 from autotune.step.models.loading import load_config, model_class
@@ -29,9 +31,12 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
 
     Raises:
-        InputError: other processes hold memory that the limit allows.
+        InputError: other processes hold memory that the limit allows, or the rows were removed.
         Exception: a disk is full. Neither is a result of the candidate's.
     """
+    for rows in filter(None, (request.tokenized_directory, request.evaluation_directory)):
+        if not Path(rows).is_dir():
+            raise InputError(f"The tokenised rows in {rows} were removed.", hint="Go on with --resume.")
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.

@@ -63,8 +63,8 @@ class Head:
 
 
 def _language_model(config: Any, name: str) -> str:
-    names = config.architectures or []
-    if not names:
+    names = config.architectures
+    if not names or not isinstance(names, list):
         raise InputError(
             f"The configuration of {name} names no architecture.",
             hint='Add, for instance, "architectures": ["LlamaForCausalLM"] to its config.json; TRL needs it.',

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -41,6 +41,7 @@ _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
 # Values of ``device_map``, the first of them TRL's default, with which transformers spreads layers over devices by the
 # memory that these have free (``_get_device_map`` of ``transformers/integrations/accelerate.py``).
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+_WEIGHTS = "model*.safetensors"
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
 
@@ -58,8 +59,8 @@ def load_config(source: ModelSource, head: Head) -> Any:
     except (OSError, ValueError, KeyError) as error:
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
         raise not_loaded(error, message, _OFFLINE_HINT) from error
-    except (StrictDataclassError, AttributeError, SafetensorError) as error:
-        message = f"The configuration of {source.name} is not valid: {one_line(error)}"
+    except (StrictDataclassError, ArithmeticError, AttributeError, TypeError) as error:
+        message = f"The configuration of {source.name} is not valid: {one_line(error)}."
         raise InputError(message, hint="Correct its config.json.") from error
     _check_not_quantized(config, source)
     return head.configured(config, source.name)
@@ -69,9 +70,28 @@ def _dtype_of_weights(folder: Path) -> torch.dtype | None:
     """Return the type that ``dtype: auto`` means where a configuration has none, as `_get_dtype` of transformers does.
 
     None for a model without weights in a local directory.
+
+    Raises:
+        InputError: the weights cannot be read.
     """
-    files = sorted(folder.glob("model*.safetensors"))
+    check_weights(folder)
+    files = sorted(folder.glob(_WEIGHTS))
     return get_state_dict_dtype(load_state_dict(files[0], map_location="meta")) if files else None
+
+
+def check_weights(folder: Path) -> None:
+    """Check that the files of weights in a local directory are whole, as far as their sizes and headers show.
+
+    Raises:
+        InputError: one is not.
+    """
+    for file in sorted(folder.glob(_WEIGHTS)):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            message = f"The weights in {file} cannot be read: {first_line(error)}."
+            raise InputError(message, hint="Save or download them again.") from error
 
 
 def _check_not_quantized(config: Any, source: ModelSource) -> None:
