@@ -252,15 +252,15 @@ class Worker:
         """
         while not self._channel.ready:
             try:
+                if self._interrupted:
+                    # Another thread may have killed the former connection, and not this one.
+                    raise ChannelClosed
                 self._channel.receive()
             except ChannelClosed:
                 if self._interrupted or self._server.pid is None:
                     raise
                 self._channel.disconnect()
                 self._channel, self._started_by = self._server.start()
-                if self._interrupted:
-                    # Meanwhile, when the former connection was killed.
-                    self._channel.kill()
 
     def interrupt(self) -> None:
         """Kill the process; for another thread than the one that waits for a job."""
