@@ -23,9 +23,6 @@ from autotune.techniques.traits import allocator_knobs, geometry_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
-_REPLACED = 4
-"""Most candidates that are traced at full depth for each that is shown: what does not fit by that is replaced."""
-
 
 class Evaluator:
     """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.estimate.Runner`.
@@ -170,11 +167,11 @@ class Evaluator:
         What does not fit by that is replaced by the next, which is traced too. The best one is traced once more, with
         micro-batches of varied lengths.
         """
-        while len(self._confirmed) < _REPLACED * count:
-            shown = (*distinct(self.ranked(), count), self.estimate(self.problem.baseline))
-            missing = [each.candidate for each in shown if each.may_fit and each.candidate not in self._confirmed]
-            if not missing:
-                break
+        while missing := [
+            each.candidate
+            for each in (*distinct(self.ranked(), count), self.estimate(self.problem.baseline))
+            if each.may_fit and each.candidate not in self._confirmed
+        ]:
             self.trace_full_depth(missing, varied=False)
         best = next(iter(self.ranked()), None)
         if best is not None and best.fits:

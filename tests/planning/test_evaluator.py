@@ -332,7 +332,7 @@ def test_the_candidates_that_a_plan_shows_are_traced_at_full_depth(tmp_path: Pat
     assert all(each is not None and [depth for depth, _, _ in each.fit.weighted()] == [LAYERS] for each in traced)
     # The best one is traced once more. The stand-in leaves so much unused at full depth that many are replaced.
     *once, last = tracer.requests[asked:]
-    assert len(once) <= 4 * count
+    assert len(once) > count
     assert {(request.layers, request.varied) for request in once} == {(LAYERS, False)}
     assert (last.layers, last.varied) == (LAYERS, True)
 
