@@ -80,18 +80,9 @@ class Lora(Technique):
     )
     needs = "rN-language: a vision tower, and no experts whose weights are one parameter; rN-dora: no such experts"
     changes = "only adapters are trained, and the rest of the model stays as it is"
-    writes = frozenset(
-        {
-            "model.use_peft",
-            "model.lora_task_type",
-            "model.lora_r",
-            "model.lora_alpha",
-            "model.lora_dropout",
-            "model.lora_target_modules",
-            "model.use_rslora",
-            "model.use_dora",
-        }
-    )
+    writes = frozenset(f"model.lora_{name}" for name in ("task_type", "r", "alpha", "dropout", "target_modules")) | {
+        "model.use_peft", "model.use_rslora", "model.use_dora",
+    }  # fmt: skip
     impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: adapts_layers(plan.model))
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:

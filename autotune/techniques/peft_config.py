@@ -52,10 +52,8 @@ class PeftConfig(Technique):
         try:
             written = asked if asked.startswith("{") else Path(asked).expanduser().read_text(encoding="utf-8")
             document = read_json(written)
-        except OSError as error:
-            raise self._refused(asked, f"the file cannot be read ({error.strerror})") from error
-        except RuntimeError as error:  # a home directory of no user
-            raise self._refused(asked, f"the file cannot be read ({error})") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: a home directory of no user
+            raise self._refused(asked, f"the file cannot be read ({getattr(error, 'strerror', error)})") from error
         except ValueError as error:
             raise self._refused(asked, f"it is not JSON ({error})") from error
         if not isinstance(document, dict) or not isinstance(document.get("peft_type"), str):

@@ -49,8 +49,12 @@ class Precision(Technique):
             return "accelerate computes in float32 on a CPU where fp16 is asked for"
         too_old = hardware.compute_capability is not None and hardware.compute_capability < AMPERE
         if "bf" in str(choice) and too_old:
-            return "the GPU has no bf16 arithmetic (compute capability 8.0 or later)"
+            return "the GPU has no bf16 arithmetic (compute capability 8.0 or later), so PyTorch computes it in float32"
         return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return the same reason, for a user's own configuration."""
+        return self.unavailable(choice, setting.machine)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

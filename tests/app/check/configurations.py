@@ -226,7 +226,9 @@ CASES = (
         gpu="T4",
     ),
     # PyTorch computes bfloat16 there in float32, and so transformers takes it.
-    _case("sft: bfloat16 on a GPU without it", "", FITS, gpu="T4"),
+    _case(
+        "sft: bfloat16 on a GPU without it", "bf16: true\n", FITS, {"PyTorch computes it in float32": None}, gpu="T4"
+    ),
     _case(
         "sft: FlashAttention on a GPU that is too old for it",
         "fp16: true\nattn_implementation: flash_attention_2\n",
