@@ -29,6 +29,9 @@ class AchievedRates:
         pointwise, strided, reduction, norm, softmax, gather, dequantize, optimizer: of the bandwidth, operators that
             memory bounds, by how they pass over their tensors.
         batched: of the bandwidth, batched matrix products that memory bounds.
+        pass_seconds: fixed time of an operator that memory bounds.
+        cache_bytes: bytes that the L2 cache holds for operators that follow one another; 0: none, or not known.
+        cache_bandwidth: bytes per second of pointwise operators whose tensors it holds.
         copies: of PCIe, copies between the device and pinned memory of the host.
         links: of NVLink or PCIe, by the number of GPUs that a collective joins in a machine, ascending.
         sustained: time of an operator within a training over its time alone on the device.
@@ -52,6 +55,9 @@ class AchievedRates:
     dequantize: float = 1.0
     optimizer: float = 1.0
     batched: float = 1.0
+    pass_seconds: float = 0.0
+    cache_bytes: float = 0.0
+    cache_bandwidth: float = 0.0
     copies: float = 1.0
     links: tuple[tuple[int, float], ...] = ()
     sustained: float = 1.0

@@ -45,7 +45,7 @@ class Pace:
     Attributes:
         launch_seconds: host time for one operator of a module, with its Python and autograd's. It depends on the host:
             on those four, 40, 50, 52 and 56 µs (44). Steps of PEFT's method comparison, to which nothing was fitted,
-            take less than it says (`benchmarks/published/speeds.md`).
+            would be predicted right with 30 (`benchmarks/published/speeds.md`).
         hooked: 1.1 (1.4 in a forward pass, 1.5 in the recomputation).
         selective: 2.2 (2.8 and 3.4).
         engine: 0.5 (0.6).

@@ -69,6 +69,8 @@ class Work:
         backward: for attention, whether it is the backward pass.
         caller: who has the host launch it.
         on_side_stream: whether it runs on another than the device's default stream.
+        reused: for each tensor read or written whose block a cache may hold, its bytes, and those of other blocks that
+            were touched since.
     """
 
     kind: Kind
@@ -85,6 +87,7 @@ class Work:
     backward: bool = False
     caller: Caller = Caller.MODULE
     on_side_stream: bool = False
+    reused: tuple[tuple[int, int], ...] = ()
 
     def part(self, parts: int) -> Work:
         """Return the work of one of so many equal parts."""
@@ -98,7 +101,8 @@ class Work:
 def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
     """Return how long an operator occupies the device, a copy engine or the links to other ranks.
 
-    On the device it is the larger of compute and memory time, each at the rate that such operators achieve.
+    On the device it is the larger of compute and memory time, each at the rate that such operators achieve; memory
+    time is that of what the cache does not hold, or that of all bytes in the cache.
 
     Args:
         launch: the processes of the training, and the machines that they are in.
@@ -110,18 +114,35 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     if work.kind in (Kind.NOTHING, Kind.SYNCHRONIZE):
         return 0.0
     achieved = speeds.achieved
-    moving = (work.bytes_read + work.bytes_written) / speeds.bandwidth
     if work.kind is Kind.ELEMENTWISE:
-        passing = moving / achieved.passing(work.access)
-        seconds = max(work.flops / speeds.fp32, passing)
-        return seconds * achieved.sustained
+        passing = _passing_seconds(work, speeds, achieved.passing(work.access))
+        return (max(work.flops / speeds.fp32, passing) + achieved.pass_seconds) * achieved.sustained
     computing = work.flops / speeds.peak(work.dtype, allow_tf32=pace.allow_tf32)
     if work.kind is Kind.MATMUL:
         computing = computing / achieved.product(work.dtype)
     else:
         computing = computing / achieved.attended(work.kernel, work.length, backward=work.backward)
-    passing = moving / (achieved.batched if work.access is Access.BATCHED else achieved.pointwise)
+    share = achieved.batched if work.access is Access.BATCHED else achieved.pointwise
+    passing = _passing_seconds(work, speeds, share)
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
+
+
+def _passing_seconds(work: Work, speeds: GpuSpeeds, share: float) -> float:
+    """Return how long an operator's bytes pass between the device's cores, its cache and its memory.
+
+    A cache that replaces the least recently used bytes holds a tensor if those that were touched since and the
+    operator's own, which it passes over meanwhile, fit into it. What is written into a block that it does not hold
+    takes the place of other bytes, which are written to the memory for it.
+
+    Args:
+        share: of the memory's bandwidth, that such operators reach. They reach as much less of the cache's.
+    """
+    achieved, moved = speeds.achieved, work.bytes_read + work.bytes_written
+    held = sum(size for size, since in work.reused if since + moved <= achieved.cache_bytes)
+    missed = max(0, moved - held) / (speeds.bandwidth * share)
+    if not held:
+        return missed
+    return max(missed, moved * achieved.pointwise / (achieved.cache_bandwidth * share))
 
 
 def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ALONE) -> StepTime:

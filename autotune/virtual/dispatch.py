@@ -210,7 +210,7 @@ class VirtualMode(TorchDispatchMode):
     ) -> None:
         inputs = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
         outputs = [tensor for tensor in tensors_of(result) if isinstance(tensor, FakeTensor)]
-        ledger = self._ledger
+        every, ledger = inputs + outputs, self._ledger
         for tensor in inputs:
             if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
                 ledger.tag(tensor, Category.PARAMETER)
@@ -229,14 +229,16 @@ class VirtualMode(TorchDispatchMode):
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
         beside = current_stream().stream_id > 0
-        key = ledger.device_type, ledger.times, self._in_backward, caller, kernels, beside
+        storages = () if func.is_view else ledger.numbers(every)
+        since = ledger.recency.since(storages)
+        key = ledger.device_type, ledger.times, self._in_backward, caller, kernels, beside, since
         record = notes.get(key)
         if record is None:
-            every = inputs + outputs
+            ages = {id(tensor): age for tensor, age in zip(every, since, strict=False) if age is not None}
             work = (
                 sent(func, args, kwargs, result, on_side_stream=beside)
                 if func.namespace in _COLLECTIVES
-                else operator_work(func, args, kwargs, result, device_type=ledger.device_type)
+                else operator_work(func, args, kwargs, result, device_type=ledger.device_type, since=ages)
             )
             record = notes[key] = OperatorRecord(
                 name=operator_name(func),
@@ -251,7 +253,7 @@ class VirtualMode(TorchDispatchMode):
             )
         if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
             ledger.multiplied(in_backward=self._in_backward)
-        ledger.operators.extend([record] * kernels)
+        ledger.ran(record, storages, kernels)
         if _counts_what_it_chooses(func, args, kwargs):
             self._synchronize(func, given[-1])
 

@@ -54,20 +54,23 @@ def _launching(ledger: Ledger) -> Any:
         if not tensors:
             return
         # Reads and writes of a kernel cannot be distinguished; each of its tensors is counted as accessed once.
-        passed_over = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
+        storages = ledger.numbers(tensors)
+        since = ledger.recency.since(storages)
+        reused = tuple((size, after) for size, after in zip(sizes, since, strict=True) if after is not None)
         elements = max(tensor.numel() for tensor in tensors)
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         name = f"triton.{getattr(kernel, '__name__', type(kernel).__name__)}"
         access = access_by_name(name) or Access.POINTWISE
-        ledger.operators.append(
-            OperatorRecord(
-                name=name,
-                shapes=tuple(tuple(tensor.shape) for tensor in tensors),
-                dtypes=tuple(str(tensor.dtype) for tensor in tensors),
-                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over, access=access, caller=Caller.LIBRARY),
-                in_backward=torch._C._current_graph_task_id() != -1,
-            )
+        work = Work(Kind.ELEMENTWISE, dtype, elements, sum(sizes), reused=reused, access=access, caller=Caller.LIBRARY)
+        record = OperatorRecord(
+            name=name,
+            shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+            dtypes=tuple(str(tensor.dtype) for tensor in tensors),
+            work=work,
+            in_backward=torch._C._current_graph_task_id() != -1,
         )
+        ledger.ran(record, storages)
 
     return launch
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 
 from autotune.core.batch_geometry import Recompiled
+from autotune.virtual.costs import Kind
+from autotune.virtual.recency import Recency
 from autotune.virtual.records import CUBLAS_WORKSPACE, EMPTY_CACHE, Category, MemoryEvent, OperatorRecord, Phase, Place
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import storage_of, type_of_device
@@ -39,6 +41,7 @@ class Ledger:
         keeps_gradients: whether parameters keep their gradients; if not, an engine moves each to a buffer of its own.
         again: micro-batches that are not traced, and for which functions are compiled again.
         streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
+        recency: the storages on the device that were read or written last, by their numbers.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -56,6 +59,7 @@ class Ledger:
         self.streams: dict[int, int] = {}
         self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}
+        self.recency = Recency()
         self._next = 0
 
     def place(self, tensor: torch.Tensor) -> Place:
@@ -82,12 +86,15 @@ class Ledger:
 
         def free(_: object) -> None:
             size = self._live.pop(key).size
+            self.recency.free(number)
             if number in self.kept:
                 self.kept[number] = len(self.events)
             else:
                 self._add(-size, place, number, operator=-1)
 
         self._live[key] = _Live(number, size, place, weakref.ref(storage, free), pinned)
+        if place is Place.DEVICE:
+            self.recency.allocate(number, size)
         if stream := current_stream().stream_id:
             self.streams[number] = stream
         self._add(size, place, number)
@@ -98,6 +105,9 @@ class Ledger:
         size = 0 if known is None else _held_bytes(storage, pinned=known.pinned)
         if known is not None and size != known.size:
             self._live[storage._cdata] = known._replace(size=size)
+            if known.place is Place.DEVICE:
+                self.recency.free(known.number)
+                self.recency.allocate(known.number, size)
             self._add(size - known.size, known.place, known.number)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
@@ -141,6 +151,17 @@ class Ledger:
         """
         known = self._live.get(storage._cdata)
         return 0 if known is None else (known.number + 1) << _ADDRESS_BITS
+
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """Return the number of each tensor's storage, or -1 for one that was never recorded."""
+        live = (self._live.get(tensor.untyped_storage()._cdata) for tensor in tensors)
+        return [-1 if known is None else known.number for known in live]
+
+    def ran(self, record: OperatorRecord, storages: Iterable[int], kernels: int = 1) -> None:
+        """Record an operator that passes over storages of these numbers, once for each of its kernels."""
+        self.operators.extend([record] * kernels)
+        if record.work.kind is not Kind.NOTHING:
+            self.recency.touch(storages)
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -64,7 +65,15 @@ _BY_NAME = (
 _CACHED_SHARE = 1 / 16
 
 
-def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
+def operator_work(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    *,
+    device_type: str,
+    since: Mapping[int, int] = MappingProxyType({}),
+) -> Work:
     """Return the work of one dispatched operator on the device.
 
     Args:
@@ -73,6 +82,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
         kwargs: its named arguments.
         result: its return value.
         device_type: type of the target device; tensors on any other device count as host memory.
+        since: by the ``id`` of a tensor that a cache may hold, the bytes that were touched after its block.
     """
     packet = func.overloadpacket
     if packet in _READ_BY_HOST:
@@ -110,11 +120,19 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
         flops,
         bytes_read,
         bytes_written,
+        reused=_reused(packet, (*read, *written), since),
         access=_access_of(packet, on_device),
         kernel=_attention_kernel(func, args, kwargs) if kind is Kind.ATTENTION else "",
         length=_length(func, args, kwargs) if kind is Kind.ATTENTION else 0,
         backward=kind is Kind.ATTENTION and "backward" in operator_name(packet),
     )
+
+
+def _reused(packet: Any, tensors: Iterable[torch.Tensor], since: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return :attr:`Work.reused`; of operators that touch only elements of a tensor, nothing is known."""
+    if packet in _GATHERS or packet in _SCATTERS:
+        return ()
+    return tuple((_touched(tensor), since[id(tensor)]) for tensor in tensors if id(tensor) in since)
 
 
 def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:

@@ -1,7 +1,8 @@
 """Fits achieved rates to single operators that others measured.
 
-``python -m benchmarks.published.operators AICONFIGURATOR NEUSIGHT`` takes clones of ai-dynamo/aiconfigurator and
-sitar-lab/NeuSight and prints a table of Markdown, which ``operators.md`` has.
+``python -m benchmarks.published.operators AICONFIGURATOR NEUSIGHT GPU_BENCHES`` takes clones of
+ai-dynamo/aiconfigurator, sitar-lab/NeuSight and te42kyfo/gpu-benches and prints tables of Markdown, which
+``operators.md`` has.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _ATTENTION = {
 }  # fmt: skip
 _BANDWIDTH = {"A100": 2.039e12, "H100": 3.35e12}
 _SOFTMAX, _STRIDED = 0.71, 0.45
+# MiB of the L2 caches, by their data sheets.
+_CACHES = {"a40": 6, "a100_80": 40, "l40": 96, "h200": 50}
+_BYTES_OF_PAIR = 16
 
 
 def line(flops: Any, seconds: Any, peak: float) -> tuple[float, float, float]:
@@ -122,11 +126,29 @@ def batched() -> Iterator[str]:
         yield f"| {card} | {heads} | " + " | ".join(f"{share:.2f}" for share in shares) + " |"
 
 
+def caches(clone: Path) -> Iterator[str]:
+    """Yield a row for each GPU of gpu-benches: fixed time of a pass, rate in the L2 cache, and how much of it holds.
+
+    One kernel passes again and again over the same numbers, half of which it reads and half of which it writes,
+    launched by a graph. The cache is taken to hold what passes at nine tenths of the highest rate.
+    """
+    for card, size in _CACHES.items():
+        lines = (clone / "gpu-small-kernels" / f"{card}_graph.txt").read_text(encoding="utf-8").splitlines()
+        found = [(int(count), max(map(float, rates))) for count, _, *rates in map(str.split, lines) if rates]
+        moved, rates = np.array([(count * _BYTES_OF_PAIR, rate * 1e9) for count, rate in found if rate]).T
+        held = moved[rates >= 0.9 * rates.max()].max()
+        inside = (moved > 1e6) & (moved <= held)
+        rate, fixed, error = line(moved[inside], moved[inside] / rates[inside], 1.0)
+        share = held / (size * 2**20)
+        yield f"| {card} | {fixed * 1e6:.1f} | {rate / 1e9:,.0f} | {held / 1e6:.1f} | {share:.2f} | {error:.1%} |"
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("aiconfigurator", type=Path)
     parser.add_argument("neusight", type=Path)
+    parser.add_argument("gpu_benches", type=Path)
     clones = parser.parse_args()
     print("| GPU | type | products | share of peak | fixed, µs | median error |\n|---|---|--:|--:|--:|--:|")
     print(*halves(clones.aiconfigurator), *singles(clones.neusight), sep="\n")
@@ -136,6 +158,8 @@ def main() -> None:
     print(*widths(clones.neusight), sep="\n")
     print("\n| GPU | heads | " + " | ".join(f"{tokens:,}" for tokens in _TOKENS) + " |\n|---|" + "--:|" * 6)
     print(*batched(), sep="\n")
+    print("\n| GPU | fixed, µs | GB/s | MB held | of L2 | median error |\n|---|--:|--:|--:|--:|--:|")
+    print(*caches(clones.gpu_benches), sep="\n")
 
 
 if __name__ == "__main__":

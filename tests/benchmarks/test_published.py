@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer
+from benchmarks.published.operators import _CACHES, caches
 from benchmarks.published.outcomes import outcome_of, outcomes_of
 from benchmarks.published.render import errors, rendered
 from benchmarks.published.rivals import rivals_rendered
@@ -36,6 +38,17 @@ def test_a_published_card_for_pcie_is_predicted_as_one(card: str) -> None:
     speeds = find_gpu(row.gpu).speeds
     assert speeds is not None
     assert speeds.nvlink is None or speeds.bridged == 2
+
+
+def test_the_rate_of_a_cache_is_that_of_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "gpu-small-kernels").mkdir()
+    for card in _CACHES:
+        lines = []
+        for count in range(10_000, 1_000_000, 10_000):
+            seconds = 16 * count / (4e12 if count <= 500_000 else 1e12) + 1e-6
+            lines.append(f"{count} 0kB {16 * count / seconds / 1e9 / 2:.3f} {16 * count / seconds / 1e9:.3f}")
+        (tmp_path / "gpu-small-kernels" / f"{card}_graph.txt").write_text("\n".join([*lines, "1010000 0kB"]))
+    assert [row.split(" | ")[1:4] for row in caches(tmp_path)] == [["1.0", "4,000", "8.0"]] * len(_CACHES)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -93,6 +93,43 @@ def test_an_operator_takes_as_long_as_its_class_achieves(work: Work, seconds: fl
     assert operator_seconds(work, ACHIEVED, Pace()) == pytest.approx(seconds)
 
 
+# A cache of 1e9 bytes that is five times as fast as the memory.
+CACHED = replace(SPEEDS, achieved=AchievedRates(softmax=0.5, cache_bytes=1e9, cache_bandwidth=5e12))
+READ = 4 * 10**8
+
+
+@pytest.mark.parametrize(
+    ("reused", "access", "seconds"),
+    [
+        ((), Access.POINTWISE, 8e-4),
+        (((READ, 0), (READ, 0)), Access.POINTWISE, 1.6e-4),
+        (((READ, 0), (READ, 0)), Access.SOFTMAX, 3.2e-4),
+        (((READ, 0),), Access.POINTWISE, 4e-4),
+        (((READ, 2 * 10**8), (READ, 0)), Access.POINTWISE, 1.6e-4),
+        (((READ, 3 * 10**8), (READ, 0)), Access.POINTWISE, 4e-4),
+    ],
+    ids=["not held", "held", "in a slower pass", "result in the memory", "not long since", "long since"],
+)
+def test_tensors_that_the_cache_holds_pass_at_its_rate(
+    reused: tuple[tuple[int, int], ...], access: Access, seconds: float
+) -> None:
+    work = Work(Kind.ELEMENTWISE, "bfloat16", 0, READ, READ, reused=reused, access=access)
+    assert operator_seconds(work, CACHED, Pace()) == pytest.approx(seconds)
+    if access is Access.POINTWISE:
+        assert operator_seconds(replace(work, kind=Kind.MATMUL), CACHED, Pace()) == pytest.approx(seconds)
+
+
+def test_tensors_that_the_cache_cannot_hold_pass_at_the_rate_of_the_memory() -> None:
+    work = Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**9, 10**9, reused=((10**9, 0), (10**9, 0)))
+    assert operator_seconds(work, CACHED, Pace()) == pytest.approx(2e-3)
+
+
+def test_a_small_operator_that_memory_bounds_takes_its_fixed_time() -> None:
+    speeds = replace(SPEEDS, achieved=AchievedRates(pass_seconds=2e-6))
+    work = Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)
+    assert operator_seconds(work, speeds, Pace()) == pytest.approx(2e-6, rel=1e-3)
+
+
 def test_operators_take_longer_within_a_training_than_alone_but_copies_do_not() -> None:
     sustained = replace(SPEEDS, achieved=AchievedRates(sustained=1.5))
     assert operator_seconds(SECOND_OF_MATMUL, sustained, Pace()) == pytest.approx(1.5)
@@ -114,6 +151,7 @@ def test_every_gpu_whose_speed_is_known_has_rates_below_its_peaks_with_their_sou
             shares = [rates.passing(access) for access in Access] + [rates.half, rates.single, rates.attention]
             shares += [share for _, share in (*rates.attention_kernels, *rates.links)]
             assert all(0 < share < 1 for share in shares), gpu.name
+            assert not rates.cache_bytes or rates.cache_bandwidth > rates.pointwise * gpu.speeds.bandwidth, gpu.name
             assert rates.source, gpu.name
 
 

@@ -190,7 +190,9 @@ def _operators(
                 figure = _FIGURES.get(record.work.kind)
                 if not record.call or figure is None:
                     continue
-                seconds = operator_seconds(record.work, gpu.speeds, pace, request.plan.launch)
+                # They are measured without their tensors in the cache.
+                alone = replace(record.work, reused=())
+                seconds = operator_seconds(alone, gpu.speeds, pace, request.plan.launch)
                 found[record.call] = len(found), TracedOperator(record.call, seconds, figure)
             counts[-1][found[record.call][0]] += record.work.times
     return tuple(operator for _, operator in found.values()), counts

@@ -1,0 +1,60 @@
+"""The order in which a device last read or wrote its blocks of memory, by which a cache holds them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+# More bytes than L2 caches of the catalogue hold, and more blocks than it takes for the time of one to matter.
+_MOST_BYTES, _MOST = 2**27, 256
+
+
+class Recency:
+    """The blocks that were read or written last, as a cache has them that replaces the least recently used one.
+
+    A new storage takes the block of its size that was freed last, if there is one, as PyTorch's allocator has it.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, tuple[int, int]] = {}
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._bytes = 0
+        self._freed: dict[int, list[int]] = {}
+
+    def allocate(self, storage: int, size: int) -> None:
+        """Record that a storage of so many bytes is allocated on the device."""
+        freed = self._freed.get(size, [])
+        while freed and freed[-1] not in self._sizes:
+            freed.pop()
+        self._blocks[storage] = freed.pop() if freed else storage, size
+
+    def free(self, storage: int) -> None:
+        """Record that a storage is freed."""
+        block, size = self._blocks.pop(storage, (storage, 0))
+        if block in self._sizes:
+            self._freed.setdefault(size, []).append(block)
+
+    def touch(self, storages: Iterable[int]) -> None:
+        """Record that storages are read or written; those that are not on the device are left out."""
+        for storage in storages:
+            if (found := self._blocks.get(storage)) is not None:
+                block, size = found
+                self._bytes += size - self._sizes.pop(block, 0)
+                self._sizes[block] = size
+        while self._bytes > _MOST_BYTES or len(self._sizes) > _MOST:
+            self._bytes -= self._sizes.popitem(last=False)[1]
+
+    def since(self, storages: Sequence[int]) -> tuple[int | None, ...]:
+        """Return the bytes of other blocks that were touched after each storage's; None: too many, or it never was."""
+        blocks = [self._blocks.get(storage, (storage, 0))[0] for storage in storages]
+        left = {block for block in blocks if block in self._sizes}
+        found: dict[int, int] = {}
+        total = 0
+        for block, size in reversed(self._sizes.items()):
+            if not left:
+                break
+            if block in left:
+                left.remove(block)
+                found[block] = total
+            total += size
+        return tuple(map(found.get, blocks))
