@@ -17,8 +17,8 @@ from autotune.units import counted, format_bytes
 
 _MOST_COSTS = 3
 _UNKNOWN = 10.0
-"""Ratio of the upper end of a speed-up's range to the speed-up, and so of that to the lower end, from which on its runs
-tell nothing of it."""
+"""Ratio of the upper end of a range of speed-ups or rates to their mean, and so of that to the lower end, from which on
+the runs tell nothing of them."""
 
 
 def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
@@ -151,4 +151,6 @@ def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
 
 def _expected(one: Choosable) -> str:
     low, high = one.tokens_per_second_low, one.tokens_per_second_high
-    return words.MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"
+    if low is None or high is None:
+        return words.MISSING
+    return "not known" if high > _UNKNOWN**2 * low else f"{low:,.0f} to {high:,.0f}"

@@ -137,6 +137,12 @@ def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
     )
 
 
+def test_runs_that_differ_too_much_tell_no_range_of_a_further_one() -> None:
+    result = a_result()
+    wide = replace(recommended(result), tokens_per_second_low=27.0, tokens_per_second_high=73_476.0)
+    assert cells(replace(result, recommended=wide))["a further run"][0] == "not known"
+
+
 def test_the_headline_admits_that_runs_that_differ_too_much_tell_no_speed_up() -> None:
     result = a_result(speedup=1.5, speedup_low=0.003, speedup_high=851.62, pairs=2)
     assert headline(result, recommended(result)) == (
