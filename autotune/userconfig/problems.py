@@ -28,9 +28,6 @@ _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 # Such as per_device_eval_batch_size and per_device_train_batch_size are to per_device_batch_size.
 _AS_NEAR = 0.05
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
-# transformers' error, with a remedy for a CPU alone (5.23, ``TrainingArguments.__post_init__``).
-_NO_BF16 = "support bf16/gpu"
-_INSTEAD_OF_BF16 = " On a GPU without bf16, write bf16: false, or fp16: true in its place."
 _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
 """TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
 _AT_LEAST_ONE = (
@@ -217,8 +214,7 @@ def _drops(written: Written) -> str:
 
 def refused(written: Written, refusal: str) -> Finding:
     """Return the finding that TRL refuses the configuration, at the first of its keys that TRL mentions."""
-    instead = _INSTEAD_OF_BF16 if _NO_BF16 in refusal else _counted_alone(written, refusal)
-    message = f"TRL refuses it: {_sentence(refusal)}{instead}"
+    message = f"TRL refuses it: {_sentence(refusal)}{_counted_alone(written, refusal)}"
     return finding(written, Severity.ERROR, mentioned(written, refusal), message)
 
 

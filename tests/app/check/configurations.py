@@ -212,13 +212,6 @@ CASES = (
         {"Attempting to unscale FP16 gradients": 0},
     ),
     _case(
-        "sft: bf16 on a GPU that is too old for it",
-        "bf16: true\n",
-        RUNS_NOT,
-        {"On a GPU without bf16, write bf16: false, or fp16: true in its place.": 0},
-        gpu="T4",
-    ),
-    _case(
         "sft: adapters in bfloat16, and fp16",
         "fp16: true\nuse_peft: true\nload_in_4bit: true\n",
         RUNS_NOT,
