@@ -56,6 +56,8 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
 class Seen(SFTTrainer):
     """Notes the length of each row of each micro-batch, and the tokens that the collator made of them."""
 
+    # Where an adapter replaces functions of TRL's.
+    __module__ = SFTTrainer.__module__
     lengths: ClassVar[list[list[int]]] = []
     collated: ClassVar[list[int]] = []
 
@@ -125,6 +127,8 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
     held: list[int] = []
 
     class Counting(SFTTrainer):
+        __module__ = SFTTrainer.__module__
+
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             held.append(len(self._beside))
             return super().training_step(*args, **kwargs)
