@@ -52,6 +52,9 @@ OnlineDPOTrainer cannot evaluate.
 Where a search ended without a recommendation, its budget or its limit of time was raised and it was run again. Smaller
 micro-batches of KTO change training and were not allowed, so that few candidates need less than TRL's default: on long
 rows nothing fitted in 1,200 MiB, and 2,000 MiB hold the default, too. "{_SHARED}" shared its cores with another case.
+"distillation qwen2 on 2 ranks" was run twice: the first time it trained, evaluated and saved, and one rank did not
+exit. As the interpreter ended, PyTorch's Gloo joined a thread that waited for the GIL
+(https://github.com/pytorch/pytorch/issues/56297).
 
 Resident memory grows while rows of many lengths are trained on: glibc's malloc keeps pieces of freed memory that no
 later tensor fits into. In another run of "{_SHARED}", mallinfo2 had 350 MiB in use at most, then as later, while the

@@ -137,13 +137,13 @@ CASES: Sequence[Case] = (
     Case("kto", "qwen3", "800MiB", processes=2),
     Case("reward", "gemma3_text", "400MiB", "chat"),
     Case("reward", "llama", "300MiB", "code", processes=2),
-    Case("grpo", "qwen3", "450MiB", "chat"),
+    Case("grpo", "qwen3", "900MiB", "chat"),
     Case("grpo", "olmo2", "300MiB", "code"),
     Case("rloo", "llama", "250MiB", "short"),
     Case("rloo", "mistral", "300MiB", processes=2),
     Case("distillation", "mistral", "200MiB", "code"),
     Case("distillation", "qwen2", "300MiB", processes=2),
-    Case("online_dpo", "qwen3", "300MiB", "chat"),
+    Case("online_dpo", "qwen3", "900MiB", "chat"),
 )
 
 
