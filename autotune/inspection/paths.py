@@ -1,4 +1,4 @@
-"""Decides whether a user's text names a local path or a repository on the hub; the user's cache directory."""
+"""Decides whether a user's text names a local path or a repository on the hub."""
 
 from __future__ import annotations
 

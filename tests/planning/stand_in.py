@@ -47,6 +47,15 @@ class LosingTracer(AnalyticTracer):
         return [Untraceable("a job ended with signal 9", lasting=False)] * len(requests)
 
 
+class LosingOnce(AnalyticTracer):
+    """Has no time left for what it is asked first."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Answer nothing the first time."""
+        lost, found = not self.requests, super().__call__(requests)
+        return [Untraceable("no time was left", lasting=False)] * len(requests) if lost else found
+
+
 def _answer(request: TraceRequest) -> Traced:
     if request.plan.model.get("attn_implementation") == UNTRACEABLE:
         return Untraceable(f"{UNTRACEABLE} is not supported")

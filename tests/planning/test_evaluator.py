@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +9,10 @@ import pytest
 
 from autotune.core.estimate import Origin, distinct, smallest_changes
 from autotune.core.setting import Wishes
-from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.probing.tracing import Traced, Untraceable
 from autotune.study import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
@@ -26,6 +23,7 @@ from tests.planning.stand_in import (
     VARIED_BYTES,
     WEIGHT_BYTES,
     AnalyticTracer,
+    LosingOnce,
     LosingTracer,
 )
 from tests.settings import GPU, problem, setting, workload
@@ -288,15 +286,6 @@ def test_what_was_lost_is_traced_another_time(tmp_path: Path) -> None:
     (found,) = evaluator_of(here, tracer, tmp_path).run([here.baseline])
     assert 0 < len(lost.requests) == len(tracer.requests)
     assert found.origin is Origin.TRACED
-
-
-class LosingOnce(AnalyticTracer):
-    """Has no time left for what it is asked first."""
-
-    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
-        """Answer nothing the first time."""
-        lost, found = not self.requests, super().__call__(requests)
-        return [Untraceable("no time was left", lasting=False)] * len(requests) if lost else found
 
 
 def test_what_a_time_limit_has_cut_off_is_traced_when_it_is_asked_for_again(tmp_path: Path) -> None:
