@@ -12,6 +12,7 @@ from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
 from autotune.core.result import Choosable
+from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import assumed_beside
@@ -127,8 +128,6 @@ def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
 _MUCH = 0.05
 """Least share of freed blocks in a predicted need that is worth a note."""
 
-TIME_ERROR = 0.25
-"""Share by which predicted times may be off."""
 TIME_ERROR_HELD = (
     "76 of 89 TRL steps measured on an H100 and an H200 (on the worst of 3 machines 21 of 32), to which the host's "
     "share was fitted"
@@ -145,7 +144,11 @@ def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
             yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
     rates = {gpu.name: gpu.speeds.achieved for gpu in gpus if gpu.speeds is not None}
     if any(known.source for known in rates.values()):
-        yield f"Times are predicted within ±{100 * TIME_ERROR:.0f} %, which held for {TIME_ERROR_HELD}."
+        device, host = (f"±{100 * error:.0f} %" for error in (TIME_ERROR, HOST_BOUND_ERROR))
+        yield (
+            f"Times are predicted within {device}, which held for {TIME_ERROR_HELD}. Those marked ~ are within {host}: "
+            "the host bounds them, and its time per operator is assumed."
+        )
     lacking: dict[str, list[str]] = {}
     for name, known in rates.items():
         what = known.generation if known.source else "any operator; times follow from medians over other cards"

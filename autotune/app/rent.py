@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.epoch import epoch_of
-from autotune.app.notes import TIME_ERROR, notes_on_plans, notes_on_processes, notes_on_workload
+from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
@@ -260,13 +261,17 @@ def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
 
 def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
     """Yield the offers that predicted times do not tell from the cheapest, and from the fastest."""
-    costs, durations = {offer.gpus: offer.cost for offer in offers}, {offer.gpus: offer.seconds for offer in offers}
-    for best, figures in (("cheap as the cheapest", costs), ("fast as the fastest", durations)):
-        known = {name: amount for name, amount in figures.items() if amount is not None}
-        least = min(known, key=known.__getitem__, default="")
-        near = [name for name, amount in known.items() if name != least and amount <= (1 + TIME_ERROR) * known[least]]
+    for best, figure in (("cheap as the cheapest", attrgetter("cost")), ("fast as the fastest", attrgetter("seconds"))):
+        known = sorted((offer for offer in offers if figure(offer) is not None), key=figure)
+        near = [
+            offer
+            for offer in known[1:]
+            if figure(offer) <= (1 + max(offer.time_error, known[0].time_error)) * figure(known[0])
+        ]
         if near:
-            yield f"May be as {best}, since predicted times may be off by {100 * TIME_ERROR:.0f} %: {', '.join(near)}."
+            most = max(offer.time_error for offer in (known[0], *near))
+            names = ", ".join(offer.gpus for offer in near)
+            yield f"May be as {best}, since predicted times may be off by up to {100 * most:.0f} %: {names}."
 
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:

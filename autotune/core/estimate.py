@@ -15,6 +15,7 @@ from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.memory_timeline import MemoryTimeline
+from autotune.core.step_time import TIME_ERROR
 from autotune.core.unsearched import LeftOut, Unlockable
 
 SCHEMA = 1
@@ -60,6 +61,7 @@ class MemoryEstimate:
         generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
             if none are.
         synchronisation_bytes: the same while vLLM gets its weights; None if it gets none.
+        time_error: share of :attr:`step_seconds` by which it may be off, either way; None on a CPU.
         beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
         returned_bytes: what the caching allocator would return of :attr:`reserved_bytes` to a device that is short of
             memory: blocks that were freed, which it keeps while there is room.
@@ -79,6 +81,7 @@ class MemoryEstimate:
     machine_bytes: int = 0
     returned_bytes: int = 0
     synchronisation_bytes: int | None = None
+    time_error: float | None = None
 
     def within(self, budget_bytes: int) -> MemoryEstimate:
         """Return the estimate for a device of so much memory: the allocator keeps no freed blocks that do not fit."""
@@ -152,6 +155,11 @@ class Estimate:
         """Whether the candidate fits if its memory is overestimated by its stated error."""
         memory, spare_bytes = self.memory, self.spare_bytes
         return memory is not None and spare_bytes is not None and spare_bytes >= -memory.error * memory.device_bytes
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether its speed depends on the host's time per operator, which is assumed."""
+        return self.memory is not None and (self.memory.time_error or 0.0) > TIME_ERROR
 
     @property
     def sure(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Estimate
 from autotune.core.gpu import Gpu
+from autotune.core.step_time import TIME_ERROR
 
 SCHEMA = 1
 BILLION = 1_000_000_000
@@ -61,6 +62,12 @@ class Offer:
     def sure(self) -> bool:
         """Whether it fits even if its memory is underestimated by its stated error."""
         return self.estimate is not None and self.estimate.sure
+
+    @property
+    def time_error(self) -> float:
+        """Share by which its time, and with it its cost, may be off."""
+        memory = self.estimate.memory if self.estimate is not None else None
+        return memory.time_error or TIME_ERROR if memory is not None else TIME_ERROR
 
     @property
     def rate_of_each(self) -> float | None:

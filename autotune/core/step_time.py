@@ -72,6 +72,10 @@ class Pace:
         return self.launch_seconds * (1.0 if caller is Caller.MODULE else getattr(self, caller.value))
 
 
+TIME_ERROR, HOST_BOUND_ERROR = 0.25, 0.5
+"""Shares by which a predicted time may be off; the second where the host bounds it, whose time per operator is assumed.
+How many measured steps are within them: `docs/accuracy.md`."""
+
 USUAL_PACE = Pace()
 """That of transformers' Trainer in eager mode, without TF32."""
 
@@ -105,3 +109,8 @@ class StepTime:
     def busiest_seconds(self) -> float:
         """How long the busiest of device, copies, links and host works."""
         return max(self.device_seconds, self.copy_seconds, self.launch_seconds, self.communication_seconds)
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the host launches operators for longer than anything else works."""
+        return self.launch_seconds == self.busiest_seconds

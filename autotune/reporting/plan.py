@@ -130,9 +130,10 @@ def _values(plan: Plan, one: Estimate) -> dict[str, sections.Value]:
     return {
         "memory needed": sections.Value(need, needed_bytes, whole=plan.budget_bytes),
         "to spare": sections.Value(spare),
-        "memory may be off by": sections.Value(f"{100 * memory.error:.0f} %" if memory is not None else words.MISSING),
+        "memory may be off by": sections.Value(_percent_or_dash(memory.error if memory is not None else None)),
         "host memory of a machine": sections.Value(host),
         "speed": sections.Value(words.rate_or_dash(one.tokens_per_second), one.tokens_per_second),
+        "speed may be off by": sections.Value(_percent_or_dash(memory.time_error if memory is not None else None)),
     }
 
 
@@ -174,7 +175,10 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
                 number=number,
                 name=choices_text(one.candidate, plan),
                 outcome="unknown" if one.memory is None else "fits" if one.fits else "does not fit",
-                cells=(*words.memory_cells(one), words.number_or_dash(one.tokens_per_second)),
+                cells=(
+                    *words.memory_cells(one),
+                    words.predicted_rate(one, words.number_or_dash(one.tokens_per_second)),
+                ),
                 reason=changes.get(one.candidate, one.reason),
                 tone=doc.Tone.PLAIN if one.fits else doc.Tone.BAD,
             )
@@ -247,7 +251,8 @@ def headline(plan: Plan) -> str:
     if best.tokens_per_second is None:
         return f"{what}: {spare} to spare; no speed is predicted"
     each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
-    return f"{what}: {format_rate(best.tokens_per_second)}{each}, with {spare} to spare"
+    rate = words.predicted_rate(best, format_rate(best.tokens_per_second))
+    return f"{what}: {rate}{each}, with {spare} to spare"
 
 
 def doubt_text(plan: Plan) -> str:
@@ -313,6 +318,10 @@ def unknown_lines(plan: Plan) -> tuple[str, ...]:
     """Return why estimates are missing, the most frequent reasons first, each with its count."""
     reasons = Counter(estimate.reason for estimate in plan.estimates if estimate.reason)
     return tuple(f"{count:,} unknown: {reason}" for reason, count in reasons.most_common())
+
+
+def _percent_or_dash(error: float | None) -> str:
+    return words.MISSING if error is None else _percent(error)
 
 
 def _percent(error: float) -> str:

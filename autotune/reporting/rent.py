@@ -75,8 +75,10 @@ def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
     return (
         offer.gpus,
         *words.memory_cells(offer.estimate),
-        words.number_or_dash(offer.tokens_per_second),
-        words.number_or_dash(offer.rate_of_each),
+        *(
+            words.predicted_rate(offer.estimate, words.number_or_dash(rate))
+            for rate in (offer.tokens_per_second, offer.rate_of_each)
+        ),
         words.duration_or_dash(offer.seconds),
         *((words.cost_text(offer.cost),) if priced else ()),
     )

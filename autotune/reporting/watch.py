@@ -164,7 +164,8 @@ def _provisional(ranked: events.Ranked) -> Iterator[Text]:
     for estimate in ranked.best:
         needs, spare, _ = words.memory_cells(estimate)
         choices = words.differences(estimate.candidate, ranked.baseline)
-        row = _ranked_row(needs, spare, words.number_or_dash(estimate.tokens_per_second), choices)
+        rate = words.predicted_rate(estimate, words.number_or_dash(estimate.tokens_per_second))
+        row = _ranked_row(needs, spare, rate, choices)
         yield _one_line(row, "" if estimate.fits else "red")
 
 

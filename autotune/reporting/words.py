@@ -78,6 +78,11 @@ def rate_or_dash(tokens_per_second: float | None) -> str:
     return MISSING if tokens_per_second is None else format_rate(tokens_per_second)
 
 
+def predicted_rate(estimate: Estimate | None, text: str) -> str:
+    """Return the text of an estimate's rate, marked where the rate depends on an assumption about the host."""
+    return f"~{text}" if estimate is not None and estimate.host_bound and text != MISSING else text
+
+
 def number_or_dash(value: float | None) -> str:
     """Return a number without decimals, or a dash where it is not known."""
     return MISSING if value is None else f"{value:,.0f}"

@@ -13,7 +13,7 @@ from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, Tr
 from autotune.techniques.lora import has_adapters
 from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
-from autotune.techniques.versions import missing
+from autotune.techniques.versions import installed, missing
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
@@ -51,6 +51,9 @@ _NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_pre
 # accelerate's `prepare_model` moves no model under FSDP, and for evaluation wraps none either (accelerate 1.15).
 _ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
 _STORAGE = "bnb_4bit_quant_storage"
+_WITHOUT_INTEGERS = ">=1.14"
+"""Versions of accelerate that leave them out of FSDP2, which fails with them
+(https://github.com/huggingface/accelerate/pull/3987)."""
 _SHARDS = "args.parallelism_config.dp_shard_size"
 _ZERO = "args.deepspeed.zero_optimization"
 _STAGE = f"{_ZERO}.stage"
@@ -151,6 +154,8 @@ class Sharding(Technique):
             return f"sharding={choice} of one process does nothing without offload"
         quantised = candidate.get("quantization", "none")
         if choice == FSDP2 and quantised not in ("8bit", "none") and not _floats(setting):
+            if not installed(setting.machine, "accelerate", _WITHOUT_INTEGERS):
+                return CrashReason(f"{FSDP2} of packed integers needs accelerate{_WITHOUT_INTEGERS}")
             return (
                 f"accelerate shares no packed integers out, so each process holds the {quantised} weights whole, unless"
                 f" {_STORAGE} is a floating type"

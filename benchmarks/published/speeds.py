@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.app.notes import TIME_ERROR
 from autotune.core.gpu import AchievedRates, Gpu
 from autotune.core.plan import Launch
-from autotune.core.step_time import USUAL_PACE, Pace
+from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR, USUAL_PACE, Pace
 from autotune.inspection.gpus import listed_gpu
 from autotune.virtual import trace
 from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_seconds
@@ -49,6 +48,11 @@ class Predicted:
     row: Published
     seconds: Mapping[str, float]
     host_bound: bool = False
+
+    @property
+    def stated_error(self) -> float:
+        """The share by which a plan says that the time may be off."""
+        return HOST_BOUND_ERROR if self.host_bound else TIME_ERROR
 
     def error(self, model: str) -> float:
         """Return how far a prediction is off, as a share of what was measured; below 0: too fast."""
@@ -212,12 +216,13 @@ def held(rows: Sequence[Predicted]) -> Iterator[str]:
     """Yield how many rows are within the error that a plan states, by what bounds their layers."""
 
     def within(some: Sequence[Predicted]) -> str:
-        return f"{sum(abs(each.error('sustained')) <= TIME_ERROR for each in some)} of {len(some)}"
+        return f"{sum(abs(each.error('sustained')) <= each.stated_error for each in some)} of {len(some)}"
 
     bound = [each for each in rows if each.host_bound]
     others = [each for each in rows if not each.host_bound]
-    yield f"Within the ±{TIME_ERROR:.0%} that a plan states are {within(rows)} rows: {within(others)} whose layers are"
-    yield f"predicted to take the device longer than the host, and {within(bound)} others."
+    yield f"Within the error that a plan states are {within(rows)} rows: {within(others)} within ±{TIME_ERROR:.0%}, and"
+    yield f"{within(bound)} within ±{HOST_BOUND_ERROR:.0%}, whose layers are predicted to take the host longer than the"
+    yield "device."
 
 
 def of_a_fast_host(rows: Sequence[Predicted]) -> Iterator[str]:

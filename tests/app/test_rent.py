@@ -139,12 +139,23 @@ def test_the_cost_is_that_of_the_hours_of_all_gpus(table: Rent, model: str, rows
 def test_what_predicted_times_do_not_tell_from_the_best_is_noted() -> None:
     near, far = an_offer("A100-80GB", 22_000.0, 2.1), an_offer("H100-80GB", 100_000.0, 10.1)
     cheap, fast = (
-        f"May be as {best}, since predicted times may be off by 25 %: 1 x {{}}."
+        f"May be as {best}, since predicted times may be off by up to 25 %: 1 x {{}}."
         for best in ("cheap as the cheapest", "fast as the fastest")
     )
     assert [*close_calls((CHEAPEST, near, far, UNPRICED, TOO_SMALL))] == [cheap.format("A100-80GB")]
     assert [*close_calls((CHEAPEST, far, an_offer("H200", 81_000.0, None)))] == [fast.format("H200")]
     assert [*close_calls((TOO_SMALL,))] == []
+
+
+def test_offers_whose_times_the_host_bounds_are_told_apart_only_where_they_differ_by_more() -> None:
+    far = an_offer("A100-80GB", 22_000.0, 2.4)
+    assert [*close_calls((CHEAPEST, far))] == []
+    assert far.estimate is not None
+    assert far.estimate.memory is not None
+    doubtful = replace(far, estimate=replace(far.estimate, memory=replace(far.estimate.memory, time_error=0.5)))
+    assert [*close_calls((CHEAPEST, doubtful))] == [
+        "May be as cheap as the cheapest, since predicted times may be off by up to 50 %: 1 x A100-80GB."
+    ]
 
 
 def test_each_row_says_what_a_plan_for_that_gpu_says(table: Rent, model: str, rows: str) -> None:

@@ -24,8 +24,8 @@ from tests.contract.building import config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
 
 # Devices that lack nothing, and as many as any choice takes: what is unavailable on them is so on every machine.
-_NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2", "vllm": "0.31.0"}
-EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), processes=8), _NEWEST)
+NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2", "vllm": "0.31.0"}
+EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), processes=8), NEWEST)
 
 HEAD = """\
 # Techniques

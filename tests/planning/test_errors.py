@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.program import MICRO_BATCH
+from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.forecast import TRACED_ERROR, Forecast, memory_estimate
@@ -23,6 +26,25 @@ def test_the_error_of_products_in_8_bits_reaches_from_no_column_with_outliers_to
     surely = half.error - TRACED_ERROR
     assert (1 - surely) * half.device_bytes == pytest.approx(none.device_bytes)
     assert (1 + surely) * half.device_bytes == pytest.approx(every.device_bytes)
+
+
+@pytest.mark.parametrize(
+    ("device_seconds", "measured", "error"), [(3.0, None, 0.25), (1.0, None, 0.5), (1.0, 4e-5, 0.25)]
+)
+def test_a_time_that_an_assumed_host_bounds_may_be_off_by_more(
+    device_seconds: float, measured: float | None, error: float
+) -> None:
+    gpu = find_gpu("H200")
+    assert gpu.speeds is not None
+    known = replace(gpu, speeds=replace(gpu.speeds, launch_seconds=measured))
+    steps = {
+        Part(MICRO_BATCH, Occurrence.FIRST): StepTime(3.0, device_seconds, 0.0, 0.0, 0.0, 2.0),
+        # Evaluation counts for no step.
+        Part(MICRO_BATCH, Occurrence.AFTER): StepTime(9.0, 9.0, 0.0, 0.0, 0.0, 0.0),
+    }
+    forecast = Forecast({}, 0.0, 0, 0, 0, 0, 0, steps)
+    assert memory_estimate(forecast, forecast, 1, known, "cuda").time_error == error
+    assert memory_estimate(forecast, forecast, 1, known, "cpu").time_error is None
 
 
 def test_freed_blocks_that_do_not_fit_a_budget_are_none_of_the_need() -> None:

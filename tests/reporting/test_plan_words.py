@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.estimate import Change
 from autotune.core.length_report import LengthLimit
-from autotune.reporting.document import Plane
+from autotune.reporting.document import Candidates, Plane
 from autotune.reporting.plan import (
     candidate_counts_text,
     change_text,
@@ -37,6 +37,15 @@ from tests.reporting.plans import (
 
 def test_the_headline_names_rate_and_spare_of_the_fastest_that_fits() -> None:
     assert headline(a_plan()) == "The fastest that fits: 9,000 tok/s, with 4.00 GiB to spare"
+
+
+def test_a_speed_that_depends_on_an_assumption_about_the_host_is_marked() -> None:
+    assert FASTEST.memory is not None
+    doubtful = replace(FASTEST, memory=replace(FASTEST.memory, time_error=0.5))
+    plan = a_plan(estimates=(doubtful, SECOND))
+    assert headline(plan) == "The fastest that fits: ~9,000 tok/s, with 4.00 GiB to spare"
+    (candidates,) = plan_report(plan).blocks(Candidates)
+    assert [row.cells[-1] for row in candidates.rows[:2]] == ["~9,000", "8,000"]
 
 
 def test_the_headline_says_how_much_each_of_several_gpus_trains() -> None:

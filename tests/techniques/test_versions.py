@@ -60,3 +60,13 @@ def test_a_package_in_a_version_that_is_refused_is_as_good_as_none(
     why = str(SFT.illegal(candidate(here, **choices), here))
     assert f"{package}{taken(package)} is needed" in why
     assert f"{version} is installed" in why
+
+
+@pytest.mark.parametrize(("version", "reason"), [("1.13.0", "needs accelerate>=1.14"), ("1.14.0", "weights whole")])
+def test_accelerate_leaves_packed_integers_out_of_fsdp2_since_a_release(version: str, reason: str) -> None:
+    machine = replace(
+        GPU, hardware=replace(GPU.hardware, processes=2), packages={**GPU.packages, "accelerate": version}
+    )
+    here = setting(machine=machine, allowed=frozenset({"quantization", "lora"}))
+    sharded = candidate(here, sharding="fsdp2", quantization="4bit-nf4", lora="r16")
+    assert reason in str(SFT.illegal(sharded, here))

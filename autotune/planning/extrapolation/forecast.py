@@ -11,7 +11,7 @@ from autotune.core.estimate import FRAGMENTATION, MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import DeviceKind
 from autotune.core.program import OPTIMIZER_STEP
-from autotune.core.step_time import StepTime
+from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR, StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.units import MIB
@@ -84,11 +84,16 @@ class Forecast:
         """The reserved bytes of the caching allocator."""
         return self.peak_bytes + self.overhead_bytes + self.unused_bytes
 
-    def step_seconds(self, micro_batches: int) -> float | None:
-        """Return the seconds of an optimizer step of that many micro-batches, or None if times are not known."""
+    def step(self, micro_batches: int) -> StepTime | None:
+        """Return the time of an optimizer step of that many micro-batches, or None if times are not known."""
         if not self.times:
             return None
-        return sum(time.seconds * self.repeats(part, micro_batches) for part, time in self.times.items())
+        return mixed_times([(time, self.repeats(part, micro_batches)) for part, time in self.times.items()])
+
+    def step_seconds(self, micro_batches: int) -> float | None:
+        """Return the seconds of an optimizer step of that many micro-batches, or None if times are not known."""
+        time = self.step(micro_batches)
+        return None if time is None else time.seconds
 
     def repeats(self, part: Part, micro_batches: int) -> int:
         """Return how often the time of a part counts in an optimizer step of so many micro-batches.
@@ -183,6 +188,7 @@ def memory_estimate(
             process is expected to hold in addition to its tensors; small models hold less.
     """
     gpu = None if kind == "cpu" else device
+    time = typical.step(micro_batches)
     process_bytes = 0 if device is None else device.context_bytes
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
     reserved_bytes = peak_bytes + worst.unused_bytes if gpu is not None else None
@@ -199,14 +205,21 @@ def memory_estimate(
         breakdown={**worst.categories, **{name: size for name, size in extra.items() if size}},
         host_bytes=worst.host_bytes,
         machine_bytes=worst.machine_bytes,
-        step_seconds=typical.step_seconds(micro_batches),
+        step_seconds=None if time is None else time.seconds,
         error=TRACED_ERROR,
+        time_error=None if time is None or gpu is None else _time_error(time, gpu),
         returned_bytes=worst.returned_bytes if gpu is not None else 0,
         generation_bytes=_held_bytes(worst, GENERATION, gpu),
         synchronisation_bytes=_held_bytes(worst, SYNCHRONISATION, gpu),
     )
     unknown_bytes = worst.categories.get(_OUTLIER, 0)
     return replace(found, error=found.error + unknown_bytes / found.device_bytes) if unknown_bytes else found
+
+
+def _time_error(time: StepTime, gpu: Gpu) -> float:
+    """Return the share by which a time may be off, which is larger where a host that was not measured bounds it."""
+    measured = gpu.speeds is not None and gpu.speeds.launch_seconds is not None
+    return HOST_BOUND_ERROR if time.host_bound and not measured else TIME_ERROR
 
 
 def _held_bytes(worst: Forecast, phase: str, gpu: Gpu | None) -> int | None:
