@@ -80,9 +80,11 @@ test-cuda: test-cuda-brief
 test-cuda-brief: $(CUDA_READY)
 	$(CUDA_BIN)/python -m pytest -m 'cuda_build and not nightly' tests/nullgpu $(TWO_WORKERS)
 
-# Null GPUs where NVIDIA's own libraries are installed, as pip does by itself.
+# Null GPUs where NVIDIA's own libraries are installed, as pip does by itself; images where torchvision is, too.
 test-nvidia: $(NVIDIA_READY)
 	$(NVIDIA_BIN)/python -m pytest -m cuda_build tests/nullgpu/test_preload.py tests/nullgpu/test_training.py
+	$(NVIDIA_BIN)/python -m pytest -m 'not gpu and not nightly' -k image $(TWO_WORKERS) \
+		tests/app tests/contract tests/planning tests/step tests/techniques tests/trainers tests/virtual
 
 # These end with an error where the above cannot be had, and print the reason.
 can-test-cuda: $(READY)
@@ -176,10 +178,10 @@ $(CUDA_READY): $(READY)
 	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-compile "$$($(CUDA_BIN)/python -c '$(TRITON)')"
 	touch $@
 
-# NVIDIA's libraries are what torch needs and the environment lacks.
+# NVIDIA's libraries are what torch needs and the environment lacks. torchvision has a build for each of torch.
 $(NVIDIA_READY): $(CUDA_READY)
 	$(call copied,.venv-cuda,.venv-nvidia)
-	$(NVIDIA_BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt $(CUDA_TORCH)
+	$(NVIDIA_BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt $(CUDA_TORCH) torchvision
 	touch $@
 
 $(LOWEST_READY): pyproject.toml constraints-lowest.txt
