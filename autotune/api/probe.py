@@ -61,7 +61,7 @@ class ProbeResult:
 
     @property
     def status(self) -> RunStatus:
-        """``found``, ``nothing_fits``, ``undecided`` or ``interrupted``."""
+        """``found``, ``nothing_fits``, ``failed``, ``undecided`` or ``interrupted``."""
         return self.document.status
 
     @property

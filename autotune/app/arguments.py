@@ -280,6 +280,8 @@ class PlanArguments(PlannedArguments):
         top: number of the best candidates to show; each was traced.
         explain: show how the estimate of one candidate is computed: the fastest that fits, or the baseline if nothing
             fits. Fix knobs to choose the candidate.
+        timeout (TIME): time after which no further candidate is searched for, such as ``2m`` or in seconds; the best so
+            far are then traced with all layers. None: no limit.
         output (DIR): directory for a bundle of the fastest candidate predicted to fit; nothing in it is measured. None:
             no files.
         server_gpus: number of the ``num_processes`` GPUs on which a vLLM server generates; the others train. Needs
@@ -289,6 +291,7 @@ class PlanArguments(PlannedArguments):
     num_processes: int | None = None
     top: int = 20
     explain: bool = False
+    timeout: str | float | None = None
     output: str | Path | None = None
     server_gpus: int | None = None
 

@@ -147,8 +147,10 @@ def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
     undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
     # TRL's default is probed even if it may not be recommended, and shows nothing of the others.
     limited = outcome.ending in (Ending.TIME, Ending.TRIALS)
-    decided = any(trial.status not in undecided and not (limited and trial.illegal) for trial in trials)
-    return RunStatus.NOTHING_FITS if decided else RunStatus.UNDECIDED
+    decided = [trial for trial in trials if trial.status not in undecided and not (limited and trial.illegal)]
+    if not decided:
+        return RunStatus.UNDECIDED
+    return RunStatus.NOTHING_FITS if any(trial.lacked_memory for trial in decided) else RunStatus.FAILED
 
 
 def _contradicted(outcome: SearchOutcome) -> Iterator[str]:

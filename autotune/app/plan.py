@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from autotune.app.arguments import ALL, PlanArguments, check_range
+from autotune.app.arguments import ALL, PlanArguments, check_range, time_left, time_limit
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
@@ -62,7 +62,7 @@ def plan(asked: PlanArguments) -> Plan:
         InputError: something that was given cannot be used.
         AutotuneError: processes cannot be started.
     """
-    started, listener = time.monotonic(), asked.listener
+    started, listener, limit = time.monotonic(), asked.listener, time_limit(asked.timeout)
     if asked.gpu == ALL:
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
     check_range("A top of {} candidates", asked.top)
@@ -86,8 +86,8 @@ def plan(asked: PlanArguments) -> Plan:
         check_server(problem, asked.server_gpus)
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
-        tracking.search(evaluator)
-        evaluator = with_last_resorts_if_nothing_fits(evaluator)
+        decided = tracking.search(evaluator, goes_on=lambda: time_left(limit, time.monotonic() - started) != 0)
+        evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         problem = evaluator.problem
         evaluator.confirm_at_full_depth(asked.top)
         estimates = tuple(each.shown for each in evaluator.ranked())
@@ -118,7 +118,7 @@ def plan(asked: PlanArguments) -> Plan:
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
         notes=(
-            *_notes(evaluator, planned, asked),
+            *_notes(evaluator, planned, asked, decided=decided),
             *_notes_on_host(best, planned),
             *(note for one in best if one.memory is not None for note in notes_on_cache(one.memory)),
             *_notes_on_server(split),
@@ -183,7 +183,7 @@ def _not_measured(gpu: Gpu | None) -> str:
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 
 
-def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments, *, decided: bool) -> Iterator[str]:
     problem = evaluator.problem
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
@@ -196,9 +196,10 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
         yield f"TRL's default may not be recommended: {refused}."
     traced = len(evaluator.candidates)
     if traced < problem.size:
+        which = ": those that may be the fastest, as far as the earlier ones show"
         yield (
-            f"Of {problem.size:,} combinations of choices, legal or not, {traced:,} were traced: those that may be the"
-            " fastest, as far as the earlier ones show. Others may be faster or need less."
+            f"Of {problem.size:,} combinations of choices, legal or not, {counted(traced, 'was', 'were')} traced"
+            f"{which if decided else ' before the time limit'}. Others may be faster or need less."
         )
     few = few_documents_text(workload, problem.setting.global_batch_size)
     if few:

@@ -46,18 +46,30 @@ class Tracking:
         """Pass an event of the tracer on, with the progress of all its calls in place of a single one's."""
         self._listener(self._of_all(event) if isinstance(event, Tracing) else event)
 
-    def search(self, evaluator: Evaluator, starts: Sequence[Candidate] | None = None, limit: int = MOST_TRACED) -> None:
-        """Search the space of an evaluator's problem.
+    def search(
+        self,
+        evaluator: Evaluator,
+        starts: Sequence[Candidate] | None = None,
+        limit: int = MOST_TRACED,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Search the space of an evaluator's problem, and return whether the search came to its end.
 
         Args:
             starts: candidates to trace first, after the baseline; None: the recipes.
             limit: most candidates that are traced.
+            goes_on: returns whether to continue once a legal candidate was traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
         self._usual = min(_USUAL, limit, evaluator.problem.size)
         self._listener(TRACING)
-        search_by_traces(evaluator.problem, self, starts=starts, limit=limit)
+
+        def continues() -> bool:
+            return not evaluator.candidates or goes_on()
+
+        ended = search_by_traces(evaluator.problem, self, starts=starts, limit=limit, goes_on=continues)
         self._to_come = 0
+        return ended
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         """Run candidates of the search, and report the ranking so far."""

@@ -12,7 +12,7 @@ from autotune.core.machine import Hardware
 from autotune.core.measurement import HeldMemory
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import TrainingPlan
-from autotune.core.status import Ending, ProbeStatus, RunStatus
+from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.workload import Workload
 
@@ -79,6 +79,12 @@ class Trial(HeldMemory):
     illegal: str = ""
     later_failure: LaterFailure | None = None
     device_bytes: int | None = None
+
+    @property
+    def lacked_memory(self) -> bool:
+        """Whether its probe, or a later run, ran out of memory on the device or on the host."""
+        later = self.later_failure
+        return self.status in OUT_OF_MEMORY or (later is not None and later.status in OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,15 @@ class RunStatus(StrEnum):
     """How a whole run of ``autotune probe`` ended.
 
     Attributes:
+        FAILED: no candidate can be recommended, and none that was probed lacked memory: probes crashed, could not run,
+            or ran what may not be recommended.
         UNDECIDED: a limit ended the search before any probe decided whether a candidate fits that may be recommended.
         INTERRUPTED: the user, or a signal, ended it.
     """
 
     FOUND = "found"
     NOTHING_FITS = "nothing_fits"
+    FAILED = "failed"
     UNDECIDED = "undecided"
     INTERRUPTED = "interrupted"
 

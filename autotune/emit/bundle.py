@@ -39,7 +39,8 @@ def write_bundle(result: Result, directory: Path) -> None:
 
     There is no ``config.yaml`` where TRL's command line cannot train by the plan.
 
-    A run in which nothing fits removes an earlier one's configuration; one that did not decide leaves it.
+    A run in which nothing fits, or every probe failed, removes an earlier one's configuration; one that did not decide
+    leaves it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
 
     Raises:
@@ -47,7 +48,7 @@ def write_bundle(result: Result, directory: Path) -> None:
     """
     if result.recommended is not None:
         _write_training(measured(result, result.recommended), directory)
-    elif result.status is RunStatus.NOTHING_FITS:
+    elif result.status in (RunStatus.NOTHING_FITS, RunStatus.FAILED):
         _remove_training(directory)
     if result.timelines != Timelines(None, None):
         write_text(directory / TIMELINE, json_text(result.timelines))

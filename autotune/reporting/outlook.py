@@ -76,7 +76,7 @@ def interrupted_text(result: Result) -> str:
 
 
 def nothing_fits_text(result: Result) -> str:
-    """Return that nothing fits, and by how much, and what fits but may not be recommended."""
+    """Return that nothing fits, and by how much, or what else failed; and what fits but may not be recommended."""
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
@@ -84,7 +84,7 @@ def nothing_fits_text(result: Result) -> str:
     if unfinished:
         one = least if least in unfinished else unfinished[0]
         ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {one.reason}' if one.reason else ''}"
-    if other and not any(map(_lacked_memory, result.trials)):
+    if result.status is RunStatus.FAILED:
         found = f"No candidate can be recommended{ended}."
     else:
         tried = "" if _is_proven(result) else " that was tried"
@@ -117,14 +117,9 @@ def _is_proven(result: Result) -> bool:
     """Whether the candidate with the smallest predicted need lacked memory, or all that may be recommended did."""
     trial = _trial_of(result, result.smallest)
     if trial is not None:
-        return _lacked_memory(trial)
+        return trial.lacked_memory
     legal = [trial for trial in result.trials if not trial.illegal and trial.status is not ProbeStatus.VETOED]
-    return result.ended in (None, Ending.EXHAUSTED) and all(map(_lacked_memory, legal))
-
-
-def _lacked_memory(trial: Trial) -> bool:
-    later = trial.later_failure
-    return trial.status in OUT_OF_MEMORY or (later is not None and later.status in OUT_OF_MEMORY)
+    return result.ended in (None, Ending.EXHAUSTED) and all(trial.lacked_memory for trial in legal)
 
 
 def _nearest_text(result: Result) -> Iterable[str]:
@@ -179,13 +174,7 @@ def ran(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def way_out_lines(result: Result) -> tuple[str, ...]:
-    """Return changes that might make a candidate fit; no candidate of the search has them.
-
-    There are none where every candidate failed of something else than memory.
-    """
-    ended = [trial for trial in result.trials if trial.status is not ProbeStatus.VETOED]
-    if ended and not any(trial.status is ProbeStatus.OK or _lacked_memory(trial) for trial in ended):
-        return ()
+    """Return changes that might make a candidate fit; no candidate of the search has them."""
     return (
         *allow_lines(result.unlockable),
         *(

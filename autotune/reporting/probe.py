@@ -49,7 +49,7 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
 
 def _verdict(result: Result, program: Callable[[str], str]) -> doc.Verdict:
     chosen = result.recommended
-    if result.status is RunStatus.NOTHING_FITS:
+    if result.status in (RunStatus.NOTHING_FITS, RunStatus.FAILED):
         return doc.Verdict(outlook.nothing_fits_text(result), doc.Tone.BAD)
     if chosen is None:
         return doc.Verdict(outlook.interrupted_text(result), doc.Tone.UNSURE)

@@ -270,9 +270,18 @@ def test_a_default_that_may_not_be_recommended_decides_nothing_where_a_limit_end
 ) -> None:
     found = outcome_of(record(0, shown))
     assert result_of(replace(found, ending=Ending.TIME), PROBLEM, FACTS).status is RunStatus.UNDECIDED
-    assert result_of(replace(found, ending=Ending.EXHAUSTED), PROBLEM, FACTS).status is RunStatus.NOTHING_FITS
+    exhausted = result_of(replace(found, ending=Ending.EXHAUSTED), PROBLEM, FACTS).status
+    assert exhausted is (RunStatus.NOTHING_FITS if shown is RAN_OUT else RunStatus.FAILED)
     other = outcome_of(record(0, shown), record(1, RAN_OUT, max_length=2000))
     assert result_of(replace(other, ending=Ending.TIME), PROBLEM, FACTS).status is RunStatus.NOTHING_FITS
+
+
+def test_where_every_probe_crashes_the_search_failed_and_nothing_is_said_of_memory() -> None:
+    crash = replace(RAN_OUT, status=ProbeStatus.CRASHED, out_of_memory=None)
+    unsupported = record(2, replace(crash, status=ProbeStatus.UNSUPPORTED), max_length=2000)
+    assert result(record(1, crash, max_length=2000), unsupported).status is RunStatus.FAILED
+    assert result(record(1, ran(100), crash, max_length=2000), unsupported).status is RunStatus.FAILED
+    assert result(record(1, ran(100), RAN_OUT, max_length=2000), unsupported).status is RunStatus.NOTHING_FITS
 
 
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("traces_by_formula")
         ({"seq_len": 64, "gpu": "24GiB", "memory_budget": 25 << 30}, "larger than 24GiB"),
         ({"seq_len": 64, "gpu": "24GiB", "memory_budget": "0GiB"}, "'0GiB' is not a size"),
         ({"seq_len": 64, "gpu": "24GiB", "trainer": "ppo"}, "ppo"),
+        ({"seq_len": 64, "gpu": "24GiB", "timeout": 0}, "A time-out of 0 seconds is not possible"),
     ],
 )
 def test_what_cannot_be_used_is_said(model: str, options: dict[str, object], message: str) -> None:
@@ -59,6 +60,18 @@ def test_a_plan_has_the_batches_and_the_epoch_of_the_fastest_and_of_the_default(
     assert (found.epoch.documents_per_step, found.epoch.steps_per_epoch) == (8, 8)
     assert found.epoch.tokens_per_step == pytest.approx(tokens / 8)
     assert found.baseline_epoch is not None
+
+
+def test_a_time_limit_ends_the_search_of_a_plan_with_what_was_traced_by_then(model: str) -> None:
+    told: list[Event] = []
+    free = {knob: choice for knob, choice in ONE_WAY.items() if knob != "per_device_train_batch_size"}
+    found = autotune.plan(model, seq_len=64, gpu="RTX4090", fix=free, timeout=0.001, listener=told.append)
+    assert [each.candidate for each in found.estimates] == [found.baseline.candidate]
+    assert found.fastest is not None
+    assert any(isinstance(event, Ranked) for event in told)
+    (note,) = (note for note in found.notes if "the time limit" in note)
+    assert note.startswith("Of ")
+    assert note.endswith(" 1 was traced before the time limit. Others may be faster or need less.")
 
 
 def test_rows_of_one_length_are_no_epoch(model: str) -> None:

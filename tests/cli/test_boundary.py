@@ -28,6 +28,7 @@ from tests.reporting.examples import a_result, a_workload, interrupted, nothing_
 from tests.small import write_rows, write_small_model
 
 PROBE = ("autotune", "probe", "M", "D")
+FAILED = replace(nothing_fits(), status=RunStatus.FAILED)
 UNDECIDED = replace(interrupted(), status=RunStatus.UNDECIDED, ended=Ending.TIME)
 
 
@@ -58,7 +59,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("result", "code"), [(a_result(), 0), (nothing_fits(), 1), (UNDECIDED, 3), (interrupted(), 130)]
+    ("result", "code"), [(a_result(), 0), (nothing_fits(), 1), (FAILED, 1), (UNDECIDED, 3), (interrupted(), 130)]
 )
 def test_the_exit_code_tells_how_the_run_ended(api: Callable[..., None], result: Result, code: int) -> None:
     api(probe=finding(result))

@@ -21,6 +21,7 @@ from autotune.reporting.outlook import (
     veto_lines,
     way_out_lines,
 )
+from autotune.reporting.probe import probe_report
 from autotune.units import GIB
 from tests.reporting.examples import (
     TRIALS,
@@ -116,8 +117,10 @@ def test_no_larger_budget_is_offered_than_the_device_has() -> None:
 
 def test_there_is_no_way_out_where_every_candidate_failed_of_something_else_than_memory() -> None:
     crashed = failed(0, ProbeStatus.CRASHED, "in scoring: Your reward function my_rewards.judge failed: KeyError")
-    assert way_out_lines(replace(nothing_fits(), trials=(crashed,))) == ()
-    assert way_out_lines(replace(nothing_fits(), trials=(crashed, *nothing_fits().trials))) != ()
+    result = replace(nothing_fits(), trials=(crashed,))
+    for status, shown in ((RunStatus.FAILED, False), (RunStatus.NOTHING_FITS, True)):
+        sections = probe_report(replace(result, status=status)).sections
+        assert any(section.title == "What might change this (not measured)" for section in sections) == shown
 
 
 def test_what_failed_its_longer_run_is_not_the_best_of_an_interrupted_run() -> None:

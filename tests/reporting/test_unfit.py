@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.machine import DeviceKind
 from autotune.core.result import LaterFailure, Smallest
-from autotune.core.status import Ending, ProbeStatus
+from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.reporting.outlook import nothing_fits_text
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_trial, nothing_fits, only_the_default_fits
@@ -50,7 +50,7 @@ def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_
 
 
 def test_a_default_that_alone_ran_is_no_proof_that_nothing_fits() -> None:
-    result = only_the_default_fits()
+    result = replace(only_the_default_fits(), status=RunStatus.FAILED)
     said = nothing_fits_text(replace(result, trials=(result.trials[0], result.trials[3])))
     assert said.startswith("No candidate can be recommended. TRL's default fits with 13.00 GiB, but may not")
 
@@ -128,5 +128,5 @@ def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() 
 
 def test_a_candidate_that_crashed_is_told_with_its_reason() -> None:
     crashed = a_trial(1, SMALL, status=ProbeStatus.CRASHED, reason="signal 9")
-    said = nothing_fits_text(replace(nothing_fits(), trials=(crashed,)))
+    said = nothing_fits_text(replace(nothing_fits(), status=RunStatus.FAILED, trials=(crashed,)))
     assert said == "No candidate can be recommended; trial 1 crashed: signal 9."

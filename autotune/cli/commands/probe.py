@@ -23,7 +23,13 @@ _GROUPS = {
     "search": ("allow", "fix", "exclude", "space", "effort", "trials", "timeout", "seed", "plan"),
     "output and study": ("output", "storage", "study", "resume"),
 }
-_EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.UNDECIDED: 3, RunStatus.INTERRUPTED: 130}
+_EXIT_CODES = {
+    RunStatus.FOUND: 0,
+    RunStatus.NOTHING_FITS: 1,
+    RunStatus.FAILED: 1,
+    RunStatus.UNDECIDED: 3,
+    RunStatus.INTERRUPTED: 130,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +56,8 @@ def epilog() -> str:
         f"--allow takes {GLOBAL_BATCH}, and of these:\n{listed(changing)}\n\n"
         f"--effort takes:\n{listed(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 a candidate is recommended, 1 nothing fits, 2 the input cannot be used,\n"
-        "3 a limit ended the search before that was known"
+        "exit codes: 0 a candidate is recommended, 1 nothing fits, or every probe failed,\n"
+        "2 the input cannot be used, 3 a limit ended the search before that was known"
     )
 
 
