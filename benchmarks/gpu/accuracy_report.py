@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from autotune.app.notes import TIME_ERROR
 from autotune.core.status import ProbeStatus
+from autotune.core.step_time import TIME_ERROR
 from autotune.units import GIB, counted
 from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_correlation, spread, verdict
 from benchmarks.gpu.trace_pool import NO_TIME
