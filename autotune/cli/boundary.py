@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -36,6 +37,10 @@ _NO_MEMORY = (
 _NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
 _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
+_ASCII = str.maketrans(
+    {"±": "+-", "µ": "u", "…": "...", "→": "->", **dict(zip("·○●█▉▊▋▌▍▎▏─└┤", ".o*#####   -+|", strict=True))}
+)
+"""What reports draw and write, for a terminal without these characters."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -48,13 +53,23 @@ def run(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=_in_ascii.__name__)
     with Signals() as signals:
         code = _guarded(argv)
         if code != INTERRUPTED:
             return code
         _report_interrupt(argv)
         return INTERRUPTED if signals.received is None else 128 + signals.received
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands for characters that a terminal lacks, and where they end (``codecs.register_error``)."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end].translate(_ASCII)
+    return lacking.encode("ascii", "replace").decode(), error.end
+
+
+codecs.register_error(_in_ascii.__name__, _in_ascii)
 
 
 def _open_closed_streams() -> None:

@@ -83,18 +83,23 @@ def _directory(path: Path) -> Path:
         raise InputError(f"{path} is neither a directory nor a file.", hint="Give the model's directory or a hub id.")
     has_model = (path / CONFIG_FILE).is_file()
     if (path / _ADAPTER_FILE).is_file():
-        trained = _read(path / _ADAPTER_FILE).get("base_model_name_or_path")
-        hint = f"It was trained on {trained}: give that." if trained else "Give the model that it was trained on."
         if has_model:  # `maybe_load_adapters` of transformers
             raise InputError(
                 f"{path} holds a PEFT adapter beside a model. A training would load both, and none is planned or probed"
                 " from that.",
                 hint=f"Give the model alone, without {_ADAPTER_FILE}.",
             )
-        raise InputError(f"{path} holds a PEFT adapter, not a model.", hint=hint)
+        raise adapter_alone(str(path), path / _ADAPTER_FILE)
     if not has_model:
         raise InputError(f"{path} has no {CONFIG_FILE}.", hint="Give the directory that the model was saved in.")
     return path
+
+
+def adapter_alone(name: str, file: Path) -> InputError:
+    """Return the error for a model that is a PEFT adapter alone, given the file of the adapter's configuration."""
+    trained = _read(file).get("base_model_name_or_path")
+    hint = f"It was trained on {trained}: give that." if trained else "Give the model that it was trained on."
+    return InputError(f"{name} holds a PEFT adapter, not a model.", hint=hint)
 
 
 def _check_config(file: Path) -> None:

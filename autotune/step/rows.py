@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from autotune.core.heaviest import Loads
 from autotune.core.lengths import LengthDistribution
@@ -83,6 +84,14 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
         for number, name in enumerate(columns):
             taken[:, number] = np.diff(_offsets(batch.column(name))[0])
     return found
+
+
+def largest_value(rows: Any, columns: Sequence[str]) -> int:
+    """Return the largest value in the lists in some columns of a ``datasets.Dataset``; 0 without any."""
+    found = [0]
+    for batch in rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        found += [pc.max(_offsets(batch.column(name))[1]).as_py() or 0 for name in columns]
+    return max(found)
 
 
 def counted_values(rows: Any, column: str, length: int | None = None) -> Counts:

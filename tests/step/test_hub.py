@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -52,6 +53,20 @@ def test_a_model_is_not_known_where_the_hub_cannot_be_reached(
     with pytest.raises(InputError) as found:
         loading.load_processor(ModelSource("no/such"), AutoProcessor)
     assert isinstance(found.value, UnreadError) is unreached
+
+
+def test_an_adapter_on_the_hub_is_told_with_the_model_that_it_was_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--my--adapter" / "snapshots" / "a1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "adapter_config.json").write_text('{"base_model_name_or_path": "my/base"}')
+    refs = tmp_path / "models--my--adapter" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("a1")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError, match=r"my/adapter holds a PEFT adapter, not a model\. It was trained on my/base"):
+        loading.load_config(ModelSource("my/adapter"), LANGUAGE_MODEL)
 
 
 @pytest.mark.parametrize(

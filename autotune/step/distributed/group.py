@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
-from autotune.core.ranks import free_port, launched
+from autotune.core.ranks import launched
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
 from autotune.units import counted
@@ -43,7 +43,8 @@ def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
     DeepSpeed needs the variables of a group of one too; with several processes they are set already.
     """
     if plan.in_group and plan.launch.processes == 1:
-        os.environ.update(launched(0, 1, free_port()))
+        # The system chooses the port of a group of one.
+        os.environ.update(launched(0, 1, 0))
     select_device(device)
     if plan.args.get("deepspeed"):
         for name in _DEEPSPEED:

@@ -24,13 +24,14 @@ from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.images.limits import image_limits
 from autotune.step.images.sizes import image_column
 from autotune.step.job import JobContext
-from autotune.step.models.loading import check_weights, load_config, load_processor, model_class
+from autotune.step.models.loading import check_weights, load_config, load_processor, model_class, tokenizer_of
 from autotune.step.models.peft import check_peft
 from autotune.step.models.shrink import FEWEST_BUILT, shrunken_model
 from autotune.step.objects import config as configuration
-from autotune.step.rows import distribution
+from autotune.step.rows import distribution, largest_value
 from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
+from autotune.trainers.prompts import PROMPT
 from autotune.units import format_bytes
 
 _ANSWERS = "assistant_only_loss"
@@ -62,6 +63,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         if not asked.only_lengths and image_column(loaded.rows) is not None:
             _check_space(loaded.rows, Path(asked.tokenized_directory).parent, asked.dataset.name)
         rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
+        _check_embedded(asked, loaded, rows, model, processor)
         profile = dataset_profile(asked, loaded, rows)
         if not profile.documents.tokens:
             raise InputError(
@@ -125,6 +127,29 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
             "not know.",
         )
     return profile
+
+
+def _check_embedded(
+    request: PrepareRequest, loaded: LoadedRows, rows: Dataset, model: ModelProfile, processor: Any
+) -> None:
+    """Check that the model has an embedding for each token that it is to be trained on.
+
+    Raises:
+        InputError: it has not.
+    """
+    # A model replaces the placeholders of images, which may have no embedding.
+    if request.only_lengths or not request.model.tokenizer or image_column(loaded.rows) is not None:
+        return
+    columns = [name for name in adapter(request.trainer).columns if name.endswith("_ids")]
+    # Of known completions beside a trainer's own, the lengths alone are used.
+    largest = largest_value(rows, [PROMPT] if find_trainer(request.trainer).generates else columns)
+    if largest >= model.vocabulary:
+        token = tokenizer_of(processor).convert_ids_to_tokens(largest)
+        raise InputError(
+            f"{request.dataset.name} has the token id {largest:,}{f' ({token})' if token else ''}, and {model.name} has"
+            f" embeddings for {model.vocabulary:,} tokens: training crashes on it.",
+            hint="Use the model's own tokenizer, or resize its embeddings (resize_token_embeddings) and save both.",
+        )
 
 
 def _check_space(rows: Dataset, folder: Path, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -23,11 +23,13 @@ from transformers.modeling_utils import get_state_dict_dtype, get_total_byte_cou
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
+from transformers.utils.peft_utils import find_adapter_config_file
 from trl.trainer.utils import create_model_from_path
 
 from autotune.core.machine import DeviceKind
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
+from autotune.inspection.model import adapter_alone
 from autotune.step.distributed.group import world_size
 from autotune.step.hub import not_loaded
 from autotune.step.models.heads import Head
@@ -57,6 +59,9 @@ def load_config(source: ModelSource, head: Head) -> Any:
         if config.dtype is None:
             config.dtype = _dtype_of_weights(Path(source.name))
     except (OSError, ValueError, KeyError) as error:
+        with suppress(OSError):  # there is no such repository
+            if adapter := find_adapter_config_file(source.name, revision=source.revision):
+                raise adapter_alone(source.name, Path(adapter)) from error
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
         raise not_loaded(error, message, _OFFLINE_HINT) from error
     except (StrictDataclassError, ArithmeticError, AttributeError, TypeError) as error:
