@@ -58,19 +58,21 @@ def tensors_in(arguments: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Peaks of the caching allocator for the same trace, with one setting of the allocator.
+    """Peaks of the caching allocator for a trace, with segments of fixed size or with growing ones.
 
     Attributes:
         allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
             workspaces included, context excluded). CPU: the peak of tensor bytes.
         reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
         needed_bytes: peak of what it would reserve on a device that is short of memory, to which it returns its cache.
+        varied_bytes: bytes that it would reserve in addition after micro-batches of other lengths; None if that was not
+            requested.
     """
 
-    allocator: AllocatorUse
     allocated_bytes: int
     reserved_bytes: int | None
     needed_bytes: int | None
+    varied_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class GpuFigures:
 
     Attributes:
         capability, speeds: of these GPUs.
-        replays: for the ways to use the caching allocator that were asked for; empty with the target ``cpu``, which has
-            none.
+        replays: with segments of fixed size, then with growing ones; empty with the target ``cpu``, which has no such
+            allocator, and for steps alone.
         times: of its sections, in their order; None without a GPU whose speeds are known.
     """
 
@@ -118,7 +120,7 @@ class TraceRequest:
         layers: number of the model's first layers to trace, or None for all.
         gpu: the device that is planned for; its speeds give the time of a step, its compute capability the kernels. A
             CPU whose speeds were measured is described in the same way. None: no time is predicted.
-        allocators: ways to use the caching allocator that the trace is replayed for; the first one is the plan's own.
+        emptied: whether the cache of the allocator is emptied before every backward pass.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
         steps_alone: whether only the steps are traced, for their time or what they hold between micro-batches: there is
             no evaluation, no save and no replay.
@@ -137,16 +139,11 @@ class TraceRequest:
     gpu: Gpu | None = None
     varied: bool = False
     steps_alone: bool = False
-    allocators: tuple[AllocatorUse, ...] = (AllocatorUse(),)
+    emptied: bool = False
     others: tuple[Gpu, ...] = ()
     operators: bool = False
     chosen: ChosenRows | None = None
     compiled_again: Recompiled = field(default_factory=Recompiled)
-
-    @property
-    def replayed(self) -> tuple[AllocatorUse, ...]:
-        """The ways to use the caching allocator that the trace is replayed for; a CPU has none."""
-        return tuple(dict.fromkeys(self.allocators)) if self.target == "cuda" and not self.steps_alone else ()
 
 
 @dataclass(frozen=True)
@@ -158,8 +155,6 @@ class TraceReply:
             With the target ``cpu`` everything is on the device. With several processes, all peaks are those of the
             rank that holds the most.
         host: peak of tensors on the host (offloaded activations, batches).
-        varied_bytes: bytes that the caching allocator, used as by the plan, would reserve in addition after
-            micro-batches of other lengths; None if that was not requested.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         tokens_per_step: dataset tokens of an optimizer step on that micro-batch on all ranks, padding excluded.
         between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
@@ -180,7 +175,6 @@ class TraceReply:
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()
-    varied_bytes: int | None = None
     gpus: tuple[GpuFigures, ...] = ()
     operators: tuple[TracedOperator, ...] = ()
 
@@ -195,14 +189,5 @@ class TraceReply:
         return self.own.replays
 
     def replayed(self, allocator: AllocatorUse) -> Replayed:
-        """Return the figures for one way to use the caching allocator, or those of tensors where there is no choice.
-
-        Raises:
-            LookupError: the trace was not replayed for it.
-        """
-        if not self.replays:
-            return Replayed(allocator, self.device.bytes, None, None)
-        for found in self.replays:
-            if found.allocator == allocator:
-                return found
-        raise LookupError(f"the trace was not replayed for {allocator}")
+        """Return the figures with the segments of a use of the caching allocator; without replays, those of tensors."""
+        return self.replays[allocator.expandable_segments] if self.replays else Replayed(self.device.bytes, None, None)

@@ -17,7 +17,6 @@ from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import Engine, engine_of, with_vllm
 from autotune.probing.tracing import Untraceable
-from autotune.techniques.traits import allocator_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
@@ -44,7 +43,7 @@ class Evaluator:
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._known: dict[Candidate, str] = {}
         self._confirmed: set[Candidate] = set()
-        self._tracer = PlanTracer(traces, problem.setting, device, _uses_of(problem))
+        self._tracer = PlanTracer(traces, problem.setting, device)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         """Return the estimates of candidates, in their order; what is missing is traced, all at once.
@@ -191,14 +190,6 @@ class Evaluator:
         if traced is None or found.memory is None:
             return None
         return memory_timeline(traced, found.memory, engine_of(traced.plan, self.problem.setting))
-
-
-def _uses_of(problem: TrainerProblem) -> tuple[AllocatorUse, ...]:
-    """Return the ways in which candidates use the allocator: one trace is replayed for each of them."""
-    knobs = {knob: choices for knob, choices in problem.choices.items() if knob in allocator_knobs()}
-    changed = [{}, *({knob: choice} for knob, choices in knobs.items() for choice in choices)]
-    plans = (problem.trainer.plan(problem.baseline.but(**changes), problem.setting) for changes in changed)
-    return tuple(dict.fromkeys(plan.allocator for plan in plans))
 
 
 def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine | None) -> MemoryTimeline:

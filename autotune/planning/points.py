@@ -8,7 +8,7 @@ from math import lcm
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.gpu import Gpu
 from autotune.core.images import ChosenRows
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
@@ -81,14 +81,12 @@ def trace_request(
     layers: int,
     setting: Setting,
     gpu: Gpu | None,
-    allocators: Sequence[AllocatorUse] = (AllocatorUse(),),
     *,
     steps_alone: bool = False,
 ) -> TraceRequest:
     """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
 
     Args:
-        allocators: the ways to use the caching allocator that figures are wanted for, the plan's own first.
         steps_alone: see :class:`autotune.core.traced.TraceRequest`.
     """
     trainer = find_trainer(plan.trainer)
@@ -103,7 +101,7 @@ def trace_request(
         trainable=trainable,
         layers=layers,
         gpu=gpu,
-        allocators=tuple(allocators),
+        emptied=plan.allocator.emptied,
         steps_alone=steps_alone,
         chosen=chosen_rows(shape, setting.workload),
         compiled_again=trainer.compiled_again(plan, layout, dataset.documents),

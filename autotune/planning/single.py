@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.core.traced import TraceReply, TraceRequest
@@ -167,15 +167,12 @@ class PlanTracer:
 
     Args:
         device: the GPU, or a CPU whose speeds were measured; None: any CPU, without times, where tensors alone count.
-        uses: ways to use the allocator that all traces are replayed with, so that plans which differ in them share
-            traces.
     """
 
-    def __init__(self, traces: Traces, setting: Setting, device: Gpu | None, uses: Sequence[AllocatorUse] = ()) -> None:
+    def __init__(self, traces: Traces, setting: Setting, device: Gpu | None) -> None:
         self._traces = traces
         self._setting = setting
         self._device = device
-        self._uses = tuple(uses)
         self._layer_kinds = setting.workload.model.layer_kinds
 
     def memory(self, sized: Sized, *, whole: bool = False) -> MemoryEstimate:
@@ -255,10 +252,8 @@ class PlanTracer:
     def _whole_request(self, traced: TracedPlan, *, varied: bool) -> TraceRequest:
         plan, geometry = traced.plan, traced.geometry
         varies = varied and geometry.typical != geometry.worst
-        # Varied lengths are replayed with the plan's own use of the allocator alone.
-        uses = (plan.allocator,) if varies else self._uses_with(plan)
         layers = len(self._layer_kinds)
-        request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device, uses)
+        request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device)
         return replace(request, varied=varies)
 
     def _whole(self, traced: TracedPlan, reply: TraceReply) -> TracedPlan:
@@ -266,22 +261,19 @@ class PlanTracer:
         fits = {**traced.fits, _full(geometry): Fit({layers: reply}, layers)}
         worst = traced.at_worst(_full(geometry), fits)
         memory = self._memory(traced, worst, traced.mean)
-        varied_bytes = 0 if geometry.typical == geometry.worst else reply.varied_bytes
+        varied_bytes = 0 if geometry.typical == geometry.worst else reply.replayed(traced.plan.allocator).varied_bytes
         return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
-
-    def _uses_with(self, plan: TrainingPlan) -> tuple[AllocatorUse, ...]:
-        return tuple(dict.fromkeys((plan.allocator, *self._uses)))
 
     def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
         """Return the requests of a plan by size and depth; of sizes for the time alone, the steps alone are traced."""
-        plan, setting, device, uses = sized.plan, self._setting, self._device, self._uses_with(sized.plan)
+        plan, setting, device = sized.plan, self._setting, self._device
         for_memory = {**dict.fromkeys(self._largest(sized)), **sized.sizes(timed=False)}
         found = {}
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             alone = size not in for_memory
             depths = depths_of(plan, self._layer_kinds, for_memory=not alone)
             found[size] = {
-                depth: trace_request(plan, *size, depth, setting, device, uses, steps_alone=alone) for depth in depths
+                depth: trace_request(plan, *size, depth, setting, device, steps_alone=alone) for depth in depths
             }
         return found
 

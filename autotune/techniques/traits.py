@@ -64,12 +64,6 @@ def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
 
 
 @cache
-def allocator_knobs() -> frozenset[str]:
-    """Return the names of the techniques that change only how the caching allocator serves a step."""
-    return frozenset(technique.name for technique in catalogue() if technique.impact.scope is Scope.ALLOCATOR)
-
-
-@cache
 def _untraced_paths() -> frozenset[str]:
     techniques = (item for item in catalogue() if item.impact.scope in (Scope.SIZES, Scope.ALLOCATOR))
     return frozenset({*_paths(techniques), *(f"args.{name}" for name in MEASURED_FIELDS)})

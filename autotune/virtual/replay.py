@@ -65,7 +65,7 @@ _SPARE = 0.05
 the allocator does not get by with it."""
 
 
-def short_of_memory(found: CachingAllocator, run: Callable[[int], CachingAllocator]) -> CachingAllocator:
+def short_of_memory(found: CachingAllocator, run: Callable[..., CachingAllocator]) -> CachingAllocator:
     """Return the allocator after a replay on a device that is short of memory.
 
     Without a limit, the allocator keeps what is freed: of an 8B shape under ZeRO-2 it reserves 52.7 GiB, 34.2 of them
@@ -74,12 +74,12 @@ def short_of_memory(found: CachingAllocator, run: Callable[[int], CachingAllocat
 
     Args:
         found: of the replay without a limit.
-        run: replays with a limit in bytes.
+        run: replays with a limit, ``limit_bytes``.
     """
     limit_bytes = round((1 + _SPARE) * found.peak_allocated_bytes)
     while limit_bytes < found.peak_reserved_bytes:
         try:
-            return run(limit_bytes)
+            return run(limit_bytes=limit_bytes)
         except OutOfMemoryError:
             limit_bytes = round((1 + _SPARE) * limit_bytes)
     return found

@@ -144,7 +144,7 @@ def asked_of(case: Case, where: Prepared) -> Asked:
         # A search's traces have two micro-batches in a step, of which figures for any number follow.
         steps = {"gradient_accumulation_steps": case.micro_batches}
         traces = [replace(each, plan=replace(each.plan, args={**each.plan.args, **steps})) for each in traces]
-    return Asked(asked, tuple(replace(each, allocators=(plan.allocator,)) for each in traces))
+    return Asked(asked, tuple(traces))
 
 
 class Workloads:

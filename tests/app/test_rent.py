@@ -71,7 +71,6 @@ def _figures(figures: GpuFigures, ranks: int) -> GpuFigures:
              for time in figures.times]  # fmt: skip
     replays = [
         Replayed(
-            each.allocator,
             each.allocated_bytes // ranks,
             (each.reserved_bytes or 0) // ranks,
             (each.needed_bytes or 0) // ranks,

@@ -12,9 +12,9 @@ from autotune.probing.tracing import Traced, Untraceable
 from autotune.units import MIB
 
 WEIGHT_BYTES = 100 * MIB
-VARIED_BYTES = 7 * MIB
-UNUSED = {"default": 1.05, "expandable_segments": 1.01}
-"""What is reserved over what is allocated, by the choice of the allocator."""
+VARIED_BYTES, GROWN_BYTES = 7 * MIB, MIB
+UNUSED = {"default": (1.05, VARIED_BYTES), "expandable_segments": (1.01, GROWN_BYTES)}
+"""What is reserved over what is allocated, and what varied lengths add, by the choice of the allocator."""
 UNTRACEABLE = "flex_attention"
 ASSUMED = "the formula holds"
 EVALUATED_BYTES = 30_000
@@ -84,9 +84,9 @@ def _answer(request: TraceRequest) -> Traced:
     peak = max(max(section.totals) for section in sections)
     allocated_bytes = peak + 64 * MIB
     replays = []
-    for use in request.replayed:
-        reserved = round(UNUSED["expandable_segments" if use.expandable_segments else "default"] * allocated_bytes)
-        replays.append(Replayed(use, allocated_bytes, reserved, reserved))
+    for share, added in UNUSED.values() if request.target == "cuda" and not request.steps_alone else ():
+        reserved = round(share * allocated_bytes)
+        replays.append(Replayed(allocated_bytes, reserved, reserved, added if request.varied else None))
     times = tuple(section.time for section in sections)
     gpus = [
         GpuFigures(gpu.compute_capability if gpu else None, gpu.speeds if gpu else None, tuple(replays), times)
@@ -95,7 +95,6 @@ def _answer(request: TraceRequest) -> Traced:
     return TraceReply(
         device=Peak(peak), host=Peak(0), worst_rows=rows, worst_tokens=tokens,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
-        varied_bytes=VARIED_BYTES if request.varied else None,
         gpus=tuple(gpus),
     )  # fmt: skip
 

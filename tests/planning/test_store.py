@@ -1,4 +1,4 @@
-"""Traces that are known are not run again, unless the allocator was not replayed as it is asked for now."""
+"""Traces that are known are not run again, unless they lack the figures of a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
@@ -17,43 +17,17 @@ from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable
 from tests.planning.stand_in import AnalyticTracer
 
-GROWING, EMPTIED = AllocatorUse(expandable_segments=True), AllocatorUse(emptied=True)
 
-
-def request(*allocators: AllocatorUse) -> TraceRequest:
+def request() -> TraceRequest:
     sizes = {"per_device_train_batch_size": 1, "packing": False, "optim": "sgd"}
-    plan = TrainingPlan("sft", sizes, {})
-    return TraceRequest(
-        plan, ModelSource("model"), "cuda", ((64,),), layers=2, allocators=(AllocatorUse(), *allocators)
-    )
+    return TraceRequest(TrainingPlan("sft", sizes, {}), ModelSource("model"), "cuda", ((64,),), layers=2)
 
 
-def replays(directory: Path, tracer: AnalyticTracer, *allocators: AllocatorUse) -> list[AllocatorUse]:
-    """Return what a run finds that asks for these uses of the allocator."""
-    reply = Traces(tracer, Cache(directory), "model", {}).get([request(*allocators)])[0]
-    assert isinstance(reply, TraceReply)
-    return [found.allocator for found in reply.replays]
-
-
-def test_a_trace_is_found_that_has_more_replays_than_are_asked_for(tmp_path: Path) -> None:
+def test_a_trace_in_which_the_cache_is_emptied_is_another_one(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
-    assert replays(tmp_path, tracer, GROWING) == [AllocatorUse(), GROWING]
-    assert replays(tmp_path, tracer) == [AllocatorUse(), GROWING]
-    assert len(tracer.requests) == 1
-
-
-def test_a_trace_that_lacks_a_replay_is_run_again_with_those_that_it_has(tmp_path: Path) -> None:
-    tracer = AnalyticTracer()
-    replays(tmp_path, tracer, GROWING)
-    assert set(replays(tmp_path, tracer, EMPTIED)) == {AllocatorUse(), EMPTIED, GROWING}
-    replays(tmp_path, tracer, GROWING)
-    assert len(tracer.requests) == 2
-
-
-def test_requests_of_one_trace_are_run_once_for_all_their_replays(tmp_path: Path) -> None:
-    tracer = AnalyticTracer()
-    Traces(tracer, Cache(tmp_path), "model", {}).get([request(GROWING), request(EMPTIED)])
-    assert [set(asked.replayed) for asked in tracer.requests] == [{AllocatorUse(), EMPTIED, GROWING}]
+    for emptied in (False, True, False):
+        Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), emptied=emptied)])
+    assert [asked.emptied for asked in tracer.requests] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +40,11 @@ def test_requests_of_one_trace_are_run_once_for_all_their_replays(tmp_path: Path
 )  # fmt: skip
 def test_a_broken_document_of_the_cache_is_written_anew(tmp_path: Path, broken: str) -> None:
     tracer = AnalyticTracer()
-    replays(tmp_path, tracer)
+    Traces(tracer, Cache(tmp_path), "model", {}).get([request()])
     (file,) = tmp_path.glob("*.json")
     before = file.read_text(encoding="utf-8")
     file.write_text(broken, encoding="utf-8")
-    replays(tmp_path, tracer)
+    Traces(tracer, Cache(tmp_path), "model", {}).get([request()])
     assert (len(tracer.requests), file.read_text(encoding="utf-8")) == (2, before)
 
 
@@ -79,7 +53,7 @@ A100, H100, H200 = map(find_gpu, ("A100-80GB", "H100-SXM", "H200"))
 
 def test_a_trace_for_one_gpu_is_that_of_others_with_the_same_kernels(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
-    asked = [replace(request(GROWING), gpu=gpu) for gpu in (A100, H100, H200)]
+    asked = [replace(request(), gpu=gpu) for gpu in (A100, H100, H200)]
     traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100, H200))
     for each in asked:
         traces.get([each])
@@ -88,15 +62,6 @@ def test_a_trace_for_one_gpu_is_that_of_others_with_the_same_kernels(tmp_path: P
     for each in asked:
         again.get([each])
     assert (len(tracer.requests), again.count, again.new_count) == (1, 1, 0)
-
-
-def test_a_shared_trace_that_lacks_a_replay_is_run_again_once_for_all_gpus(tmp_path: Path) -> None:
-    tracer = AnalyticTracer()
-    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
-    for asked in (request(), request(GROWING)):
-        traces.get([replace(asked, gpu=A100)])
-        traces.get([replace(asked, gpu=H100)])
-    assert (len(tracer.requests), traces.count, traces.new_count) == (2, 2, 2)
 
 
 def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> None:
@@ -141,13 +106,6 @@ def test_a_trace_without_the_speeds_of_a_gpu_is_run_again_with_those_that_it_has
     assert [gpu.speeds for gpu in tracer.requests[1].others] == [H100.speeds]
     Traces(tracer, Cache(tmp_path), "model", {}).get([replace(request(), gpu=H100)])
     assert len(tracer.requests) == 2
-
-
-def test_what_is_of_one_gpu_is_traced_for_it_alone(tmp_path: Path) -> None:
-    tracer = AnalyticTracer()
-    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
-    traces.get([replace(request(), gpu=A100, varied=True)])
-    assert [asked.others for asked in tracer.requests] == [()]
 
 
 def test_a_shared_trace_that_was_removed_from_the_cache_is_run_again(tmp_path: Path) -> None:

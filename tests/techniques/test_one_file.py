@@ -36,8 +36,7 @@ class Knob(Technique):
 '''
 Plans = tuple[TrainingPlan, TrainingPlan]
 Adding = Callable[[str], Plans]
-CACHED = (catalogue, techniques_of, traits.allocator_knobs, traits._untraced_paths,
-          traits._harmless_paths)  # fmt: skip
+CACHED = (catalogue, techniques_of, traits._untraced_paths, traits._harmless_paths)
 
 
 def forget() -> None:

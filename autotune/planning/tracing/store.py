@@ -103,18 +103,16 @@ class Traces:
         return replace(request, operators=self.times is not None)
 
     def _at(self, request: TraceRequest) -> _At:
-        # Model and dataset are identified by their fingerprints, not by their paths; a reply may have more replays and
-        # GPUs than are asked for, and what it has for all GPUs alike depends on their kernels alone.
+        # Model and dataset are identified by their fingerprints, not by their paths. A reply may be for more GPUs than
+        # one; apart from their figures, it depends on their kernels alone.
         capability = request.gpu.compute_capability if request.gpu is not None else None
         chosen = request.chosen and replace(request.chosen, directory="")
-        # Varied lengths are replayed with the plan's own use of the allocator alone.
-        uses = request.allocators[:1] if request.varied else ()
-        asked = replace(request, model=ModelSource(""), allocators=uses, gpu=None, others=(), chosen=chosen)
+        asked = replace(request, model=ModelSource(""), gpu=None, others=(), chosen=chosen)
         return fingerprint("trace", asked, self._identity), capability
 
     def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
-        """Return the GPUs that a request's trace may stand for too; what follows varied lengths is of one GPU."""
-        if request.target != "cuda" or request.gpu is None or request.varied:
+        """Return the GPUs that a request's trace may stand for too."""
+        if request.target != "cuda" or request.gpu is None:
             return ()
         # In machines with the same network, which the user names once for all GPUs.
         network = request.gpu.speeds.network if request.gpu.speeds is not None else None
@@ -122,7 +120,7 @@ class Traces:
         return tuple(gpu for gpu in alike if gpu != request.gpu)
 
     def _missing(self, asked: Iterable[tuple[_At, TraceRequest]]) -> dict[_At, TraceRequest]:
-        """Return the requests to run, by place: those that are not known, and those that lack a replay."""
+        """Return the requests to run, by place: those that are not known, and those that lack the figures of a GPU."""
         missing: dict[_At, TraceRequest] = {}
         for at, request in asked:
             known = self._find(at)
@@ -130,15 +128,10 @@ class Traces:
                 if known.lasting:
                     continue
                 known = None
-            own = known and _of(known, request)
-            replays = tuple(found.allocator for found in known.replays) if known is not None else ()
-            if own is None or not set(request.replayed) <= set(replays):
-                # Replayed and timed again for what is known too: of two search spaces, neither drops what the other
-                # needs.
-                uses = missing[at].allocators if at in missing else replays
-                gpus = [figures.gpu for figures in known.gpus if not figures.are_of(request.gpu)] if known else []
-                others = self._others(request) or tuple(gpus)
-                missing[at] = replace(request, allocators=(*request.allocators, *uses), others=others)
+            if known is None or _of(known, request) is None:
+                # Timed again for the GPUs that are known too: of two plans, neither drops what the other needs.
+                gpus = tuple(figures.gpu for figures in known.gpus) if known else ()
+                missing[at] = replace(request, others=self._others(request) or gpus)
         return missing
 
     def _find(self, at: _At) -> Traced | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,8 +18,8 @@ from unittest import mock
 import datasets.arrow_dataset
 import datasets.fingerprint
 
-from autotune.core.gpu import Gpu, GpuSpeeds
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.gpu import GpuSpeeds
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
@@ -34,7 +34,6 @@ from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.virtual import trace as run_virtually
-from autotune.virtual.allocator import CachingAllocator
 from autotune.virtual.costs import Kind, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
@@ -83,7 +82,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
         for _, span in course
     ]
-    gpus = tuple(_figures(traced, request, run))
+    gpus = tuple(_figures(traced, request, facts, run))
     operators, counts = _operators(run, request)
     return TraceReply(
         device=traced.device_peak,
@@ -99,7 +98,6 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
             replace(section, time=time, operators=count, machine_bytes=_machine_bytes(traced, section, request.plan))
             for (section, _), time, count in zip(course, gpus[0].times, counts, strict=True)
         ),
-        varied_bytes=_varied_bytes(traced, request, facts, gpus[0].replays),
         gpus=gpus,
         operators=operators,
     )
@@ -199,7 +197,7 @@ def _operators(
 
 
 def _figures(
-    traced: Trace, request: TraceRequest, run: Sequence[Sequence[OperatorRecord] | None]
+    traced: Trace, request: TraceRequest, facts: TraceFacts, run: Sequence[Sequence[OperatorRecord] | None]
 ) -> Iterator[GpuFigures]:
     """Yield the figures of the request's GPU, and of the others whose kernels are the same.
 
@@ -213,7 +211,7 @@ def _figures(
         capability = gpu.compute_capability if gpu is not None else None
         workspace = workspace_bytes(capability)
         if workspace not in replays:
-            replays[workspace] = tuple(_replay_of(traced, gpu, use) for use in request.replayed)
+            replays[workspace] = tuple(_replays(traced, request, facts, capability))
         if gpu is None or gpu.speeds is None:
             yield GpuFigures(capability, None, replays[workspace], (None,) * len(run))
             continue
@@ -235,31 +233,29 @@ def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
     return section.host_bytes + (plan.launch.per_machine - 1) * others
 
 
-def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, replays: Sequence[Replayed]) -> int | None:
-    """Return the additional bytes that the allocator reserves when shorter micro-batches precede the second step."""
-    if not request.varied or not replays:
-        return None
-    own = replays[0]
-    batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
-    step = traced.phase(step_name(1))
-    after = varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))
-    after_reserved_bytes = _replay_of(after, request.gpu, own.allocator).reserved_bytes
-    return max(0, (after_reserved_bytes or 0) - (own.reserved_bytes or 0))
-
-
-def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
-    def run(limit_bytes: int | None) -> CachingAllocator:
-        return replay(
-            traced,
-            capability=gpu.compute_capability if gpu is not None else None,
-            limit_bytes=limit_bytes,
-            expandable_segments=use.expandable_segments,
-            emptied=use.emptied,
+def _replays(
+    traced: Trace, request: TraceRequest, facts: TraceFacts, capability: tuple[int, int] | None
+) -> Iterator[Replayed]:
+    """Yield the peaks of the caching allocator with segments of fixed size, then with growing ones."""
+    if request.target == "cpu" or request.steps_alone:
+        return
+    after = _after_others(traced, facts) if request.varied else None
+    for growing in (False, True):
+        run = partial(replay, capability=capability, expandable_segments=growing, emptied=request.emptied)
+        found = run(traced)
+        yield Replayed(
+            found.peak_allocated_bytes,
+            found.peak_reserved_bytes,
+            short_of_memory(found, partial(run, traced)).peak_reserved_bytes,
+            max(0, run(after).peak_reserved_bytes - found.peak_reserved_bytes) if after is not None else None,
         )
 
-    found = run(None)
-    needed_bytes = short_of_memory(found, run).peak_reserved_bytes
-    return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes, needed_bytes)
+
+def _after_others(traced: Trace, facts: TraceFacts) -> Trace:
+    """Return the trace with steps on shorter micro-batches before its second one."""
+    batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
+    step = traced.phase(step_name(1))
+    return varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))
 
 
 # accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).
