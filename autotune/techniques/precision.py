@@ -9,7 +9,9 @@ from autotune.core.gpu import AMPERE
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.lora import has_adapters
 from autotune.techniques.peft_config import trains_adapters_in_float32
+from autotune.techniques.sharding import FSDP2
 from autotune.techniques.trace_impact import TraceImpact
 
 _BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
@@ -57,9 +59,15 @@ class Precision(Technique):
         return self.unavailable(choice, setting.machine)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
+        """See :class:`Technique`.
+
+        Under mixed precision, accelerate turns weights that FSDP2 trains into float32 (accelerate 1.15,
+        ``fsdp2_prepare_model``). Beside adapters in float32, weights in bf16 need it, and stay as they are.
+        """
+        weights = choice == _BF16_WEIGHTS
+        upcast = weights and candidate.get("sharding") == FSDP2 and not has_adapters(candidate)
         return {
-            "model.dtype": _BF16_WEIGHTS if choice == _BF16_WEIGHTS else "float32",
-            "args.bf16": choice in ("float32+bf16", _BF16_WEIGHTS),
+            "model.dtype": _BF16_WEIGHTS if weights else "float32",
+            "args.bf16": choice == "float32+bf16" or (weights and not upcast),
             "args.fp16": choice == _SCALED,
         }

@@ -131,6 +131,15 @@ def test_a_rank_holds_its_shares_between_steps(
         assert held.get(category, 0) == pytest.approx(bytes_each * PARAMETERS, rel=0.01, abs=0.02 * PARAMETERS)
 
 
+@pytest.mark.parametrize(("mixed", "bytes_each"), [(True, 4), (False, 2)])
+def test_fsdp2_trains_weights_in_bf16_as_float32_where_products_are_mixed(
+    traced: Any, mixed: bool, bytes_each: int
+) -> None:
+    held = at_rest(traced({**fsdp2(), "bf16": mixed}, {"dtype": "bfloat16"}))
+    for category, copies in (("parameter", 1), ("optimizer state", 2)):
+        assert held[category] == pytest.approx(copies * bytes_each * PARAMETERS / RANKS, rel=0.02)
+
+
 @needs_deepspeed
 def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any) -> None:
     # Weights and gradients in bfloat16, weights in float32, two states. By default, DeepSpeed also holds all weights of

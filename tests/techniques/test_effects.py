@@ -37,6 +37,24 @@ def test_bf16_weights_under_adapters_change_training_where_a_module_is_trained_w
 
 
 @pytest.mark.parametrize(
+    ("choices", "mixed"),
+    [
+        ({"sharding": "ddp"}, True),
+        ({"sharding": "fsdp2"}, False),
+        ({"sharding": "fsdp2", "lora": "r16"}, True),
+        ({"sharding": "zero3"}, True),
+    ],
+)
+def test_bf16_weights_are_trained_as_such_where_accelerate_would_turn_them_into_float32(
+    choices: dict[str, Choice], mixed: bool
+) -> None:
+    known, here = find_trainer("sft"), setting(machine=TWO)
+    start = Candidate({item.name: item.default(here) for item in known.techniques})
+    plan = known.plan(start.but(precision="bfloat16", **choices), here)
+    assert (plan.args["bf16"], plan.model["dtype"]) == (mixed, "bfloat16")
+
+
+@pytest.mark.parametrize(
     ("document", "exact"),
     [
         ({"peft_type": "LORA", "r": 16}, True),
