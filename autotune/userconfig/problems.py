@@ -51,7 +51,7 @@ def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple
     given = {name: value for name, value in written.given.items() if name not in faulty}
     found += of_values(written, config.values if config is not None else given)
     if read.absent:
-        message = f"{_TRACKERS} names {', '.join(read.absent)}, which this machine lacks: training ends as it starts."
+        message = f"{_TRACKERS} names {', '.join(read.absent)}: TRL refuses that where it is not installed, as here."
         found.append(finding(written, Severity.ERROR if here else Severity.NOTE, _TRACKERS, message))
     absent = read.refused.startswith(_ABSENT) and not here
     if read.refused and not absent and not any(item.severity is Severity.ERROR for item in found):
