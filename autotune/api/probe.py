@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +80,11 @@ class ProbeResult:
         """Every candidate that was probed or vetoed."""
         return self.document.trials
 
-    @property
+    @cached_property
     def config(self) -> transformers.TrainingArguments:
         """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported only now.
 
+        It is one object: ``result.config.max_steps = 2`` holds for the training that is given ``result.config``.
         A warning is logged if the training, by ``WORLD_SIZE``, has not as many processes as were probed.
 
         Raises:

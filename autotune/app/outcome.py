@@ -27,7 +27,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
 
 _HELD = ("peak_bytes", "reserved_bytes", "device_bytes")
-_OF_TRIALS = ("status", "reason", "tokens_per_second", "start_seconds", "wall_seconds", *_HELD)
+_OF_TRIALS = ("status", "reason", "start_seconds", "wall_seconds", *_HELD)
 """Figures of a measurement that a trial has too."""
 _SCATTERED = 3.0
 """Ratio of the ends of a further run's range above which speeds are noted to differ widely."""
@@ -175,11 +175,12 @@ def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterat
 
 
 def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem) -> Trial:
-    """Return a candidate's probe, with the later run that failed, if one did."""
+    """Return a candidate's probe, with its rate in later runs if it had any, and the one of them that failed."""
     return Trial(
         number=record.number,
         candidate=record.candidate,
         **{name: getattr(record.measurement, name) for name in _OF_TRIALS},
+        tokens_per_second=record.tokens_per_second or None,
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",

@@ -55,6 +55,8 @@ class Output:
     def held(self) -> Iterator[None]:
         """Keep other runs out of the directory while the context is active; the lock of a killed run is released.
 
+        A run that ends leaves one copy of the tokenised rows.
+
         Raises:
             InputError: another run writes to it.
         """
@@ -71,6 +73,9 @@ class Output:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                     raise
             yield
+            # ``datasets`` made a copy of the rows for each ``max_length``; a resumed run makes its own.
+            for copy in self.workload.glob("*/cache-*.arrow"):
+                copy.unlink(missing_ok=True)
 
     def probe(self, run: ProbeRun) -> Path:
         """Return the folder of a run: ``7``, ``7-confirmation``, ``7-comparison-1``, ``7-comparison-1-baseline``, …."""

@@ -171,14 +171,11 @@ def trace_before_search(
 
 
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
-    """Return how many candidates were traced and how many of them are predicted not to fit, as a sentence."""
+    """Return how many candidates were traced and how many of them are predicted to fit, as a sentence."""
     spent = format_duration(spent_seconds)
     if not count:
         return f"No candidate was traced to its end in {spent}."
-    which = f"it is predicted {'not ' if over else ''}to fit"
-    if count > 1:
-        which = f"{counted(over, 'of them is', 'of them are')} predicted not to fit"
-    return f"Traced {counted(count, 'candidate')} in {spent}: {which}."
+    return f"Traced {counted(count, 'candidate')} in {spent}: {count - over:,} predicted to fit."
 
 
 def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:

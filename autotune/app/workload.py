@@ -15,6 +15,8 @@ from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest
 from autotune.probing import JobServer, check_packing, prepare
 from autotune.techniques import peft_config
+from autotune.techniques.packing import NAME as PACKING
+from autotune.trainers import find_trainer
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,14 @@ class WorkloadReader:
     ) -> Workload:
         """Return the workload with the self-test's result for each attention implementation.
 
-        With images, which TRL does not pack, it only has to run.
+        Where TRL packs no rows (with images, and by trainers without that knob), it only has to run.
 
         Args:
             cache: has the results of earlier runs, and gets those of this one. None: all are tested.
         """
         identity = workload.trainer, workload.models_fingerprint, machine.hardware.name, environment(machine)
-        packs = not workload.has_images
+        knobs = {technique.name for technique in find_trainer(workload.trainer).techniques}
+        packs = PACKING in knobs and not workload.has_images
         keys = {each: fingerprint("packing", each, packs, *identity, package_digest()) for each in attentions}
         kept = {each: cache.get(PackingCheck, key) for each, key in keys.items()} if cache is not None else {}
         checks = {each: found for each, found in kept.items() if found is not None}

@@ -140,6 +140,7 @@ class ReadCommand:
         names: every key that the classes and ``accelerate launch`` take.
         refused: the error by which the parser or a class refused the command; empty if none did.
         warnings: warnings of the classes.
+        absent: the trackers of ``report_to`` whose packages this machine lacks.
     """
 
     configurations: Mapping[str, Configuration] = field(default_factory=dict)
@@ -150,6 +151,7 @@ class ReadCommand:
     names: tuple[str, ...] = ()
     refused: str = ""
     warnings: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
     @property
     def script(self) -> Mapping[str, object]:

@@ -114,7 +114,8 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
     Raises:
         InputError: as in :func:`read_base`.
     """
-    found, trainer = problems(written, read), find_trainer(written.trainer)
+    # Probes report to no tracker.
+    found, trainer = problems(written, replace(read, absent=())), find_trainer(written.trainer)
     config = read.configurations.get(trainer.config_class)
     if fatal(found):
         raise _wrong(written, found)

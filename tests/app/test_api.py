@@ -66,6 +66,8 @@ def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> 
     found = autotune.ProbeResult.read(tmp_path / name)
     assert (found.status, found.recommended) == (written.status, written.recommended)
     assert found.config.to_dict() == written.config.to_dict()
+    found.config.max_steps = 2
+    assert found.config.max_steps == 2
     assert found.peft_config == written.peft_config
     assert (found.model_init_kwargs, found.env) == (written.model_init_kwargs, written.env)
     with pytest.raises(InputError, match=r"There is no result: .*nowhere cannot be read"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,17 +57,20 @@ def test_only_what_was_not_tested_before_is_tested(
     assert (again.packing_checks, tested) == (first.packing_checks, [])
 
 
-def test_rows_with_images_need_only_an_attention_that_runs(
-    workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]
+@pytest.mark.parametrize(
+    "changed", [{"dataset": pictured_workload().dataset}, {"trainer": "dpo"}, {"trainer": "reward"}]
+)
+def test_rows_that_trl_does_not_pack_need_only_an_attention_that_runs(
+    changed: dict[str, Any], workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]
 ) -> None:
     checked(workload, "eager")
-    pictured = replace(workload, dataset=pictured_workload().dataset)
-    found, tested = checked(pictured, "eager")
+    unpacked = replace(workload, **changed)
+    found, tested = checked(unpacked, "eager")
     assert found.packing_checks == {
-        "eager": PackingCheck("eager", True, False, None, 0.0, "rows with images are not packed")
+        "eager": PackingCheck("eager", True, False, None, 0.0, "TRL does not pack these rows")
     }
     assert tested == [f"{RUNS}eager"]
-    assert checked(pictured, "eager")[1] == []
+    assert checked(unpacked, "eager")[1] == []
 
 
 def test_a_plan_for_other_rows_tests_nothing_again(

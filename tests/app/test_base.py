@@ -52,6 +52,7 @@ ADAPTER = "use_peft: true\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\nlor
         "env: {PYTORCH_ALLOC_CONF: 'max_split_size_mb:64'}\ndtype: bfloat16\n",
         "model_init_kwargs: {dtype: bfloat16, attn_implementation: eager}\n",
         "dtype: auto\nbf16: false\n",
+        "report_to: comet_ml\n",
     ],
 )
 def test_the_baseline_trains_as_trl_does_by_the_file(text: str, tmp_path: Path) -> None:

@@ -141,3 +141,13 @@ def test_a_directory_in_whose_place_sqlite_would_write_to_another_is_refused(tmp
 def test_the_study_lies_in_the_directory_whatever_other_marks_its_name_has(tmp_path: Path) -> None:
     made = open_output(tmp_path / "a#b c:d@e+f&g")
     assert make_url(made.study_url).database == str(made.directory / "study.db")
+
+
+def test_a_run_leaves_one_copy_of_the_rows(tmp_path: Path) -> None:
+    output = open_output(tmp_path / "found")
+    rows = output.workload / "tokenized"
+    rows.mkdir(parents=True)
+    with output.held():
+        for name in ("data-00000-of-00001.arrow", "cache-d57fa78157cd3511.arrow"):
+            (rows / name).touch()
+    assert [file.name for file in rows.iterdir()] == ["data-00000-of-00001.arrow"]

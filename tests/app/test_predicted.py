@@ -240,10 +240,9 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("traced", "over", "sentence"),
     [
-        (1, 1, "Traced 1 candidate in 30 s: it is predicted not to fit."),
-        (1, 0, "Traced 1 candidate in 30 s: it is predicted to fit."),
-        (20, 1, "Traced 20 candidates in 30 s: 1 of them is predicted not to fit."),
-        (1_200, 1_100, "Traced 1,200 candidates in 30 s: 1,100 of them are predicted not to fit."),
+        (1, 1, "Traced 1 candidate in 30 s: 0 predicted to fit."),
+        (20, 0, "Traced 20 candidates in 30 s: 20 predicted to fit."),
+        (2_400, 1_100, "Traced 2,400 candidates in 30 s: 1,300 predicted to fit."),
         (0, 0, "No candidate was traced to its end in 30 s."),
     ],
 )

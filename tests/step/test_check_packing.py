@@ -98,6 +98,6 @@ def test_an_attention_that_transformers_replaces_is_not_supported() -> None:
         def _check_and_adjust_attn_implementation(self, *_: Any, **__: Any) -> str:
             return "eager"
 
-    found = _check(Replacing, small_config("llama"), "sdpa", "cpu", "")
+    found = _check(Replacing, small_config("llama"), "sdpa", "cpu", packs=True)
     assert not found.supported
     assert found.reason == "transformers silently takes eager instead"

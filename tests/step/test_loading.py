@@ -69,6 +69,20 @@ def test_weights_that_are_cut_off_are_told_before_a_probe_reads_them(
         prepare(job_server, request, tmp_path / "torn")
 
 
+def test_a_model_that_needs_its_own_code_is_an_error_that_names_the_dry_run(source: ModelSource) -> None:
+    rewrite(source, {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig"}})
+    with pytest.raises(InputError, match=f"{source.name} contains custom code: .*, autotune never") as caught:
+        load_config(source, LANGUAGE_MODEL)
+    assert "autotune dry-run" in caught.value.hint
+
+
+def test_a_folder_that_is_there_is_not_looked_for_elsewhere(source: ModelSource) -> None:
+    rewrite(source, {"model_type": "nothing_known"})
+    with pytest.raises(InputError, match="nothing_known") as caught:
+        load_config(source, LANGUAGE_MODEL)
+    assert caught.value.hint == ""
+
+
 def test_an_architecture_that_is_no_list_is_told(source: ModelSource) -> None:
     rewrite(source, {"architectures": "LlamaForCausalLM"})
     with pytest.raises(InputError, match=r"names no architecture|Field 'architectures'"):

@@ -107,8 +107,11 @@ def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]
     try:
         return planned_machine(word), ""
     except InputError as error:
-        if word is not None or asked.probe:
+        if word is not None:
             raise
+        if asked.probe:
+            hint = "Take --gpu in place of --probe to trace it for a GPU, or write use_cpu: true to train on the CPU."
+            raise InputError(error.message, hint=hint) from error
         return None, str(error)
 
 

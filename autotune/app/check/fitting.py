@@ -118,9 +118,8 @@ class Fitting:
             needs_code = self.config.values.get("trust_remote_code") and _CUSTOM_CODE in error.message
             if isinstance(error, UnreadError) or (script is None and not needs_code):
                 raise
-            own = "A check runs none of it." if needs_code else f"{script} may do otherwise, which cannot be known."
-            reason = f"{error.message} {own}"
-            raise UnreadError(reason, hint=error.hint) from error
+            own = "" if needs_code else f" {script} may do otherwise, which cannot be known."
+            raise UnreadError(f"{error.message}{own}", hint="" if needs_code else error.hint) from error
         geometry = whole_geometry(trainer, plan, workload)
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})

@@ -36,19 +36,16 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
     Raises:
         InputError: the model's configuration cannot be used.
     """
-    head = adapter(request.trainer).head
-    config = load_config(request.model, head)
+    config = load_config(request.model, adapter(request.trainer).head)
     architecture = model_class(config)
-    if not request.packs:
-        unpacked = "rows with images are not packed"
-    else:
-        unpacked = "" if head.per_token else f"{architecture.__name__} gives one score to a whole row"
-    checks = [_check(architecture, config, attention, request.device, unpacked) for attention in request.attentions]
+    checks = [
+        _check(architecture, config, attention, request.device, packs=request.packs) for attention in request.attentions
+    ]
     return CheckPackingReply(tuple(checks))
 
 
-def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, unpacked: str) -> PackingCheck:
-    """Return the check of one implementation, which only has to run where ``unpacked`` is a reason not to pack."""
+def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, *, packs: bool) -> PackingCheck:
+    """Return the check of one implementation, which only has to run if rows are not packed."""
     # FlashAttention has kernels for 16 bits only; all others are compared in float32.
     dtype = "bfloat16" if "flash" in attention else "float32"
     torch.manual_seed(_SEED)
@@ -66,8 +63,8 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
         return PackingCheck(attention, False, False, None, 0.0, f"a short run ends with {_reason(error)}")
-    if unpacked:
-        return PackingCheck(attention, True, False, None, 0.0, unpacked)
+    if not packs:
+        return PackingCheck(attention, True, False, None, 0.0, "TRL does not pack these rows")
     separate = torch.cat(separately).detach()
     largest = separate.abs().max().item()
     if not math.isfinite(largest):

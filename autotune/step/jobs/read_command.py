@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments, get_scheduler
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
@@ -38,6 +38,8 @@ _TEXT_TOO = frozenset({"lora_target_modules"})
 _MESSAGES = (RefusedError, ValueError, TypeError, OSError)
 _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
 """Errors of TRL's classes that do not explain themselves, such as a division by ``num_generations: 0``."""
+_UNLISTED = frozenset({"azure_ml", "flyte"})
+"""Trackers that ``get_available_reporting_integrations`` may leave out although they are there."""
 _ACCELERATE_CONFIG = "accelerate_config"
 _SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
 _READ_ONCE = (
@@ -134,6 +136,7 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
         warnings=tuple(
             dict.fromkeys(warning for warning in _own(caught) if any(f"`{key}`" in warning for key in given))
         ),
+        absent=_absent_trackers(next(item for item in objects if isinstance(item, TrainingArguments))),
     )
 
 
@@ -181,6 +184,11 @@ def _check_made_later(args: TrainingArguments) -> None:
             # accelerate takes a backend in any case (TorchDynamoPlugin).
             torch.compile(torch.nn.Identity(), backend=args.torch_compile_backend.lower(), mode=args.torch_compile_mode)
     _check_scheduler(args)
+
+
+def _absent_trackers(args: TrainingArguments) -> tuple[str, ...]:
+    named = set(args.report_to) - _UNLISTED
+    return tuple(sorted(named - set(get_available_reporting_integrations()))) if named else ()
 
 
 @contextmanager

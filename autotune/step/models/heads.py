@@ -27,12 +27,10 @@ class Head:
         auto_class: transformers' class through which TRL loads the model; None: TRL loads the class that the
             configuration names first.
         settings: fields of the configuration that TRL sets when it loads the model.
-        per_token: whether the model returns something for each token; else, one thing for each row.
     """
 
     auto_class: type[Any] | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
-    per_token: bool = True
 
     def configured(self, config: Any, name: str) -> Any:
         """Return a copy of a configuration whose first architecture is the class that TRL loads.

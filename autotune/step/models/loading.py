@@ -45,6 +45,8 @@ _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _WEIGHTS = "model*.safetensors"
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
+_CUSTOM_CODE = "contains custom code"
+"""Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 
 
 def load_config(source: ModelSource, head: Head) -> Any:
@@ -59,11 +61,16 @@ def load_config(source: ModelSource, head: Head) -> Any:
         if config.dtype is None:
             config.dtype = _dtype_of_weights(Path(source.name))
     except (OSError, ValueError, KeyError) as error:
+        if _CUSTOM_CODE in str(error):
+            raise InputError(
+                f"{source.name} {_CUSTOM_CODE}: TRL runs it only with trust_remote_code, autotune never.",
+                hint="`autotune dry-run --gpu NAME -- COMMAND` runs a training with it for a few steps, without a GPU.",
+            ) from error
         with suppress(OSError):  # there is no such repository
             if adapter := find_adapter_config_file(source.name, revision=source.revision):
                 raise adapter_alone(source.name, Path(adapter)) from error
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
-        raise not_loaded(error, message, _OFFLINE_HINT) from error
+        raise not_loaded(error, message, "" if Path(source.name).is_dir() else _OFFLINE_HINT) from error
     except (StrictDataclassError, ArithmeticError, AttributeError, TypeError) as error:
         message = f"The configuration of {source.name} is not valid: {one_line(error)}."
         raise InputError(message, hint="Correct its config.json.") from error

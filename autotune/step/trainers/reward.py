@@ -32,7 +32,7 @@ class RewardModelling(Adapter):
     config = RewardConfig
     trainer = RewardTrainer
     # RewardTrainer.__init__ sets this number where it loads a model by its name.
-    head = Head(AutoModelForSequenceClassification, {"num_labels": 1}, per_token=False)
+    head = Head(AutoModelForSequenceClassification, {"num_labels": 1})
     processor = AutoTokenizer
     columns = ("chosen_ids", "rejected_ids")
 

@@ -14,6 +14,7 @@ from autotune.app.check.need import probed
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan
 from autotune.core.status import ProbeStatus
@@ -56,6 +57,17 @@ def test_what_this_machine_has_too_few_gpus_to_run_is_not_wrong(
     verdict = checked(config=str(write("sft", body)), trainer="sft", probe=True)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert said in verdict.headline
+
+
+def test_a_machine_without_a_gpu_is_offered_its_cpu_and_a_trace(
+    write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(_: object) -> Machine:
+        raise InputError("There is no GPU here.", hint="Name one with --gpu.")
+
+    monkeypatch.setattr(check, "planned_machine", absent)
+    with pytest.raises(InputError, match=r"no GPU here\. Take --gpu in place of --probe .*use_cpu: true"):
+        checked(config=str(write("sft", "")), trainer="sft", probe=True)
 
 
 def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -> None:
