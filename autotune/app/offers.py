@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotune.app.notes import TIME_ERROR
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
 from autotune.core.setting import Setting
+from autotune.core.step_time import TIME_ERROR
 from autotune.planning.evaluator import Evaluator
 from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
