@@ -75,19 +75,6 @@ def _settings(variable: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class AllocatorUse:
-    """How a training uses PyTorch's caching allocator; the same tensors reserve more or less memory by it.
-
-    Attributes:
-        expandable_segments: PyTorch's setting of that name.
-        emptied: whether the cache is emptied before the backward pass of every micro-batch.
-    """
-
-    expandable_segments: bool = False
-    emptied: bool = False
-
-
-@dataclass(frozen=True)
 class Completions:
     """The lengths that are assumed for the completions that a training generates, in tokens.
 
@@ -211,17 +198,17 @@ class TrainingPlan:
         return self.launch.processes > 1 or bool(self.args.get("deepspeed"))
 
     @property
-    def allocator(self) -> AllocatorUse:
-        """How the training uses the caching allocator.
+    def expandable_segments(self) -> bool:
+        """Whether the segments of PyTorch's caching allocator grow, by its setting of that name."""
+        return _settings(allocator_settings(self.env)).get("expandable_segments") == "True"
 
-        A cache that is emptied in every n-th step only (``torch_empty_cache_steps`` above 1) does not lower the peak of
-        the steps between.
+    @property
+    def empties_cache(self) -> bool:
+        """Whether the allocator's cache is emptied before the backward pass of every micro-batch.
+
+        One that is emptied in every n-th step only does not lower the peak of the steps between.
         """
-        settings = _settings(allocator_settings(self.env))
-        return AllocatorUse(
-            expandable_segments=settings.get("expandable_segments") == "True",
-            emptied=self.args.get("torch_empty_cache_steps") == 1,
-        )
+        return self.args.get("torch_empty_cache_steps") == 1
 
     @property
     def parallelism(self) -> Mapping[str, object]:

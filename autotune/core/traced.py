@@ -10,7 +10,7 @@ from autotune.core.batch_geometry import Recompiled
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.workload import ModelSource
@@ -188,6 +188,6 @@ class TraceReply:
         """The replays of the request's GPU."""
         return self.own.replays
 
-    def replayed(self, allocator: AllocatorUse) -> Replayed:
-        """Return the figures with the segments of a use of the caching allocator; without replays, those of tensors."""
-        return self.replays[allocator.expandable_segments] if self.replays else Replayed(self.device.bytes, None, None)
+    def replayed(self, expandable_segments: bool = False) -> Replayed:
+        """Return the figures of the caching allocator with such segments; without replays, those of tensors."""
+        return self.replays[expandable_segments] if self.replays else Replayed(self.device.bytes, None, None)

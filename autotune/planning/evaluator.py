@@ -10,7 +10,6 @@ from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, r
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
-from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
@@ -253,7 +252,7 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         return known
     return replace(
         known,
-        traces=_points(traced, plan.allocator),
+        traces=_points(traced),
         aligned=traced.fit.aligned,
         peaks=tuple(
             PartPeak(*stretch, levels, traced.highest_moment(stretch))
@@ -269,15 +268,16 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
     )
 
 
-def _points(traced: TracedPlan, allocator: AllocatorUse) -> tuple[TracedPoint, ...]:
+def _points(traced: TracedPlan) -> tuple[TracedPoint, ...]:
+    growing = traced.plan.expandable_segments
     return tuple(
         TracedPoint(
             layers=layers,
             shape=traced.geometry.worst,
             weight=weight,
             tensor_bytes=reply.device.bytes,
-            allocated_bytes=reply.replayed(allocator).allocated_bytes,
-            reserved_bytes=reply.replayed(allocator).reserved_bytes,
+            allocated_bytes=reply.replayed(growing).allocated_bytes,
+            reserved_bytes=reply.replayed(growing).reserved_bytes,
             assumptions=reply.assumptions,
         )
         for layers, reply, weight in traced.fit.weighted()

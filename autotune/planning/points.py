@@ -101,7 +101,7 @@ def trace_request(
         trainable=trainable,
         layers=layers,
         gpu=gpu,
-        emptied=plan.allocator.emptied,
+        emptied=plan.empties_cache,
         steps_alone=steps_alone,
         chosen=chosen_rows(shape, setting.workload),
         compiled_again=trainer.compiled_again(plan, layout, dataset.documents),

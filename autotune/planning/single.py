@@ -65,30 +65,28 @@ class Sized:
 
     def at_worst(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
         """Return the forecast where the largest micro-batches are of a size, given the traces at each size."""
-        geometry, plan = self.geometry, self.plan
-        found = fits[size].forecast(geometry.micro_batches, plan.allocator)
+        geometry, growing = self.geometry, self.plan.expandable_segments
+        found = fits[size].forecast(geometry.micro_batches, growing)
         for phase in phases_at_own_size(geometry, size[1]):
-            at_its_own = fits[phase.size].forecast(phase.micro_batches, plan.allocator)
+            at_its_own = fits[phase.size].forecast(phase.micro_batches, growing)
             found = found.taking(phase.phase, at_its_own, phase.per_step)
-        return found.spread(plan.pass_share)
+        return found.spread(self.plan.pass_share)
 
     def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
         """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own.
 
         Of the micro-batches that several ranks run at once, the time is that of the largest.
         """
-        geometry, plan = self.geometry, self.plan
+        geometry, growing = self.geometry, self.plan.expandable_segments
 
         def mean(sizes: Sequence[Typical]) -> Forecast:
             timed = [self._timed(each) for each in sizes]
-            return mean_times(
-                [(fits[size].forecast(geometry.micro_batches, plan.allocator), weight) for size, weight in timed]
-            )
+            return mean_times([(fits[at].forecast(geometry.micro_batches, growing), weight) for at, weight in timed])
 
         found = mean(geometry.awaited)
         for apart in geometry.apart:
             found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
-        return found.spread(plan.pass_share)
+        return found.spread(self.plan.pass_share)
 
     def _timed(self, typical: Typical) -> tuple[Size, float]:
         """Return the size that a typical one is timed at, and the weight of the time there.
@@ -261,7 +259,8 @@ class PlanTracer:
         fits = {**traced.fits, _full(geometry): Fit({layers: reply}, layers)}
         worst = traced.at_worst(_full(geometry), fits)
         memory = self._memory(traced, worst, traced.mean)
-        varied_bytes = 0 if geometry.typical == geometry.worst else reply.replayed(traced.plan.allocator).varied_bytes
+        replayed = reply.replayed(traced.plan.expandable_segments)
+        varied_bytes = 0 if geometry.typical == geometry.worst else replayed.varied_bytes
         return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
 
     def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:

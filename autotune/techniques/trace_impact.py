@@ -19,7 +19,7 @@ class Scope(Enum):
     SIZES = "sizes"
     """The sizes of micro-batches: a trace at other sizes is that of the other choice."""
     ALLOCATOR = "allocator"
-    """How the caching allocator serves the same allocations (:class:`autotune.core.plan.AllocatorUse`)."""
+    """How the caching allocator serves the same allocations."""
 
 
 @dataclass(frozen=True)

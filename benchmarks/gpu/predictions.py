@@ -9,7 +9,6 @@ from pathlib import Path
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.plan import AllocatorUse
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
@@ -63,7 +62,7 @@ def _traced(where: Prepared, case: Case, reply: TraceReply) -> Prediction:
     # Where rows differ in length, the largest micro-batch takes longer than others do.
     plan = where.problem.trainer.plan(where.candidate(case), where.problem.setting)
     step = whole_step(plan, reply) if len(where.scenario.lengths) == 1 else None
-    replayed = reply.replayed(AllocatorUse())
+    replayed = reply.replayed()
     return Prediction(
         allocated_bytes=replayed.allocated_bytes,
         reserved_bytes=replayed.reserved_bytes,

@@ -23,7 +23,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import ignore
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import StepTime
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
@@ -60,7 +60,7 @@ class Compared:
     @property
     def whole_bytes(self) -> int:
         """What the allocator reserves by the whole trace."""
-        return self.whole.replayed(AllocatorUse()).reserved_bytes or 0
+        return self.whole.replayed().reserved_bytes or 0
 
     @property
     def time_error(self) -> float | None:

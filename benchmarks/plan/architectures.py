@@ -27,7 +27,7 @@ from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import Shape
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.traced import TraceRequest
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
@@ -190,7 +190,7 @@ def _planned_and_whole(name: str, planned: Machine, tracer: ServerTracer, folder
     whole = trace(tracer.server, TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu), folder / "job")
     step = whole_step(plan, whole)
     assert step is not None
-    replayed = whole.replayed(AllocatorUse())
+    replayed = whole.replayed()
     return {
         "allocated": [memory.peak_bytes, replayed.allocated_bytes],
         "reserved": [memory.reserved_bytes, replayed.reserved_bytes],

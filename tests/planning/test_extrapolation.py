@@ -10,7 +10,7 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Documents
-from autotune.core.plan import AllocatorUse, Completions, TrainingPlan
+from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
@@ -90,9 +90,7 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, worker:
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.005, abs=0.005 * full.device.bytes)
     for category, size in full.device.categories.items():
         assert foretold.categories.get(category, 0) == pytest.approx(size, abs=0.005 * full.device.bytes)
-    assert foretold.peak_bytes + foretold.overhead_bytes == pytest.approx(
-        full.replayed(AllocatorUse()).allocated_bytes, rel=0.02
-    )
+    assert foretold.peak_bytes + foretold.overhead_bytes == pytest.approx(full.replayed().allocated_bytes, rel=0.02)
     assert foretold.step_seconds(2) == pytest.approx(seconds_of(full), rel=0.02)
 
     # Where the first layers are of another kind, the course between the peaks is drawn with more moments than it has.

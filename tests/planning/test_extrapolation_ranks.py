@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.plan import AllocatorUse, Launch, TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
@@ -64,7 +64,7 @@ def test_a_full_trace_is_what_small_ones_foretell(
 
     reserved = foretold.peak_bytes + foretold.overhead_bytes + foretold.unused_bytes
     deviations = (f"tensors {foretold.peak_bytes / full.device.bytes - 1:+.2%}",
-                  f"reserved {reserved / (full.replayed(AllocatorUse()).reserved_bytes or 1) - 1:+.1%}")  # fmt: skip
+                  f"reserved {reserved / (full.replayed().reserved_bytes or 1) - 1:+.1%}")  # fmt: skip
     with capsys.disabled():
         print(" ", *deviations, end=" ")  # noqa: T201 (the table of deviations)
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)

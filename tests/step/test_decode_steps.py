@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from autotune.core.plan import AllocatorUse, Launch, TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
@@ -79,7 +79,7 @@ def test_a_few_steps_need_the_memory_and_time_of_all(
     (few, few_passes), (every, every_passes) = apart(job_server, trace_both_ways, request, tmp_path)
 
     assert (few_passes, every_passes) == (RUN, TOKENS)
-    replays = [reply.replayed(AllocatorUse()) for reply in (few, every)]
+    replays = [reply.replayed() for reply in (few, every)]
     assert replays[0].allocated_bytes == pytest.approx(replays[1].allocated_bytes, rel=0.001)
     assert replays[0].reserved_bytes == pytest.approx(replays[1].reserved_bytes, rel=0.005)
     for found, expected in zip(few.sections, every.sections, strict=True):

@@ -13,7 +13,7 @@ import pytest
 
 from autotune.core.events import ignore
 from autotune.core.gpu import AchievedRates
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
 from autotune.core.step_time import USUAL_PACE
 from autotune.core.timeline import Occurrence, Part
@@ -79,7 +79,7 @@ def test_the_parts_of_the_peak_sum_to_it_and_the_allocator_holds_more(run: Any) 
     reply = run()
 
     assert sum(reply.device.categories.values()) == reply.device.bytes
-    replayed = reply.replayed(AllocatorUse())
+    replayed = reply.replayed()
     assert reply.device.bytes < replayed.allocated_bytes < replayed.reserved_bytes
     assert replayed.allocated_bytes <= replayed.needed_bytes <= replayed.reserved_bytes
     assert (reply.worst_rows, reply.worst_tokens) == (2, 240)
@@ -144,7 +144,7 @@ def test_a_host_whose_time_for_an_operator_was_measured_takes_that_time(run: Any
 def test_on_the_cpu_tensors_are_all_there_is(run: Any) -> None:
     reply = run({"bf16": False}, target="cpu", gpu=None)
 
-    replayed = reply.replayed(AllocatorUse())
+    replayed = reply.replayed()
     assert replayed.allocated_bytes == reply.device.bytes
     assert replayed.reserved_bytes is None
 
@@ -358,7 +358,7 @@ def test_growing_segments_save_what_fixed_ones_lose_by_rounding_a_large_tensor_u
 
     reply = run(model=ModelSource(str(source)))
 
-    fixed, growing = (reply.replayed(AllocatorUse(expandable_segments=grown)) for grown in (False, True))
+    fixed, growing = (reply.replayed(grown) for grown in (False, True))
     assert reply.device.bytes < growing.allocated_bytes <= fixed.allocated_bytes - lost_bytes
     assert growing.reserved_bytes <= fixed.reserved_bytes - lost_bytes
 
@@ -367,7 +367,7 @@ def test_a_cpu_has_no_use_of_an_allocator_to_choose(run: Any) -> None:
     reply = run(target="cpu", gpu=None)
 
     assert reply.replays == ()
-    assert reply.replayed(AllocatorUse(emptied=True)).allocated_bytes == reply.device.bytes
+    assert reply.replayed().allocated_bytes == reply.device.bytes
 
 
 def test_a_trace_says_of_every_gpu_with_the_same_kernels_what_a_trace_for_that_gpu_says(run: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
-from autotune.core.plan import ALLOCATOR_VARIABLES, AllocatorUse
+from autotune.core.plan import ALLOCATOR_VARIABLES
 from autotune.core.setting import Base, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -222,10 +222,10 @@ def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:
     here = setting(machine=GPU)
     choices = ("default", "expandable_segments")
     plain, growing = (SFT.plan(candidate(here, allocator=choice), here) for choice in choices)
-    assert (plain.env, plain.allocator) == ({}, AllocatorUse())
+    assert (plain.env, plain.expandable_segments) == ({}, False)
     # PyTorch reads the older name first, which a shell or an image may have set.
     assert growing.env == dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True")
-    assert growing.allocator == AllocatorUse(expandable_segments=True)
+    assert growing.expandable_segments
     assert plain.fingerprint != growing.fingerprint
 
 
@@ -234,7 +234,7 @@ def test_only_a_cache_that_is_emptied_in_every_step_is_planned_as_emptied(steps:
     here = setting(machine=GPU)
     plan = SFT.plan(candidate(here, torch_empty_cache_steps=steps), here)
     assert plan.args.get("torch_empty_cache_steps", "off") == steps
-    assert plan.allocator.emptied is emptied
+    assert plan.empties_cache is emptied
 
 
 def test_evaluation_has_a_size_of_its_own_only_where_there_is_one() -> None:

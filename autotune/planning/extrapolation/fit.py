@@ -7,14 +7,12 @@ from statistics import fmean
 
 import numpy as np
 
-from autotune.core.plan import AllocatorUse
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Figures, Levels, SeriesLevels
 
-DEFAULT_USE = AllocatorUse()
 _UNUSED_GROWTH = 0.3
 """How much of what the caching allocator leaves unused grows with the peak, as a share; the rest does not.
 
@@ -60,15 +58,15 @@ class Fit:
         for part, found in aligned.items():
             self._stretches.update(found if found is not None else self._peaks(part))
 
-    def forecast(self, micro_batches: int, allocator: AllocatorUse = DEFAULT_USE) -> Forecast:
-        """Return the forecast for a number of micro-batches per optimizer step, and an allocator."""
+    def forecast(self, micro_batches: int, expandable_segments: bool = False) -> Forecast:
+        """Return the forecast for a number of micro-batches per optimizer step, and segments of the allocator."""
         weights = self._weights
         sections = {
             part: each
             for part, each in self._sections.items()
             if part.occurrence is not Occurrence.FURTHER or micro_batches > 1
         }
-        replays = [reply.replayed(allocator) for reply in self._replies]
+        replays = [reply.replayed(expandable_segments) for reply in self._replies]
         tensors = [reply.device.bytes for reply in self._replies]
         # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
         # varies irregularly with the size, so that extrapolating single figures would multiply random differences.

@@ -40,11 +40,6 @@ class _Document:
         others = (reply for reply in self.replies if not _capabilities(reply) <= _capabilities(traced))
         return _Document((traced, *others), failures)
 
-    @property
-    def lasting(self) -> _Document:
-        """The document without the failures that another run may not have."""
-        return replace(self, failures=tuple(each for each in self.failures if each[1].lasting))
-
 
 class Traces:
     """Traces by request.
@@ -90,11 +85,13 @@ class Traces:
         places = [self._at(request) for request in asked]
         missing = self._missing(zip(places, asked, strict=True))
         deepest_first = sorted(missing, key=lambda at: missing[at].layers or 0, reverse=True)
+        new: dict[_At, Traced] = {}
         if missing:
             # In no variable, so that what runs ends with this loop, however it ends.
             for at, traced in zip(deepest_first, self._tracer([missing[at] for at in deepest_first]), strict=True):
+                new[at] = traced
                 self._keep(at, traced)
-        traces = [known for at in places if (known := self._find(at))]
+        traces = [known for at in places if (known := new.get(at) or self._find(at))]
         self._used.update((id(known), known) for known in traces)
         found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True)]
         return self.times.timed(found) if self.times is not None else found
@@ -124,13 +121,9 @@ class Traces:
         missing: dict[_At, TraceRequest] = {}
         for at, request in asked:
             known = self._find(at)
-            if isinstance(known, Untraceable):
-                if known.lasting:
-                    continue
-                known = None
             if known is None or _of(known, request) is None:
                 # Timed again for the GPUs that are known too: of two plans, neither drops what the other needs.
-                gpus = tuple(figures.gpu for figures in known.gpus) if known else ()
+                gpus = tuple(figures.gpu for figures in known.gpus) if isinstance(known, TraceReply) else ()
                 missing[at] = replace(request, others=self._others(request) or gpus)
         return missing
 
@@ -142,16 +135,16 @@ class Traces:
         return self._known[key].find(capability)
 
     def _keep(self, at: _At, traced: Traced) -> None:
-        """Keep a new trace, with those of GPUs that it does not stand for.
+        """Keep a new trace, with those of GPUs that it does not stand for, or a failure that lasts.
 
         If two processes write those of one request, the traces of one of them are lost, and run again when they are
         asked for.
         """
         key, capability = at
         self.new_count += 1
-        self._known[key] = self._known[key].but(capability, traced)
         if isinstance(traced, TraceReply) or traced.lasting:
-            self.cache.put(key, self._known[key].lasting)
+            self._known[key] = self._known[key].but(capability, traced)
+            self.cache.put(key, self._known[key])
 
 
 def _capabilities(reply: TraceReply) -> frozenset[_Capability]:

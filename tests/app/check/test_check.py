@@ -99,7 +99,7 @@ def test_the_environment_of_the_file_reaches_the_child_alone(
     verdict = checked(config=str(file), trainer="sft", gpu=GPU)
     assert "MY_OWN" not in os.environ
     assert verdict.plan is not None
-    assert verdict.plan.allocator.expandable_segments
+    assert verdict.plan.expandable_segments
 
 
 @pytest.mark.nightly
@@ -351,7 +351,7 @@ def test_settings_of_the_allocator_that_are_not_simulated_are_told(write: Write,
     file = write("sft", "env:\n  PYTORCH_ALLOC_CONF: 'max_split_size_mb:128, expandable_segments:True'\n")
     verdict = checked(config=str(file), trainer="sft", gpu=GPU)
     assert verdict.plan is not None
-    assert verdict.plan.allocator.expandable_segments
+    assert verdict.plan.expandable_segments
     (told,) = (item.message for item in verdict.findings if "caching allocator" in item.message)
     assert told == "Assumed: the caching allocator has its default for max_split_size_mb:128, which is not simulated."
 
