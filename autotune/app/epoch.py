@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
 from autotune.core.epoch import Epoch
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Workload
 from autotune.techniques.max_length import row_coverage, token_coverage
+from autotune.trainers import Trainer
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -19,7 +23,8 @@ def epoch_of(
     setting = problem.setting
     plan = problem.trainer.plan(candidate, setting)
     geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
-    rows, length = plan.rows_loaded(geometry.rows, drops_last=drops_last), plan.args.get("max_length")
+    every = rows_of_epoch(plan, geometry, problem.trainer, setting.workload)
+    rows, length = plan.rows_loaded(every, drops_last=drops_last), plan.args.get("max_length")
     tokens = geometry.tokens / plan.rows * rows
     return Epoch(
         token_coverage=token_coverage(candidate, setting),
@@ -29,6 +34,12 @@ def epoch_of(
         gradient_accumulation_steps=plan.micro_batches,
         documents_per_step=geometry.documents,
         tokens_per_step=geometry.tokens_per_step,
-        steps_per_epoch=plan.steps_of_epoch(geometry.rows, drops_last=drops_last),
+        steps_per_epoch=plan.steps_of_epoch(every, drops_last=drops_last),
         seconds_per_epoch=tokens / tokens_per_second if tokens_per_second else None,
     )
+
+
+def rows_of_epoch(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> int:
+    """Return the rows of an epoch, packed or not, without those that TRL splits off for evaluation."""
+    left, every = workload.rows_trained, workload.dataset.documents.rows
+    return round(geometry.rows * trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every))

@@ -203,7 +203,12 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
-    steps = plan.steps_of_epoch(shown.rows, drops_last=drops_last) if shown.rows else None
+    # A probe evaluates on the rows that it trains on if TRL splits those to evaluate on off them.
+    workload, evaluation = problem.setting.workload, shown.evaluation_seconds
+    share = workload.rows_trained / workload.dataset.documents.rows
+    if evaluation is not None and share < 1:
+        evaluation *= 1 - share
+    steps = plan.steps_of_epoch(round(shown.rows * share), drops_last=drops_last) if shown.rows else None
     if problem.trainer.generates:
         # No row is packed or dropped, and a probe does not count what an epoch leaves out.
         steps = epoch.steps_per_epoch
@@ -223,7 +228,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         runs=len(rates),
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
         seconds=_seconds(shown, epoch.gradient_accumulation_steps),
-        evaluation_seconds=shown.evaluation_seconds,
+        evaluation_seconds=evaluation,
         timeline=facts.timelines.get(candidate),
         **vars(epoch),
     )

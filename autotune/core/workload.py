@@ -287,6 +287,14 @@ class Workload:
         return tuple(profile for profile in (self.dataset, self.evaluation) if profile is not None)
 
     @property
+    def rows_trained(self) -> int:
+        """The rows of the dataset that are left where TRL splits off some for evaluation (``test_split_size``)."""
+        size, every = self.dataset_source.test_size, self.dataset.documents.rows
+        # Of a number below 1, datasets.Dataset.train_test_split makes a share.
+        parted = size if isinstance(size, float | int) else 0
+        return round(every * (1 - parted) if parted < 1 else every - parted)
+
+    @property
     def has_images(self) -> bool:
         """Whether rows to train on or to evaluate on have images."""
         return any(profile.images is not None for profile in self.profiles)

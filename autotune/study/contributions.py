@@ -64,6 +64,8 @@ def _contribution(
     if record is None or not record.probed:
         reason = _reason(session.judge, changed)
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
+    # The judge has it as it was probed.
+    record = next((known for known in session.log.records if known.number == record.number), record)
     ours, other, expected = winner.measurement, record.failure or record.measurement, next_run(winner.rates)
     speedup = saved = told_apart = None
     if other.ok and record.tokens_per_second:

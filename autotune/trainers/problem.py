@@ -116,5 +116,5 @@ def require_legal(problem: TrainerProblem) -> None:
             seen |= others
     # The baseline may keep too few tokens, which is not caused by a fixed choice.
     covering = next((item for item in problem.recipes), problem.baseline)
-    hint = "Fix other choices, or let the space (--space) have more of that knob."
+    hint = "Take others with --fix KNOB=CHOICE, or let the space (--space) have more of that knob."
     raise InputError(f"No candidate is legal: {problem.illegal(covering)}.", hint=hint)

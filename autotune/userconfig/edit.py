@@ -35,6 +35,7 @@ from autotune.userconfig.written import written
 
 # A probe sets evaluation and the placement of layers itself.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
+_LENGTH = "args.max_length"
 _THREADS = "num_cpu_threads_per_process"
 
 
@@ -159,8 +160,8 @@ def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
         if technique.name in wanted.fixed or any(
             before.at(path) != wanted.plan.at(path)
             or before.entry(path) != wanted.plan.entry(path)
-            # Accumulation follows from a global batch that is not the file's.
-            or (base.plan.entry(path) is not None and base.plan.entry(path) != wanted.plan.entry(path))
+            # Accumulation follows from a global batch that is not the file's. A length that cuts no row stays.
+            or (path != _LENGTH and base.plan.entry(path) not in (None, wanted.plan.entry(path)))
             for path in technique.writes
             if path.startswith(("args.", "model.", "env."))
         ):

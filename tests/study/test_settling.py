@@ -185,6 +185,21 @@ def test_a_change_back_that_was_probed_already_is_not_probed_again(recipes: Run)
     assert [item.candidate for item in probed(outcome, Purpose.CONTRIBUTION)].count(NEXT) == 0
 
 
+@pytest.mark.parametrize(("longer", "status"), [(0.5, ProbeStatus.OK), (None, ProbeStatus.CRASHED)])
+def test_a_change_back_that_ran_again_is_compared_by_that(
+    longer: float | None, status: ProbeStatus, recipes: Run
+) -> None:
+    probe = tokens_per_second(NEXT)
+    again = CRASH if longer is None else rate(longer * probe)
+    shown = {(GOOD, PATIENT.confirmation): rate(0.9 * probe), (NEXT, PATIENT.confirmation): again}
+    outcome = recipes(ReplayedTable(shown=shown), trials=6)
+    assert outcome.winner is not None
+    assert outcome.winner.candidate == GOOD
+    liger = next(item for item in outcome.contributions if item.knob == "liger")
+    expected = None if longer is None else pytest.approx(outcome.winner.tokens_per_second / (longer * probe))
+    assert (liger.number, liger.status, liger.speedup) == (2, status, expected)
+
+
 def test_a_change_back_that_does_not_fit_says_so(run: Run) -> None:
     tight = BASELINE.but(checkpointing="on", batch=16, attention="flash", liger="on")
     run.problem.recipes = (tight,)

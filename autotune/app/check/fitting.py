@@ -62,6 +62,10 @@ _REFUSED_IN_A_STEP = {
     "Invalid multi_objective_aggregation": "TRL refuses multi_objective_aggregation in the first step.",
     # ``Trainer._determine_best_metric``
     "The `metric_for_best_model` training argument": "The training ends at its first evaluation.",
+    # accelerate/utils/fsdp_utils.py; by default it takes ``_no_split_modules``, which some models have in part.
+    "Could not find the transformer layer class": (
+        "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
+    ),
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
     # autotune/virtual/unsupported.py

@@ -23,6 +23,7 @@ from autotune.emit.bundle import RESULT
 from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
+from autotune.techniques.packing import NAME as PACKING
 from autotune.trainers import find_trainer
 from autotune.units import MIB, format_duration
 from autotune.userconfig.bundle import decoded, trains_like
@@ -34,6 +35,7 @@ bisection (tests/app/check/test_against_real_runs.py has these and six more)."""
 # Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published); where
 # the device has this many times what is needed, they and full depth are not worth their time.
 _FAR = 1.5
+_LENGTH = "max_length"
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,12 @@ def studied(
     result = decoded(Result, folder / RESULT)
     if result is None or result.recommended is None or not result.confirmed:
         return None
-    hardware, known = planned.hardware, result.hardware
-    lengths, cut = result.workload.dataset.lengths, result.recommended.plan.truncate_to
+    hardware, known, longest = planned.hardware, result.hardware, workload.longest
+    trained, plan = result.recommended.plan, sized.plan
+    if trained.args.get(_LENGTH) == longest < (plan.number(_LENGTH) or longest + 1) and not trained.args.get(PACKING):
+        # The file of a base keeps a length that cuts no row.
+        plan = replace(plan, args={**plan.args, _LENGTH: longest})
+    lengths, cut = result.workload.dataset.lengths, trained.truncate_to
     # Rows that have to be cut beforehand are in the bundle as they were trained on.
     rows = lengths if cut is None else lengths.cut_to(cut)
     same = (
@@ -172,7 +178,7 @@ def studied(
         result.workload.models_fingerprint == workload.models_fingerprint,
         rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned),
-        trains_like(result.recommended.plan, sized.plan, config),
+        trains_like(trained, plan, config),
     )
     if not all(same):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import SERVED, notes_on_images
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.plan import TrainingPlan
@@ -42,7 +43,7 @@ def silent_findings(
         given: the keys that the user wrote.
         drops_last: the configuration's ``dataloader_drop_last``.
     """
-    epoch, at_once = _rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
+    epoch, at_once = rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
     yield Finding(Severity.NOTE, _step(plan, geometry, trainer, epoch, drops_last=drops_last))
     if drops_last and epoch < at_once:
         message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(epoch, 'row')}, and one of all"
@@ -80,11 +81,6 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, message, "max_steps")
 
 
-def _rows_of_epoch(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> int:
-    left, every = _rows_kept(workload), workload.dataset.documents.rows
-    return round(geometry.rows * trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every))
-
-
 def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, epoch: int, *, drops_last: bool) -> str:
     ranks, copies, documents = plan.data_ranks, trainer.copies(plan), geometry.documents
     together = plan.launch.processes // ranks
@@ -102,18 +98,10 @@ def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, epoch: 
 
 
 def _left_out(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Iterator[Finding]:
-    prompts = _rows_kept(workload)
+    prompts = workload.rows_trained
     if left_out := prompts - trainer.rows_of_epoch(plan, prompts):
         message = f"An epoch leaves out {left_out:,} of {prompts:,} prompts, drawn anew each epoch: a generation batch"
         yield Finding(Severity.SILENT, f"{message} has {trainer.rows_per_generation(plan):,}.")
-
-
-def _rows_kept(workload: Workload) -> int:
-    """Return the rows of the dataset that are left where TRL splits off some for evaluation."""
-    size, all_rows = workload.dataset_source.test_size, workload.dataset.documents.rows
-    # Of a number below 1, datasets.Dataset.train_test_split makes a share.
-    parted = size if isinstance(size, float | int) else 0
-    return round(all_rows * (1 - parted) if parted < 1 else all_rows - parted)
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:

@@ -180,7 +180,8 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     TRL tokenises them: the real trainer is built around the smallest possible model.
 
     Raises:
-        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss.
+        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss,
+            or no token to pad with.
     """
     architecture = model_class(model_config)
     known = adapter(request.trainer)
@@ -206,6 +207,12 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             raise InputError(
                 f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
                 hint="Look for messages whose roles or order the template does not know.",
+            ) from error
+        tokenizer = tokenizer_of(processor)
+        if isinstance(error, ValueError) and tokenizer.pad_token is None and tokenizer.eos_token is None:
+            raise InputError(
+                f"The tokenizer of {request.model.name} has neither a pad_token nor an eos_token, and TRL needs one.",
+                hint="Name one in its tokenizer_config.json.",
             ) from error
         if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
             raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error

@@ -53,6 +53,19 @@ def test_eager_attention_is_noted_where_images_of_several_sizes_share_a_row(
         assert found == [Severity.NOTE] * notes
 
 
+def test_layers_that_fsdp_does_not_find_have_to_be_named(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+    # The class of Gemma 3 counts a layer of the tower in that its configuration leaves out.
+    wrap = "auto_wrap_policy: TRANSFORMER_BASED_WRAP"
+    for named, outcome in (
+        ("", Outcome.CANNOT_RUN),
+        (", transformer_layer_cls_to_wrap: Gemma3DecoderLayer", Outcome.FITS),
+    ):
+        body = f"max_length: null\nnum_processes: 2\nfsdp: true\nfsdp_config: {{version: 2, {wrap}{named}}}\n"
+        verdict = verdict_of(checked, tmp_path, vision_model, "sft", body)
+        told = [item.message for item in verdict.findings if "transformer_layer_cls_to_wrap names" in item.message]
+        assert (verdict.outcome, len(told)) == (outcome, int(not named)), verdict.headline
+
+
 def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
     checked: Checked, vision_model: Path, tmp_path: Path
 ) -> None:

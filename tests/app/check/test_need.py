@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.app.check.need import traced
+from autotune.app.check.need import studied, traced
 from autotune.app.planned import planned_machine
+from autotune.core.configuration import Configuration
 from autotune.core.setting import Wishes
 from autotune.core.verdict import Need, Outcome, Source, Verdict
+from autotune.emit.document import json_text
+from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, Sized
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
@@ -17,6 +21,7 @@ from autotune.reporting.check import verdict_report
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB
 from tests.planning.stand_in import AnalyticTracer
+from tests.reporting.examples import a_result
 from tests.settings import problem, setting, workload
 
 
@@ -54,3 +59,30 @@ def test_a_need_that_is_not_traced_whole_is_said_to_be_from_few_layers(tmp_path:
     assert far.source is near.source is Source.TRACED
     assert "few layers" in evidence(far)
     assert "few layers" not in evidence(near)
+
+
+@pytest.mark.parametrize(
+    ("length", "packing", "measured"),
+    [
+        (None, False, True),
+        (4096, False, True),
+        (1024, False, False),
+        (4096, True, False),
+    ],
+)
+def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured_one(
+    length: int | None, packing: bool, measured: bool, tmp_path: Path
+) -> None:
+    machine, rows = planned_machine("H100-80GB"), workload()
+    here = problem(setting(machine=machine, of=rows))
+    plan = here.trainer.plan(here.normal(here.baseline.but(max_length=rows.longest)), here.setting)
+    assert plan.args["max_length"] == 2000
+    known = replace(plan, args={**plan.args, "packing": packing})
+    found = a_result(workload=rows, hardware=machine.hardware, environment=environment(machine))
+    assert found.recommended is not None
+    found = replace(found, recommended=replace(found.recommended, plan=known))
+    (tmp_path / "result.json").write_text(json_text(found), encoding="utf-8")
+    written = replace(known, args={**known.args, "max_length": length})
+    config = Configuration("SFTConfig", written.args, written.args)
+    sized = Sized(written, whole_geometry(here.trainer, plan, here.setting.workload))
+    assert (studied(config, sized, tmp_path, rows, machine, 80 * GIB) is not None) is measured

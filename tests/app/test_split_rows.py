@@ -1,0 +1,31 @@
+"""Rows that TRL splits off for evaluation (``test_split_size``) are in no epoch, and alone in an evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.app.outcome import RunFacts, result_of
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from autotune.study.problem import Purpose, Record, SearchOutcome
+from tests.settings import problem, setting, workload
+
+
+@pytest.mark.parametrize(("size", "kept"), [(None, 100), (0.25, 75), (40, 60)])
+def test_times_and_steps_are_of_the_rows_that_stay(size: object, kept: int) -> None:
+    whole = workload()
+    here = problem(setting(of=replace(whole, dataset_source=replace(whole.dataset_source, test_size=size))))
+    assert here.setting.workload.dataset.documents.rows == 100
+    measured = Measurement(ProbeStatus.OK, tokens_per_second=100.0, rows=100, evaluation_seconds=10.0)
+    record = Record(0, here.baseline, Purpose.SEARCH, measured, measured)
+    found = result_of(
+        SearchOutcome((record,), record, record, (), (), confirmed=True, interrupted=False, comparisons=0),
+        here,
+        RunFacts(1000, 0.05, (), 1.0, {}, "/out"),
+    ).recommended
+    assert found is not None
+    assert found.steps_per_epoch == -(-kept // 8)
+    assert found.evaluation_seconds == pytest.approx(10.0 if size is None else 10.0 * (100 - kept) / 100)
+    assert found.seconds_per_epoch is not None
