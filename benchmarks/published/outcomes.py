@@ -13,11 +13,16 @@ from typing import Any
 
 from benchmarks.published.tables import Outcome, Row, Table
 
-_LOOPS = {
+LOOPS = {
     "metamathqa": "benchmarks.published.metamathqa",
     "litgpt": "benchmarks.published.litgpt",
     "xmem": "benchmarks.published.xmem",
+    "fms": "benchmarks.published.trl_ranks",
+    "fsdp2": "benchmarks.published.fsdp2",
+    "swift": "benchmarks.published.trl_ranks",
+    "torchtitan": "benchmarks.published.torchtitan",
 }
+"""The module that has the loop of each table."""
 
 
 def outcomes_of(name: str, table: Table, rows: Sequence[Row], workers: int) -> Iterator[Outcome]:
@@ -31,7 +36,7 @@ def outcomes_of(name: str, table: Table, rows: Sequence[Row], workers: int) -> I
 def outcome_of(name: str, table: Table, row: Row) -> Outcome:
     """Trace one row in this process."""
     started = time.perf_counter()
-    loop: Any = import_module(_LOOPS[name])
+    loop: Any = import_module(LOOPS[name])
     try:
         found: Outcome = loop.outcome({**table.loop, **row.settings}, table.capability)
     except Exception as error:  # noqa: BLE001 (a row that cannot be traced is a result, whatever it raises)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from benchmarks.published.tables import Outcome, Row, Table
 
 _GB = 1e9
+_SECONDS = "step"
+"""The figure that is a time; all others are bytes."""
 
 
 def rendered(table: Table, rows: Sequence[tuple[Row, Outcome]], versions: str) -> str:
@@ -33,7 +35,7 @@ def errors(table: Table, rows: Sequence[tuple[Row, Outcome]], figure: str) -> di
     return {
         row.name: outcome.traced[figure] / published - 1
         for row, outcome in rows
-        if row.name != table.calibrated_on and figure in outcome.traced and (published := row.published[figure])
+        if row.name != table.calibrated_on and figure in outcome.traced and (published := row.published.get(figure))
     }
 
 
@@ -62,16 +64,23 @@ def _body(table: Table, rows: Sequence[tuple[Row, Outcome]]) -> Iterator[str]:
     yield "| row | " + " | ".join(f"{name}, published | traced | error" for name in figures) + " | remarks |"
     yield "|---|" + "--:|--:|--:|" * len(figures) + "---|"
     for row, outcome in rows:
-        cells = [cell for name in figures for cell in _cells(row.published[name], outcome.traced.get(name))]
+        cells = [cell for name in figures for cell in _cells(name, row.published, outcome.traced.get(name))]
         yield f"| {row.name} | {' | '.join(cells)} | {_remarks(table, row, outcome)} |"
 
 
-def _cells(published: int | None, traced: int | None) -> tuple[str, str, str]:
+def _cells(name: str, row: Mapping[str, float | None], traced: float | None) -> tuple[str, str, str]:
+    if name not in row:
+        return ("—",) * 3
+    published = row[name]
     return (
-        "out of memory" if published is None else f"{published / _GB:.2f} GB",
-        "—" if traced is None else f"{traced / _GB:.2f} GB",
+        "out of memory" if published is None else _shown(name, published),
+        "—" if traced is None else _shown(name, traced),
         "—" if traced is None or published is None else f"{traced / published - 1:+.2%}",
     )
+
+
+def _shown(name: str, figure: float) -> str:
+    return f"{figure:.2f} s" if name == _SECONDS else f"{figure / _GB:.2f} GB"
 
 
 def _remarks(table: Table, row: Row, outcome: Outcome) -> str:

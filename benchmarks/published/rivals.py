@@ -27,7 +27,7 @@ class Said:
         seconds: that this took, or None.
     """
 
-    bytes: int
+    bytes: float
     out_of_memory: bool | None
     seconds: float | None
 
@@ -60,7 +60,7 @@ def rivals_rendered(table: Table, rows: Rows, versions: str) -> str:
     return "\n".join((*head(table, versions), *body))
 
 
-def _ran(rows: Rows) -> list[tuple[Row, Outcome, int]]:
+def _ran(rows: Rows) -> list[tuple[Row, Outcome, float]]:
     return [(row, outcome, size) for row, outcome in rows if (size := row.published["reserved"]) is not None]
 
 
@@ -141,7 +141,7 @@ def _ours(row: Row, outcome: Outcome) -> str:
     return f"{traced['reserved'] / _GB:.2f} GB{verdict} | {error} | +{max(0, traced['varied']) / _GB:.2f} GB | {inside}"
 
 
-def _cell(measured: int | None, one: Said | None) -> str:
+def _cell(measured: float | None, one: Said | None) -> str:
     if one is None:
         return "—"
     verdict = ", out of memory" if one.out_of_memory else ""

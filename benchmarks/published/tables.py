@@ -17,13 +17,14 @@ class Row:
 
     Attributes:
         name: as the table calls it.
-        published: bytes by the name of the figure; None where the run ran out of memory.
+        published: bytes by the name of the figure, of ``step`` seconds; None where the run ran out of memory. A figure
+            that was not published, or is not comparable, is left out.
         trainable: number of trainable parameters that the table states, which a trace has to have, too.
         settings: what this run did differently from the table's loop.
     """
 
     name: str
-    published: Mapping[str, int | None]
+    published: Mapping[str, float | None]
     trainable: int
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -33,13 +34,13 @@ class Outcome:
     """What became of a row.
 
     Attributes:
-        traced: bytes by the name of the figure.
+        traced: bytes by the name of the figure, of ``step`` seconds.
         trainable: number of trainable parameters of the traced model.
         failure: why there is no trace, or "".
         seconds: wall clock.
     """
 
-    traced: dict[str, int] = field(default_factory=dict)
+    traced: Mapping[str, float] = field(default_factory=dict)
     trainable: int = 0
     failure: str = ""
     seconds: float = 0.0
