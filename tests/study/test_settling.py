@@ -191,8 +191,8 @@ def test_a_change_back_that_ran_again_is_compared_by_that(
 ) -> None:
     probe = tokens_per_second(NEXT)
     again = CRASH if longer is None else rate(longer * probe)
-    shown = {(GOOD, PATIENT.confirmation): rate(0.9 * probe), (NEXT, PATIENT.confirmation): again}
-    outcome = recipes(ReplayedTable(shown=shown), trials=6)
+    table = ReplayedTable(shown={(GOOD, PATIENT.confirmation): rate(0.9 * probe), (NEXT, PATIENT.confirmation): again})
+    outcome = recipes(table, trials=6)
     assert outcome.winner is not None
     assert outcome.winner.candidate == GOOD
     liger = next(item for item in outcome.contributions if item.knob == "liger")
