@@ -244,7 +244,8 @@ def headline(plan: Plan) -> str:
     if best is None or best.memory is None:
         return "Nothing can be predicted here: autotune probe can measure it."
     if not best.fits:
-        what, which = ("It does not fit", "it") if alone else ("Nothing is predicted to fit", "the least")
+        traced = " that was traced" if plan.settings.get("timeout") else ""
+        what, which = ("It does not fit", "it") if alone else (f"Nothing{traced} is predicted to fit", "the least")
         needs = format_bytes(best.memory.device_bytes)
         return f"{what} in {format_bytes(plan.budget_bytes)}: {which} needs {needs}."
     what, spare = "It fits" if alone else f"The {_chosen(plan)}", words.bytes_or_dash(best.spare_bytes)

@@ -55,8 +55,16 @@ def test_several_files_and_a_directory_are_read_too(files: tuple[str, str]) -> N
 
 def test_files_of_one_dataset_with_other_columns_are_told(files: tuple[str, str], tmp_path: Path) -> None:
     other = str(write_rows(tmp_path / "other.jsonl", [{"text": "a", "label": 2}]))
-    with pytest.raises(InputError, match=r"cannot be read: .*because column names don't match"):
+    said = r"cannot be read: its columns differ: there are 1 new columns \({'label'}\)\."
+    with pytest.raises(InputError, match=said):
         loaded({"path": "json", "data_files": [files[0], other]})
+
+
+def test_splits_of_a_directory_in_two_formats_are_told(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", text_rows(["a", "b"]))
+    (tmp_path / "test.csv").write_text("text\na\n")
+    with pytest.raises(InputError, match="folder cannot be loaded: Couldn't infer the same data file format for all"):
+        load_rows(find_trainer("sft"), DatasetSource("folder", str(tmp_path)), None, ModelSource("model"))
 
 
 def test_where_no_cache_can_be_written_a_mixture_is_loaded_all_the_same(

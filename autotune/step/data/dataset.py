@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets.table import CastError
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import ProcessorMixin
 from trl import DatasetMixtureConfig, get_dataset
@@ -26,7 +27,7 @@ from trl.scripts.utils import DatasetConfig
 
 from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file
 from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.hub import not_loaded
@@ -102,7 +103,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
                 rows.train_test_split(test_size=source.test_size)
             return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
-        message = f"The dataset {source.name} was not found: {_first_line(error).removesuffix('.')}."
+        message = f"The dataset {source.name} was not found: {first_line(error).removesuffix('.')}."
         raise not_loaded(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:
         if lacks_space(error):
@@ -111,11 +112,14 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
             raise InputError(f"There is no space left for the cache of datasets, {cache}.", hint=hint) from error
         _check_all_lines(source)
         cause = error.__cause__ or error
-        raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
+        why = one_line(cause) or first_line(cause)
+        if isinstance(cause, CastError):
+            why = f"its columns differ: {cause.details().removesuffix('.')}."
+        raise InputError(f"The dataset {source.name} cannot be read: {why}") from error
     # EOFError: a compressed file was cut off. StopIteration: a file is empty.
     except (ValueError, TypeError, EOFError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
-            known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
+            known = first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
             ) from error
@@ -125,7 +129,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
             hint = f"It has {listed}. Name one with --dataset-config, or with dataset_config in the configuration."
             raise InputError(f"The dataset {source.name} has {lacks}.", hint=hint) from error
         _check_all_lines(source)
-        raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
+        raise InputError(f"The dataset {source.name} cannot be loaded: {first_line(error)}") from error
 
 
 @contextmanager
@@ -153,8 +157,9 @@ def _check_all_lines(source: DatasetSource) -> None:
     """Report the first broken line of the files; the earlier check read only the beginning of a single one."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
-        configured = load_dataset_builder(source.path, source.config).config
-        files = configured.data_files.get(source.split.partition("[")[0], [])
+        with suppress(ValueError):  # its splits are in several formats
+            configured = load_dataset_builder(source.path, source.config).config
+            files = configured.data_files.get(source.split.partition("[")[0], [])
     for file in map(Path, files):
         check_file(file, sys.maxsize)
 
@@ -273,12 +278,6 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
                 hint="Remove what the others hold already, or write all of them alike.",
             )
     return any(found.values()) or is_conversational_from_value(first)
-
-
-def _first_line(error: BaseException) -> str:
-    first, *further = str(error).strip().splitlines() or [type(error).__name__]
-    # datasets.table.CastError has the problem, then both lists of columns, then the reason.
-    return f"{first} {further[-1]}" if further and further[-1].startswith("because") else first
 
 
 _KIND = "type"
