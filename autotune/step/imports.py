@@ -32,8 +32,9 @@ _PRELOADED = (
     "trl.models.activation_offloading",
     "autotune.step.jobs",
 )
-# accelerate imports it in every training, where it is installed: half a second in each job.
-_ENGINE = "deepspeed"
+# accelerate imports it in every training, where it is installed: half a second in each job. It imports its Muon, which
+# compiles functions, where it trains: a trace would take that for a compiled step.
+_ENGINE = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
 _VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
 
 
@@ -98,7 +99,7 @@ def preload(device: str) -> None:
         _import(_VIRTUAL)
         # If it is broken, so is every training: the job that needs it reports the reason.
         with suppress(Exception):
-            importlib.import_module(_ENGINE)
+            _import(_ENGINE)
         from autotune.step.trainers import adapters
         from autotune.techniques import catalogue
 

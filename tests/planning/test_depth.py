@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from autotune.core.plan import TrainingPlan
-from autotune.planning.extrapolation.fit import from_end, from_start, layer_weights
+from autotune.core.program import OPTIMIZER_STEP
+from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.traced import Peak, TraceReply
+from autotune.planning.extrapolation.fit import Fit, from_end, from_start, layer_weights
 from autotune.planning.extrapolation.series import Aligned
 from autotune.planning.points import depths_of, traced_depths
 
@@ -98,6 +101,20 @@ def test_the_place_of_an_insertion_is_found_in_a_long_trace(place: int) -> None:
 def test_a_model_that_does_something_else_is_not_aligned() -> None:
     other = [name.replace("head 4", "another head") for name in model(3)]
     assert from_start(model(2), other) is None
+
+
+def test_moments_are_aligned_where_flat_tensors_are_longer_in_a_deeper_model() -> None:
+    update = Part(OPTIMIZER_STEP, Occurrence.ONCE)
+
+    def traced(layers: int) -> TraceReply:
+        norms = 3 + 9 * layers
+        names = ("aten.mul.Tensor [8, 64]", f"aten.pow.Tensor_Scalar [{norms}]", "aten.mul.Tensor [64, 8]")
+        section = Section(update, names, {"temporary": (100, norms, 50)}, backward=len(names))
+        return TraceReply(Peak(100), Peak(), 1, 1, 1.0, sections=(section,))
+
+    fit = Fit({2: traced(2), 3: traced(3)}, 32)
+    assert fit.aligned
+    assert fit.course((update, False)) == [{"temporary": size} for size in (100, 3 + 9 * 32, 50)]
 
 
 def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_that_traces_share() -> None:

@@ -47,6 +47,13 @@ def test_deepspeeds_own_adam_holds_and_takes_what_pytorchs_fused_one_does(
     assert seconds[0] == pytest.approx(seconds[1], rel=0.01)
 
 
+def test_functions_that_deepspeed_compiles_and_no_step_runs_are_no_assumption_of_a_trace(
+    job_server: JobServer, model: Path, tmp_path: Path
+) -> None:
+    first_in_its_process = trace(job_server, a_request(a_plan(zero(1)), model), tmp_path / "traced")
+    assert not any("compiled" in assumed for assumed in first_in_its_process.assumptions)
+
+
 @pytest.mark.parametrize(
     "engine",
     [

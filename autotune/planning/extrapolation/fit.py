@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -134,7 +135,7 @@ class Fit:
         # Moments have shapes, which tell the head from a layer with the same operators.
         places: list[tuple[list[int], list[int]]] = []
         for section in sections:
-            first, last = (align(shortest.moments, section.moments) for align in (from_start, from_end))
+            first, last = (align(_named(shortest), _named(section)) for align in (from_start, from_end))
             if first is None or last is None:
                 return None
             places.append((first, last))
@@ -177,6 +178,17 @@ def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
 def _section(reply: TraceReply, part: Part) -> Section:
     """Return the section of a part, empty if there is none: a step of one micro-batch has no further micro-batch."""
     return next((section for section in reply.sections if section.part == part), Section(part, (), {}))
+
+
+_FLAT = re.compile(r" \[\d+\]$")
+
+
+def _named(section: Section) -> list[str]:
+    """Return the names of a section's moments without the lengths of flat tensors, some of which go with the depth.
+
+    Examples: the norms of all weights, for clipping, and an engine's buffers.
+    """
+    return [_FLAT.sub("", name) for name in section.moments]
 
 
 def _moments_of(section: Section, *, in_backward: bool) -> slice:

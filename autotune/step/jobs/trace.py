@@ -62,15 +62,10 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
     # Traces do not use a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     reply = _reply(request, context.folder)
-    _freeze_once()
-    return reply
-
-
-@cache
-def _freeze_once() -> None:
-    """Exclude the objects of the first trace from garbage collection, which accelerate runs in every training."""
+    # What is left after a trace is left out of later collections of garbage: accelerate runs one in every training.
     gc.collect()
     gc.freeze()
+    return reply
 
 
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
