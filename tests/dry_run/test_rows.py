@@ -191,7 +191,8 @@ def test_images_are_not_read_and_have_no_size() -> None:
     assert found.unmeasured
     for plain in (data.select_columns(["messages"]), list(data)):
         assert sizes(plain).unmeasured
-    assert not sizes(ids([2, 5])).unmeasured
+    for known in (ids([2, 5]), [torch.ones(2), torch.ones(5)], [{"input_ids": [2, 5]}]):
+        assert not sizes(known).unmeasured
     with pytest.raises(UnmeasuredError, match="no field with a length"):
         sizes(data.select_columns(["image", "images"]))
 

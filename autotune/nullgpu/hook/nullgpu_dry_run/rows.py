@@ -157,7 +157,8 @@ def _is_pictured(value: Any) -> bool:
     """Return whether a value has bytes, or an image of Pillow's."""
     if isinstance(value, (list, tuple, Mapping)):
         return any(map(_is_pictured, value.values() if isinstance(value, Mapping) else value[:_FEW]))
-    return isinstance(value, bytes) or (hasattr(value, "mode") and hasattr(value, "size"))
+    # A tensor has a method of this name.
+    return isinstance(value, bytes) or isinstance(getattr(value, "mode", None), str)
 
 
 def _size(value: Any) -> tuple[int, str]:
