@@ -112,7 +112,7 @@ class Display:
 
     def _of_probes(self, progress: Progress, limit: int) -> Table:
         remaining = progress.remaining_seconds
-        left = "" if remaining is None else f", about {format_duration(remaining)} of search left"
+        left = "" if remaining is None else f", at most about {format_duration(remaining)} of search left"
         return _bar(progress.done, limit, f"{progress.count_text}, {self._elapsed_text()}{left}")
 
 
