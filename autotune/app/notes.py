@@ -144,10 +144,10 @@ def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
             yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
     rates = {gpu.name: gpu.speeds.achieved for gpu in gpus if gpu.speeds is not None}
     if any(known.source for known in rates.values()):
-        device, host = (f"±{100 * error:.0f} %" for error in (TIME_ERROR, HOST_BOUND_ERROR))
+        device, host = (f"{100 * error:.0f} %" for error in (TIME_ERROR, HOST_BOUND_ERROR))
         yield (
-            f"Times are predicted within {device}, which held for {TIME_ERROR_HELD}. Those marked ~ are within {host}: "
-            "the host bounds them, and its time per operator is assumed."
+            f"Times are predicted within ±{device}, which held for {TIME_ERROR_HELD}. Those marked ~ may be off by "
+            f"{host}: the host bounds them, and its time per operator is assumed."
         )
     lacking: dict[str, list[str]] = {}
     for name, known in rates.items():
