@@ -203,7 +203,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
-    # A probe evaluates on the rows that it trains on if TRL splits those to evaluate on off them.
+    # A probe trains and evaluates on all rows, and TRL splits those to evaluate on off them (`test_split_size`).
     workload, evaluation = problem.setting.workload, shown.evaluation_seconds
     share = workload.rows_trained / workload.dataset.documents.rows
     if evaluation is not None and share < 1:

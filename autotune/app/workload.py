@@ -68,7 +68,7 @@ class WorkloadReader:
     ) -> Workload:
         """Return the workload with the self-test's result for each attention implementation.
 
-        Where TRL packs no rows (with images, and by trainers without that knob), it only has to run.
+        It only has to run where TRL packs no rows: those with images, and those of trainers without ``packing``.
 
         Args:
             cache: has the results of earlier runs, and gets those of this one. None: all are tested.

@@ -13,6 +13,8 @@ from autotune.core.lengths import LengthDistribution
 
 Init = Literal["random", "pretrained"]
 
+CUSTOM_CODE = "contains custom code"
+"""Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 CHAT_TEMPLATE = "chat_template_path"
 """The field of TRL's configurations that names a chat template in place of the tokenizer's."""
 IGNORED_LABEL = -100

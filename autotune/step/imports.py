@@ -32,8 +32,8 @@ _PRELOADED = (
     "trl.models.activation_offloading",
     "autotune.step.jobs",
 )
-# accelerate imports it in every training, where it is installed: half a second in each job. It imports its Muon, which
-# compiles functions, where it trains: a trace would take that for a compiled step.
+# accelerate imports it in every training, where it is installed: half a second in each job. The first training of a
+# process imports its Muon optimizer, which compiles functions: a trace would take that for a compiled step.
 _ENGINE = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
 _VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
 

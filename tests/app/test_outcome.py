@@ -259,31 +259,6 @@ def test_a_candidate_that_ran_out_in_a_later_run_needs_what_that_run_asked_for()
     assert result(record(1, ran(300, peak_bytes=500), RAN_OUT, max_length=2000)).smallest_peak_bytes == 1000
 
 
-def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
-    cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
-    assert result(cut_off).status is RunStatus.UNDECIDED
-
-
-@pytest.mark.parametrize("shown", [RAN_OUT, ran(100)])
-def test_a_default_that_may_not_be_recommended_decides_nothing_where_a_limit_ends_the_search(
-    shown: Measurement,
-) -> None:
-    found = outcome_of(record(0, shown))
-    assert result_of(replace(found, ending=Ending.TIME), PROBLEM, FACTS).status is RunStatus.UNDECIDED
-    exhausted = result_of(replace(found, ending=Ending.EXHAUSTED), PROBLEM, FACTS).status
-    assert exhausted is (RunStatus.NOTHING_FITS if shown is RAN_OUT else RunStatus.FAILED)
-    other = outcome_of(record(0, shown), record(1, RAN_OUT, max_length=2000))
-    assert result_of(replace(other, ending=Ending.TIME), PROBLEM, FACTS).status is RunStatus.NOTHING_FITS
-
-
-def test_where_every_probe_crashes_the_search_failed_and_nothing_is_said_of_memory() -> None:
-    crash = replace(RAN_OUT, status=ProbeStatus.CRASHED, out_of_memory=None)
-    unsupported = record(2, replace(crash, status=ProbeStatus.UNSUPPORTED), max_length=2000)
-    assert result(record(1, crash, max_length=2000), unsupported).status is RunStatus.FAILED
-    assert result(record(1, ran(100), crash, max_length=2000), unsupported).status is RunStatus.FAILED
-    assert result(record(1, ran(100), RAN_OUT, max_length=2000), unsupported).status is RunStatus.NOTHING_FITS
-
-
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:
     trial = result(replace(record(0, ran(100)), prediction=Prediction(450, 0.1, 120.0))).trials[0]
     assert (trial.predicted_bytes, trial.predicted_tokens_per_second) == (450, 120.0)

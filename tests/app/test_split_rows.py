@@ -26,6 +26,8 @@ def test_times_and_steps_are_of_the_rows_that_stay(size: object, kept: int) -> N
         RunFacts(1000, 0.05, (), 1.0, {}, "/out"),
     ).recommended
     assert found is not None
+    assert found.seconds_per_epoch is not None
     assert found.steps_per_epoch == -(-kept // 8)
     assert found.evaluation_seconds == pytest.approx(10.0 if size is None else 10.0 * (100 - kept) / 100)
-    assert found.seconds_per_epoch is not None
+    trained_tokens = found.token_coverage * whole.dataset.documents.tokens * kept / 100
+    assert found.seconds_per_epoch == pytest.approx(trained_tokens / 100.0)

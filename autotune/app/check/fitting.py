@@ -24,7 +24,7 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.traced import TraceRequest
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
-from autotune.core.workload import Workload
+from autotune.core.workload import CUSTOM_CODE, Workload
 from autotune.errors import InputError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
@@ -51,9 +51,6 @@ from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, t
 _READING_SECONDS = 3600.0
 _SHRINKS = "auto_find_batch_size"
 """The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
-
-_CUSTOM_CODE = "contains custom code"
-"""Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 
 _REFUSED_IN_A_STEP = {
     "Unknown loss type": "TRL refuses loss_type in the first step.",
@@ -119,7 +116,7 @@ class Fitting:
             named, rewards, options, plan, workload = self._inputs()
         except InputError as error:
             script = task.written.command.script
-            needs_code = self.config.values.get("trust_remote_code") and _CUSTOM_CODE in error.message
+            needs_code = self.config.values.get("trust_remote_code") and CUSTOM_CODE in error.message
             if isinstance(error, UnreadError) or (script is None and not needs_code):
                 raise
             own = "" if needs_code else f" {script} may do otherwise, which cannot be known."

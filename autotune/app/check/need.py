@@ -153,6 +153,14 @@ def _measured(source: Source, need_bytes: int, geometry: BatchGeometry, figures:
     )
 
 
+def _limited(plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+    """Return a plan with the longest row as its maximum length if its own cuts none: the file of a base keeps that."""
+    length = plan.number(_LENGTH)
+    if _LENGTH not in plan.args or plan.args.get(PACKING) or (length is not None and length < workload.longest):
+        return plan
+    return replace(plan, args={**plan.args, _LENGTH: workload.longest})
+
+
 def studied(
     config: Configuration, sized: Sized, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
 ) -> CheckAnswer | None:
@@ -164,11 +172,8 @@ def studied(
     result = decoded(Result, folder / RESULT)
     if result is None or result.recommended is None or not result.confirmed:
         return None
-    hardware, known, longest = planned.hardware, result.hardware, workload.longest
-    trained, plan = result.recommended.plan, sized.plan
-    if trained.args.get(_LENGTH) == longest < (plan.number(_LENGTH) or longest + 1) and not trained.args.get(PACKING):
-        # The file of a base keeps a length that cuts no row.
-        plan = replace(plan, args={**plan.args, _LENGTH: longest})
+    hardware, known = planned.hardware, result.hardware
+    trained = result.recommended.plan
     lengths, cut = result.workload.dataset.lengths, trained.truncate_to
     # Rows that have to be cut beforehand are in the bundle as they were trained on.
     rows = lengths if cut is None else lengths.cut_to(cut)
@@ -178,7 +183,7 @@ def studied(
         result.workload.models_fingerprint == workload.models_fingerprint,
         rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned),
-        trains_like(trained, plan, config),
+        trains_like(_limited(trained, workload), _limited(sized.plan, workload), config),
     )
     if not all(same):
         return None

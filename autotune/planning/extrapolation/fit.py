@@ -184,7 +184,7 @@ _FLAT = re.compile(r" \[\d+\]$")
 
 
 def _named(section: Section) -> list[str]:
-    """Return the names of a section's moments without the lengths of flat tensors, some of which go with the depth.
+    """Return the names of a section's moments without the lengths of flat tensors, some of which grow with the depth.
 
     Examples: the norms of all weights, for clipping, and an engine's buffers.
     """

@@ -27,7 +27,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from trl.trainer.utils import create_model_from_path
 
 from autotune.core.machine import DeviceKind
-from autotune.core.workload import ModelSource
+from autotune.core.workload import CUSTOM_CODE, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.model import adapter_alone
 from autotune.step.distributed.group import world_size
@@ -45,8 +45,6 @@ _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _WEIGHTS = "model*.safetensors"
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
-_CUSTOM_CODE = "contains custom code"
-"""Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 
 
 def load_config(source: ModelSource, head: Head) -> Any:
@@ -61,9 +59,9 @@ def load_config(source: ModelSource, head: Head) -> Any:
         if config.dtype is None:
             config.dtype = _dtype_of_weights(Path(source.name))
     except (OSError, ValueError, KeyError) as error:
-        if _CUSTOM_CODE in str(error):
+        if CUSTOM_CODE in str(error):
             raise InputError(
-                f"{source.name} {_CUSTOM_CODE}: TRL runs it only with trust_remote_code, autotune never.",
+                f"{source.name} {CUSTOM_CODE}: TRL runs it only with trust_remote_code, autotune never.",
                 hint="`autotune dry-run --gpu NAME -- COMMAND` runs a training with it for a few steps, without a GPU.",
             ) from error
         with suppress(OSError):  # there is no such repository
