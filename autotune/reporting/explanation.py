@@ -12,7 +12,7 @@ from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting import document as doc
-from autotune.reporting.words import bytes_or_dash, rate_or_dash
+from autotune.reporting.words import bytes_or_dash, predicted_rate, rate_or_dash
 from autotune.techniques.traits import impact_in
 from autotune.units import counted, format_bytes, format_seconds, format_share
 
@@ -142,7 +142,8 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
     rows = [(part, format_seconds(one), f"{times:,}", format_seconds(one * times)) for part, one, times in each]
     rows.append(("optimizer step", "", "", format_seconds(estimate.memory.step_seconds)))
     yield doc.Table(("part of the step", "time of one", "times", "together"), tuple(rows), total=len(rows) - 1)
-    yield doc.Paragraph(f"= {rate_or_dash(estimate.tokens_per_second)} of the dataset, padding excluded")
+    rate = predicted_rate(estimate, rate_or_dash(estimate.tokens_per_second))
+    yield doc.Paragraph(f"= {rate} of the dataset, padding excluded")
 
 
 def _untimed_text(explanation: Explanation) -> str:

@@ -286,7 +286,7 @@ def _safer_text(plan: Plan) -> str:
     if safe is None:
         return "Nothing fits with its error to spare."
     known = safe.tokens_per_second is not None
-    rate = f"{words.rate_or_dash(safe.tokens_per_second)}, " if known else ""
+    rate = f"{words.predicted_rate(safe, words.rate_or_dash(safe.tokens_per_second))}, " if known else ""
     return (
         f"{'The fastest' if known else 'One'} that fits with its error to spare: {rate}"
         f"{words.bytes_or_dash(safe.spare_bytes)} to spare: {choices_text(safe.candidate, plan)}"

@@ -204,7 +204,7 @@ def ranked_text(ranked: events.Ranked) -> str:
     rate, (needs, _, _) = best.tokens_per_second, words.memory_cells(best)
     if not best.fits:
         return f"first ranking: nothing fits yet, the least needs {needs}; the search goes on"
-    figures = needs if rate is None else f"{words.rate_or_dash(rate)}, {needs}"
+    figures = needs if rate is None else f"{words.predicted_rate(best, words.rate_or_dash(rate))}, {needs}"
     choices = words.differences(best.candidate, ranked.baseline)
     return f"first ranking of the candidates traced so far: {choices} ({figures})"
 

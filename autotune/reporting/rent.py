@@ -67,7 +67,8 @@ def best_text(found: Rent) -> str:
 def _offer_text(offer: Offer, found: Rent) -> str:
     cost = f" for {words.cost_text(offer.cost)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
-    rate, duration = words.rate_or_dash(offer.tokens_per_second), words.duration_or_dash(offer.seconds)
+    rate = words.predicted_rate(offer.estimate, words.rate_or_dash(offer.tokens_per_second))
+    duration = words.duration_or_dash(offer.seconds)
     return f"{offer.gpus}, {rate}, {duration} per {found.unit}{cost}{doubt}"
 
 

@@ -37,6 +37,15 @@ def test_the_cheapest_and_the_fastest_are_each_a_sentence() -> None:
     )
 
 
+def test_a_speed_that_depends_on_an_assumption_about_the_host_is_marked_wherever_it_stands() -> None:
+    estimate = CHEAPEST.estimate
+    assert estimate is not None
+    assert estimate.memory is not None
+    doubtful = replace(CHEAPEST, estimate=replace(estimate, memory=replace(estimate.memory, time_error=0.5)))
+    assert best_text(a_rent(offers=(doubtful,))).startswith("The cheapest and the fastest: 1 x L40S, ~10,000 tok/s, ")
+    assert cells(doubtful, a_rent()).count("~10,000") == 2
+
+
 def test_one_gpu_that_is_both_is_named_once() -> None:
     assert best_text(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: 1 x L40S, ")
 
