@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -52,6 +54,16 @@ def test_a_reference_keeps_the_settings_that_trl_changes_in_the_model_that_it_tr
     trainer.model.config.use_cache = False
 
     assert trainer.ref_model.config.use_cache
+
+
+def test_a_trainer_that_extends_one_of_trl_s_gets_its_reference_from_the_same_source() -> None:
+    known, made = adapter("dpo"), object()
+    extended = type("ExtendedTrainer", (known.trainer,), {"__module__": __name__})
+
+    with mock.patch.object(type(known), "trainer", extended), known.building(lambda: made):
+        loaded = sys.modules[extended.__mro__[1].__module__].create_model_from_path("none")  # type: ignore[attr-defined]
+
+    assert loaded is made
 
 
 def test_the_cache_is_emptied_once_before_the_first_step() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ InPhase = Callable[[str], AbstractContextManager[Any]]
 
 TOKEN = 5
 """The token that the rows and the completions of a trace consist of."""
+_LOADER = "create_model_from_path"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ class Collation:
     def rounded(self, length: Counts) -> Counts:
         """Return lengths rounded up as those of tensors are."""
         return np.asarray(-(-length // self.multiple) * self.multiple)
+
+
+@contextmanager
+def _loading_by(trainer: type[Any], make_model: Callable[[], Any]) -> Iterator[None]:
+    """Replace TRL's function that loads a model, in each module of a trainer's classes, by ``make_model``."""
+    with ExitStack() as patches:
+        for module in {sys.modules[kind.__module__] for kind in trainer.__mro__}:
+            if hasattr(module, _LOADER):
+                patches.enter_context(mock.patch.object(module, _LOADER, side_effect=lambda *_, **__: make_model()))
+        yield
 
 
 class Adapter(ABC):
@@ -177,9 +188,10 @@ class Adapter(ABC):
     def building(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:
         """Make the trainer get each further model, such as a reference, from ``make_model`` where TRL would load it.
 
-        TRL loads it by the name of the trained model, which a model of random weights does not have.
+        TRL loads it by the name of the trained model, which a model of random weights does not have. The trainer may be
+        a subclass of TRL's from another module, as those of new adapters are.
         """
-        return mock.patch.object(self.module, "create_model_from_path", side_effect=lambda *_, **__: make_model())
+        return _loading_by(self.trainer, make_model)
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.
