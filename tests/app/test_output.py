@@ -83,8 +83,8 @@ def test_a_run_that_ends_before_it_probes_leaves_no_directory_that_it_made(
     if before:
         directory.mkdir()
     made = open_output(directory)
+    (directory / left).mkdir()
     with pytest.raises(InputError, match="no such model"), made.held():
-        (directory / left).mkdir()
         raise InputError("There is no such model.")
     assert directory.exists() == (before or left in ("study.db", "probes"))
 
