@@ -7,9 +7,10 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.json_text import read_json
@@ -22,7 +23,8 @@ from autotune.study import ProbeRun, Purpose
 
 _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
-_EARLY_NAMES = frozenset({"workload", "probes", _LOCK_FILE})
+_PROBES = "probes"
+_EARLY_NAMES = frozenset({"workload", _PROBES, _LOCK_FILE})
 """Names that may be in a run's directory before its ``run.json``."""
 
 
@@ -32,9 +34,11 @@ class Output:
 
     Attributes:
         directory: absolute path.
+        made: whether it was not there before.
     """
 
     directory: Path
+    made: bool = field(default=False, compare=False)
 
     @property
     def workload(self) -> Path:
@@ -55,7 +59,7 @@ class Output:
     def held(self) -> Iterator[None]:
         """Keep other runs out of the directory while the context is active; the lock of a killed run is released.
 
-        A run that ends leaves one copy of the tokenised rows.
+        A run that ends leaves one copy of the tokenised rows, and no directory that it made and probed nothing in.
 
         Raises:
             InputError: another run writes to it.
@@ -72,7 +76,12 @@ class Output:
                 # Some network file systems have no locks.
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                     raise
-            yield
+            try:
+                yield
+            except (InputError, KeyboardInterrupt):
+                if self.made and not any(path.exists() for path in (self.study_file, self.directory / _PROBES)):
+                    shutil.rmtree(self.directory, ignore_errors=True)
+                raise
             # ``datasets`` made a copy of the rows for each ``max_length``; a resumed run makes its own.
             for copy in self.workload.glob("*/cache-*.arrow"):
                 copy.unlink(missing_ok=True)
@@ -85,7 +94,7 @@ class Output:
             name = f"{run.turn.winner}-comparison-{run.turn.pair + 1}{suffix}"
         elif run.purpose is Purpose.CONFIRMATION:
             name += "-confirmation"
-        return self.directory / "probes" / name
+        return self.directory / _PROBES / name
 
     def remembered_budget(self) -> int | None:
         """Return the memory budget, in bytes, of the run that is resumed; None when there is none."""
@@ -123,6 +132,7 @@ def open_output(directory: str | Path) -> Output:
     if not decodable(path):
         raise InputError(f"The output directory {printable(str(path))} has a name that is not UTF-8.", hint=hint)
     try:
+        made = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         # A run that is killed may leave a part of a file.
         found = {entry.name for entry in path.iterdir() if not entry.match(".*.part")}
@@ -130,7 +140,7 @@ def open_output(directory: str | Path) -> Output:
         raise InputError(f"The output directory {path} cannot be used: {error.strerror}.", hint=hint) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"The output directory {path} is not writable.", hint=hint)
-    output = Output(path)
+    output = Output(path, made)
     # A file of that name may be another program's.
     if found - _EARLY_NAMES and output.remembered_budget() is None:
         raise InputError(f"The output directory {path} holds other files and no run of autotune.", hint=hint)

@@ -183,31 +183,31 @@ def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
 
 
 ALIKE_SPEED, ALIKE_MEMORY = 0.01, 0.02
-"""Shares up to which candidates are alike; a table shows one of them, since a choice may have no effect."""
+"""Shares up to which candidates are alike, since a choice may have no effect."""
 
 
 def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
-    """Return the first ``count`` estimates of which none is like one before it, in speed and in memory."""
+    """Return the first ``count`` estimates of which each is slower or needs less memory than each before it."""
     kept: list[Estimate] = []
     for estimate in estimates:
-        if not any(_are_alike(estimate, other) for other in kept):
+        if not any(_adds_nothing(estimate, other) for other in kept):
             kept.append(estimate)
             if len(kept) == count:
                 break
     return tuple(kept)
 
 
-def _are_alike(one: Estimate, other: Estimate) -> bool:
-    if one.memory is None or other.memory is None:
-        return one.memory is other.memory and one.reason == other.reason
-    if one.fits != other.fits:
+def _adds_nothing(later: Estimate, earlier: Estimate) -> bool:
+    if later.memory is None or earlier.memory is None:
+        return later.memory is earlier.memory and later.reason == earlier.reason
+    if later.fits != earlier.fits:
         return False
-    sizes = ((each.memory.device_bytes, each.memory.host_bytes) for each in (one, other) if each.memory is not None)
-    near = all(isclose(mine, theirs, rel_tol=ALIKE_MEMORY) for mine, theirs in zip(*sizes, strict=True))
-    mine, theirs = one.tokens_per_second, other.tokens_per_second
+    sizes = [(each.memory.device_bytes, each.memory.host_bytes) for each in (later, earlier) if each.memory is not None]
+    pairs = [(mine, theirs, isclose(mine, theirs, rel_tol=ALIKE_MEMORY)) for mine, theirs in zip(*sizes, strict=True)]
+    mine, theirs = later.tokens_per_second, earlier.tokens_per_second
     if mine is None or theirs is None:
-        return near and mine is theirs
-    return near and isclose(mine, theirs, rel_tol=ALIKE_SPEED)
+        return mine is theirs and all(near for *_, near in pairs)
+    return isclose(mine, theirs, rel_tol=ALIKE_SPEED) and all(near or mine > theirs for mine, theirs, near in pairs)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _HOST = "127.0.0.1"
 _LOOPBACK = "lo"
@@ -22,8 +24,14 @@ def launched(rank: int, count: int, port: int) -> dict[str, str]:
     return found
 
 
-def free_port() -> int:
-    """Return a port of the loopback address that nothing uses now."""
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Hold a port for a group: no other process gets it from the system, and the first rank can listen on it.
+
+    Linux binds an address twice if both sockets allow it and none listens yet; torch's store allows it
+    (torch/csrc/distributed/c10d/socket.cpp).
+    """
     with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((_HOST, 0))
-        return int(held.getsockname()[1])
+        yield int(held.getsockname()[1])

@@ -106,9 +106,13 @@ class Evaluator:
 
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
-        """The reason why each candidate that failed could not be traced."""
+        """The reason why each candidate that failed could not be traced: the rule that it violates, or the failure."""
         found = {candidate: self._plans[name] for candidate, name in self._known.items()}
-        return {candidate: traced.reason for candidate, traced in found.items() if isinstance(traced, Untraceable)}
+        return {
+            candidate: self.problem.illegal(candidate) or traced.reason
+            for candidate, traced in found.items()
+            if isinstance(traced, Untraceable)
+        }
 
     @property
     def why_unknown(self) -> str:

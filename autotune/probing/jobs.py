@@ -32,7 +32,7 @@ from autotune.core.protocol import (
     ReadCommandRequest,
     SpeedsRequest,
 )
-from autotune.core.ranks import free_port, launched
+from autotune.core.ranks import held_port, launched
 from autotune.core.scratch import is_temporary
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
@@ -166,11 +166,12 @@ def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_se
 
     When a rank fails, the others are killed: they would wait for it in a collective operation for ever.
     """
-    count, port, kills_before = request.plan.launch.processes, free_port(), out_of_memory_kills()
+    count, kills_before = request.plan.launch.processes, out_of_memory_kills()
     folders = [folder / RANK_FOLDER.format(rank=rank) for rank in range(count)]
     found: dict[int, Measurement] = {}
     failed: list[int] = []
     with ExitStack() as stack:
+        port = stack.enter_context(held_port())
         workers = [stack.enter_context(closing(Worker(server))) for _ in folders]
         pool = stack.enter_context(ThreadPoolExecutor(count))
         # After an error or an interrupt, threads still wait for their ranks.

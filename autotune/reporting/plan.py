@@ -17,7 +17,8 @@ from autotune.reporting.outlook import allow_lines, left_out_lines, more_memory_
 from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes, format_duration, format_rate
 
-_ALIKE = f"within {100 * ALIKE_SPEED:.0f} % in speed and {100 * ALIKE_MEMORY:.0f} % in memory"
+_ALIKE = f"within {100 * ALIKE_SPEED:.0f} % in speed"
+_LESS = f"over {100 * ALIKE_MEMORY:.0f} % less memory"
 
 
 def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
@@ -164,7 +165,7 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     return doc.Candidates(
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{traces_text(plan, shown)}; of candidates {_ALIKE}, one is shown",
+            f"{traces_text(plan, shown)}; of candidates {_ALIKE}, one is shown, and those that need {_LESS}",
             *(unknown_lines(plan) if plan.best is not None else ()),
         ),
         number="",

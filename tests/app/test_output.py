@@ -74,6 +74,21 @@ def test_a_second_run_in_one_directory_is_told_how_to_search_together(tmp_path: 
         assert open_output(tmp_path).directory == tmp_path
 
 
+@pytest.mark.parametrize("left", ["run.json", "workload", "study.db", "probes"])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_run_that_ends_before_it_probes_leaves_no_directory_that_it_made(
+    left: str, before: bool, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    if before:
+        directory.mkdir()
+    made = open_output(directory)
+    (directory / left).mkdir()
+    with pytest.raises(InputError, match="no such model"), made.held():
+        raise InputError("There is no such model.")
+    assert directory.exists() == (before or left in ("study.db", "probes"))
+
+
 def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays(tmp_path: Path) -> None:
     mine = tmp_path / "thesis.tex"
     mine.write_text("words")

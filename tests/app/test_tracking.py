@@ -56,15 +56,16 @@ def test_shares_of_vllm_that_differ_in_what_vllm_holds_alone_are_rows_of_their_o
     assert distinct(found, TOP) == tuple(found)
 
 
-def test_of_candidates_that_hardly_differ_in_speed_and_memory_the_first_is_shown() -> None:
+def test_of_candidates_that_hardly_differ_in_speed_those_are_shown_that_need_less_memory() -> None:
     def traced(name: int, size: int, rate: float) -> Estimate:
         memory = MemoryEstimate(size, size, 0, {}, 0, None, 0.1)
         return Estimate(Candidate({"name": name}), Origin.TRACED, memory, rate, spare_bytes=1)
 
     first, alike = traced(1, 1000 * GIB, 1000.0), traced(2, 1015 * GIB, 995.0)
-    slower, larger = traced(3, 1000 * GIB, 980.0), traced(4, 1040 * GIB, 1000.0)
+    slower, larger, smaller = traced(3, 1000 * GIB, 980.0), traced(4, 1040 * GIB, 1000.0), traced(5, 960 * GIB, 995.0)
     does_not_fit = replace(alike, spare_bytes=-1)
-    assert distinct([first, alike, slower, larger, does_not_fit], TOP) == (first, slower, larger, does_not_fit)
+    found = distinct([first, alike, slower, larger, smaller, does_not_fit], TOP)
+    assert found == (first, slower, smaller, does_not_fit)
 
 
 def test_a_search_of_which_every_trace_fails_for_the_same_reason_ends_early(tmp_path: Path) -> None:

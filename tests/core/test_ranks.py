@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement, of_ranks
+from autotune.core.ranks import held_port
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
 
@@ -51,3 +54,10 @@ def test_the_ranks_of_a_machine_share_its_memory() -> None:
 
 def test_the_processes_of_a_machine_share_its_cores() -> None:
     assert Hardware("cuda", "H100", GIB, processes=8, machines=2, cores=32).threads == 8
+
+
+def test_a_group_s_port_goes_to_nothing_but_what_listens_on_it_by_its_number() -> None:
+    with held_port() as port, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        socket.create_server(("", port)).close()

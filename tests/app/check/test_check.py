@@ -7,13 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 import yaml
 from peft import LoraConfig
 from trl import DPOConfig, SFTConfig
@@ -46,17 +44,16 @@ def test_words_of_a_command_come_before_its_file(write: Write, checked: Checked)
 
 
 def test_what_trl_warns_of_is_told_once_though_its_parser_and_its_trainer_both_say_it(
-    write: Write, checked: Checked, tmp_path: Path
+    write: Write, checked: Checked
 ) -> None:
-    deprecated = "`gradient_checkpointing` is deprecated"
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        SFTConfig(gradient_checkpointing=True, use_cpu=True, bf16=False, report_to="none", output_dir=str(tmp_path))
-    if not any(deprecated in str(item.message) for item in said):
-        pytest.skip(f"transformers {transformers.__version__} does not warn of it")
-    file = write("sft", "gradient_checkpointing: true\n")
-    found = checked(config=str(file), trainer="sft", gpu=GPU).findings
-    assert sum(deprecated in item.message for item in found) == 1
+    file = write("dpo", "pad_token: <eos>\n")
+    found = checked(config=str(file), trainer="dpo", gpu=GPU).findings
+    assert sum("`pad_token` is deprecated" in item.message for item in found) == 1
+
+
+def test_a_key_by_which_autotune_writes_a_choice_is_not_told_as_deprecated(write: Write, checked: Checked) -> None:
+    file = write("sft", "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {every_n_layers: 2}\n")
+    assert "deprecated" not in told(checked(config=str(file), trainer="sft", gpu=GPU))
 
 
 def test_the_trainer_follows_from_keys_that_only_one_has(write: Write, checked: Checked) -> None:
