@@ -140,7 +140,7 @@ class ReadCommand:
         names: every key that the classes and ``accelerate launch`` take.
         refused: the error by which the parser or a class refused the command; empty if none did.
         warnings: warnings of the classes.
-        absent: the trackers of ``report_to`` whose packages this machine lacks.
+        absent: what this machine lacks of the packages that arguments need, in words, by argument.
     """
 
     configurations: Mapping[str, Configuration] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class ReadCommand:
     names: tuple[str, ...] = ()
     refused: str = ""
     warnings: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def script(self) -> Mapping[str, object]:

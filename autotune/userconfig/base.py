@@ -115,7 +115,7 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
         InputError: as in :func:`read_base`.
     """
     # Probes report to no tracker.
-    found, trainer = problems(written, replace(read, absent=())), find_trainer(written.trainer)
+    found, trainer = problems(written, replace(read, absent={})), find_trainer(written.trainer)
     config = read.configurations.get(trainer.config_class)
     if fatal(found):
         raise _wrong(written, found)

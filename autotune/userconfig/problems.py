@@ -36,7 +36,7 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 """Numbers that a step divides by, or that it takes so many rows or tokens of."""
 _EVALUATED_ROWS, _EVALUATION = "per_device_eval_batch_size", "eval_strategy"
-_STEPS, _TRACKERS = "max_steps", "report_to"
+_STEPS = "max_steps"
 
 
 def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
@@ -50,9 +50,10 @@ def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple
     faulty = {fault.key for fault in read.faults}
     given = {name: value for name, value in written.given.items() if name not in faulty}
     found += of_values(written, config.values if config is not None else given)
-    if read.absent:
-        message = f"{_TRACKERS} names {', '.join(read.absent)}: TRL refuses that where it is not installed, as here."
-        found.append(finding(written, Severity.ERROR if here else Severity.NOTE, _TRACKERS, message))
+    found += (
+        finding(written, Severity.ERROR if here else Severity.NOTE, name, message)
+        for name, message in read.absent.items()
+    )
     absent = read.refused.startswith(_ABSENT) and not here
     if read.refused and not absent and not any(item.severity is Severity.ERROR for item in found):
         found.append(refused(written, read.refused))

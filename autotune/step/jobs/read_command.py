@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import TrainingArguments, get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
@@ -136,7 +136,7 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
         warnings=tuple(
             dict.fromkeys(warning for warning in _own(caught) if any(f"`{key}`" in warning for key in given))
         ),
-        absent=_absent_trackers(next(item for item in objects if isinstance(item, TrainingArguments))),
+        absent=dict(_absent(next(item for item in objects if isinstance(item, TrainingArguments)))),
     )
 
 
@@ -186,9 +186,21 @@ def _check_made_later(args: TrainingArguments) -> None:
     _check_scheduler(args)
 
 
-def _absent_trackers(args: TrainingArguments) -> tuple[str, ...]:
+def _absent(args: TrainingArguments) -> Iterator[tuple[str, str]]:
+    """Yield each argument that needs a package which is not here, with what it needs, in words."""
     named = set(args.report_to) - _UNLISTED
-    return tuple(sorted(named - set(get_available_reporting_integrations()))) if named else ()
+    trackers = sorted(named - set(get_available_reporting_integrations())) if named else []
+    if trackers:
+        yield (
+            "report_to",
+            f"report_to names {', '.join(trackers)}: TRL refuses that where it is not installed, as here.",
+        )
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    except (ImportError, ValueError) as error:
+        # Some optimizers need the model, which is not known yet.
+        if "install" in str(error):
+            yield "optim", f"TRL refuses optim={plain(args.optim)} here: {one_line(error).rstrip('.')}."
 
 
 @contextmanager

@@ -90,10 +90,10 @@ def test_a_file_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("here", "severity"), [(True, Severity.ERROR), (False, Severity.NOTE)])
-def test_a_tracker_without_its_package_ends_a_training_on_this_machine(
+def test_what_needs_a_package_that_is_absent_ends_a_training_on_this_machine(
     here: bool, severity: Severity, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("report_to: wandb\n", encoding="utf-8")
-    (found,) = problems(written(str(file), "sft"), ReadCommand(absent=("wandb",)), here=here)
+    (found,) = problems(written(str(file), "sft"), ReadCommand(absent={"report_to": "It names wandb."}), here=here)
     assert (found.severity, found.line) == (severity, 1)
