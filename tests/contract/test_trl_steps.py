@@ -74,3 +74,16 @@ def test_the_tokens_of_a_step_divide_the_loss_of_models_of_which_the_profile_has
     assert profile.accepts_loss_kwargs is trainer.model_accepts_loss_kwargs is whole
     together, apart = gradient(trainer, (0, 1)), gradient(trainer, (0,), (1,))
     assert torch.allclose(together, apart, rtol=1e-3, atol=1e-6) is whole
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "same"),
+    [("sft", ((0, 1), (2,)), True), ("dpo", ((0, 1), (2, 3)), True), ("dpo", ((0, 1), (2,)), False)],
+    ids=str,
+)
+def test_micro_batches_of_fewer_rows_weigh_as_much_where_the_loss_is_a_mean_over_rows(
+    name: str, parts: tuple[tuple[int, ...], ...], same: bool, small_model_directory: Path, tmp_path: Path
+) -> None:
+    trainer = built(name, small_model_directory, tmp_path)
+    together, apart = gradient(trainer, sum(parts, ())), gradient(trainer, *parts)
+    assert torch.allclose(together, apart, rtol=1e-3, atol=1e-6) is same
