@@ -185,8 +185,7 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
-        fullest = min(kept, _fullest(documents, length, strategy))
-        worst = with_counted(Shape(1, rounded_up(rows * fullest, multiple)))
+        worst = with_counted(Shape(1, rounded_up(rows * _fullest(documents, min(length, kept), strategy), multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)

@@ -14,7 +14,7 @@ from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
 from autotune.techniques.max_length import TRUNCATION, MaxLength
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.techniques.packing import NAME as PACKING
-from autotune.techniques.pad_to_multiple_of import NAME as PAD
+from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import TOKENS_OF_ALL
 from autotune.trainers.declared import ConfigFields, DatasetFormat
@@ -78,17 +78,17 @@ class SupervisedFineTuning(FusedHead):
     def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
         """Return that the tokens of a micro-batch alone divide its loss, if the model's class leaves it at that.
 
-        The length of the rows that a configuration packs sets what a micro-batch holds, as packing does. Without a
-        mask, the loss that balances experts counts padding (``add_fused_lm_head`` of ``trl/trainer/utils.py``).
+        The length of the rows that a configuration packs sets what a micro-batch holds, as packing does.
         """
         found = dict(super().loss_depends_on(args, model))
-        if PACKING in found:
-            found.setdefault(PAD, "the loss that balances experts counts the padding of rows that are laid end to end")
         if model is not None and not model.accepts_loss_kwargs:
             how = f"{model.architecture} averages its loss over the tokens of each micro-batch, which has more or fewer"
             found |= dict.fromkeys((ROWS, PACKING), how)
         if args.get("packing") and PACKING in found:
             found[MaxLength.name] = found[PACKING]
+        if self.balances_experts(args, model):
+            # They have no mask, without which ``load_balancing_loss_func`` of transformers counts every token.
+            found[PAD_TO_MULTIPLE_OF] = "the loss that balances experts counts the padding of rows laid end to end"
         return found
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:

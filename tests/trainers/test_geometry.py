@@ -120,6 +120,10 @@ def test_packed_rows_are_at_most_as_full_as_documents_fill_one(
     assert geometry(lengths, packing=packing)[1] == Shape(1, 2 * tokens)
 
 
+def test_rows_that_have_room_for_the_dataset_many_times_over_hold_it_once() -> None:
+    assert geometry({100: 3}, packing="bfd", max_length=1 << 50)[1] == Shape(1, 600)
+
+
 def test_what_is_split_goes_on_in_another_row() -> None:
     # 2500 tokens are two full rows of 1000 and a piece of 500, beside which one of the two documents of 400 fits.
     kind, worst, _, tokens, _ = geometry({2500: 1, 400: 2}, packing="bfd_split")
