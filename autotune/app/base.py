@@ -15,7 +15,7 @@ from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import Effect, Technique, facts, impossible, option_of
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
-from autotune.techniques.max_length import token_coverage
+from autotune.techniques.max_length import least_coverage
 from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
 from autotune.units import counted
@@ -207,7 +207,7 @@ def _is_replaceable(technique: Technique, candidate: Candidate, setting: Setting
 def _coverage(candidate: Candidate, setting: Setting) -> float:
     workload = setting.workload
     profiles = (replace(setting, workload=replace(workload, dataset=profile)) for profile in workload.profiles)
-    return min(token_coverage(candidate, each) for each in profiles)
+    return min(least_coverage(candidate, each) for each in profiles)
 
 
 def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:

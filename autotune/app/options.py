@@ -34,7 +34,7 @@ class Options:
     """The checked and converted options; every field has been checked on its own.
 
     Attributes:
-        token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
+        token_coverage: share of the dataset's tokens, and of those that the loss counts, 0 to 1, that must be kept.
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers that have a teacher, once it is known.
         coverage_asked: whether the user gave the token coverage.

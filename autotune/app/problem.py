@@ -80,7 +80,7 @@ def problem_of(
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
-        kept = min(documents.coverage(int(tokens)) for documents in workload.documents)
+        kept = min(documents.least_coverage(int(tokens)) for documents in workload.documents)
         setting = replace(setting, token_coverage=kept)
     space = resolve(options.file, options.trainer.techniques, setting)
     problem = TrainerProblem(options.trainer, space, setting)

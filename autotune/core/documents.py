@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -199,6 +200,21 @@ class Documents:
         """Return the share of tokens, 0 to 1, that is left at a maximum length."""
         return self.tokens_kept(max_length, dropping=dropping) / self.tokens
 
+    def least_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
+        """Return the least share, 0 to 1, that is left at a maximum length: of all tokens, or of those that count.
+
+        The tokens that the loss counts are taken for the last ones, as answers are: a token that is cut from a document
+        is one of them, as long as it has any.
+        """
+        kept = self.coverage(max_length, dropping=dropping)
+        if self.trained is None or max_length is None:
+            return kept
+        groups, own = self.groups.rows(), self.trained.rows()[:, 0]
+        left = (own - (groups[:, 2:] - max_length).clip(min=0).sum(axis=1)).clip(min=0)
+        if dropping:
+            left[groups[:, 1] > max_length] = 0
+        return min(kept, float(groups[:, 0] @ left / (groups[:, 0] @ own)))
+
     def row_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of documents, 0 to 1, that is left at a maximum length, whole or cut."""
         return _at(_rows_at(self, whole=False), max_length if dropping else None) / self.rows
@@ -212,9 +228,16 @@ class Documents:
         return _at(_rows_at(self, whole=False), max_length) - _at(_rows_at(self, whole=True), max_length)
 
     def shortest_covering(self, coverage: float) -> int:
-        """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
+        """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens.
+
+        It keeps as much of the tokens that the loss counts.
+        """
         covers = _tokens_at(self, dropping=True) / self.tokens >= coverage
-        return max(self.first_kept, int(covers.argmax()))
+        shortest = max(self.first_kept, int(covers.argmax()))
+        if self.trained is None:
+            return shortest
+        lengths = range(self.longest + 1)
+        return bisect_left(lengths, coverage, lo=min(shortest, self.longest), hi=self.longest, key=self.least_coverage)
 
 
 @lru_cache(_REMEMBERED)

@@ -59,7 +59,8 @@ class Setting:
     Attributes:
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset as the trainer takes
             them apart (KTO takes a pair for two), before it packs them.
-        token_coverage: the share of dataset tokens, 0 to 1, that a candidate has to keep.
+        token_coverage: the share of dataset tokens, and of those that the loss counts, 0 to 1, that a candidate has to
+            keep.
         allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
             other global batches.
         base: the user's configuration that candidates start from; None: TRL's defaults.

@@ -13,6 +13,7 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, differing, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
+from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
@@ -37,6 +38,11 @@ def token_coverage(candidate: Candidate, setting: Setting) -> float:
     return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[0]
 
 
+def least_coverage(candidate: Candidate, setting: Setting) -> float:
+    """Return the least share, 0 to 1, of dataset tokens, or of those that the loss counts, that a candidate keeps."""
+    return 1.0 if _only_scores(setting) else _least(setting.workload.dataset.documents, candidate)
+
+
 def row_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset rows, 0 to 1, that a candidate trains on, whole or cut."""
     return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[1]
@@ -59,6 +65,18 @@ def _kept(documents: Documents, candidate: Candidate) -> tuple[float, float]:
     """Return the shares of tokens and of rows that a candidate trains on."""
     found = limit_of(documents, candidate)
     return (1.0, 1.0) if found is None else (found.coverage, found.row_coverage)
+
+
+def _least(documents: Documents, candidate: Candidate) -> float:
+    packing = candidate.get("packing", NONE)
+    if "max_length" not in candidate or packing in _KEEP_OVERFLOW:
+        return 1.0
+    return _least_at(documents, int(candidate["max_length"]), dropping=packing == NONE)
+
+
+@lru_cache(_REMEMBERED)
+def _least_at(documents: Documents, length: int, *, dropping: bool) -> float:
+    return documents.least_coverage(length, dropping=dropping)
 
 
 def _only_scores(setting: Setting) -> bool:
@@ -140,7 +158,13 @@ class MaxLength(Technique):
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{of_rows}, "
                     f"and {format_share(setting.token_coverage)} of the tokens were asked for"
                 )
-        return None
+            if _least(documents, candidate) < setting.token_coverage:
+                return (
+                    f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens, but may keep only "
+                    f"{format_share(_least(documents, candidate))} of those that the loss counts, and "
+                    f"{format_share(setting.token_coverage)} were asked for"
+                )
+        return _keeps_other_end(candidate, setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the length; padding-free rows without packing, for which TRL refuses one, are truncated beforehand.
@@ -151,6 +175,17 @@ class MaxLength(Technique):
             cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
         return {"args.max_length": None if setting.workload.needs_no_limit(choice) else int(choice)}
+
+
+def _keeps_other_end(candidate: Candidate, setting: Setting) -> str | None:
+    """Return a reason where rows lose their end and not, as in the user's training, their beginning, or vice versa."""
+    base, length = setting.base, int(candidate["max_length"])
+    if base is None or setting.users_entry(f"args.{TRUNCATION}") != KEEP_END or length >= setting.workload.longest:
+        return None
+    own, packing = base.choices.get(PACKING, NONE), candidate.get(PACKING, NONE)
+    if (own == NONE) is (packing == NONE):
+        return None
+    return f"{TRUNCATION}={KEEP_END} keeps the end of rows longer than {length:,} tokens, and packing their beginning"
 
 
 def _holding(documents: Documents, wanted: float) -> int:

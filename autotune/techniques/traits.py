@@ -15,7 +15,10 @@ from autotune.techniques.trace_impact import PlanImpact, Scope
 _Fields = Mapping[str, object]
 
 
+TOKENS_OF_ALL = "average_tokens_across_devices"
+"""The field by which the tokens of all processes divide the loss, for which they exchange their numbers."""
 MEASURED_FIELDS = frozenset({
+    TOKENS_OF_ALL,
     "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
     "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
     "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism", EPOCHS,

@@ -16,6 +16,7 @@ from autotune.core.workload import ModelSource
 from autotune.step.data.profile import model_profile
 from autotune.trainers import find_trainer
 from tests.contract.building import built
+from tests.small import write_small_model
 
 SHORT, LONG = {"text": "memory is one"}, {"text": "memory is one and the batch was all that speed had of a length"}
 PROMPTS = 37
@@ -74,3 +75,26 @@ def test_the_tokens_of_a_step_divide_the_loss_of_models_of_which_the_profile_has
     assert profile.accepts_loss_kwargs is trainer.model_accepts_loss_kwargs is whole
     together, apart = gradient(trainer, (0, 1)), gradient(trainer, (0,), (1,))
     assert torch.allclose(together, apart, rtol=1e-3, atol=1e-6) is whole
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "same"),
+    [("sft", ((0, 1), (2,)), True), ("dpo", ((0, 1), (2, 3)), True), ("dpo", ((0, 1), (2,)), False)],
+    ids=str,
+)
+def test_micro_batches_of_fewer_rows_weigh_as_much_where_the_loss_is_a_mean_over_rows(
+    name: str, parts: tuple[tuple[int, ...], ...], same: bool, small_model_directory: Path, tmp_path: Path
+) -> None:
+    trainer = built(name, small_model_directory, tmp_path)
+    together, apart = gradient(trainer, sum(parts, ())), gradient(trainer, *parts)
+    assert torch.allclose(together, apart, rtol=1e-3, atol=1e-6) is same
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_balance_of_experts_counts_padding_that_no_mask_marks(flat: bool, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model", "qwen3_moe")
+    fields: dict[str, Any] = {"max_length": None, "padding_free": flat, "router_aux_loss_coef": 1.0}
+    sized = ({**fields, "pad_to_multiple_of": multiple} for multiple in (None, 64))
+    made = (built("sft", model, tmp_path, rows=[SHORT, LONG], **each) for each in sized)
+    plain, padded = (gradient(trainer, (0, 1)) for trainer in made)
+    assert torch.allclose(plain, padded, rtol=1e-3, atol=1e-6) is not flat

@@ -64,6 +64,17 @@ def test_the_shortest_covering_length_covers_and_one_token_less_does_not(documen
     assert shortest == 1 or documents.coverage(shortest - 1) < coverage
 
 
+def test_what_is_cut_of_a_document_is_taken_for_the_tokens_that_the_loss_counts() -> None:
+    # Questions of 500 tokens with answers of 100: six tokens are 1 % of all, and 6 % of those that the loss counts.
+    answered = Documents.of_rows([[501, 600]] * 10, ordered=False, trained=[100] * 10)
+    assert (answered.coverage(594), answered.least_coverage(594)) == (0.99, 0.94)
+    assert answered.shortest_covering(0.99) == 599
+    # TRL packs a question whose answer is cut off, and drops it otherwise.
+    assert answered.coverage(500, dropping=False) == 500 / 600
+    assert answered.least_coverage(500, dropping=False) == answered.least_coverage(500) == 0.0
+    assert answered.least_coverage(None) == answered.least_coverage(600) == 1.0
+
+
 def test_a_quantile_is_a_length_that_so_many_rows_do_not_exceed() -> None:
     assert (LENGTHS.quantile(0.5), LENGTHS.quantile(0.75), LENGTHS.quantile(0.76)) == (10, 10, 100)
 

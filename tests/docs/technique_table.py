@@ -52,7 +52,8 @@ With other losses, further knobs change training, and are searched only with `--
 
 - Losses over all rows of a micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's
   with models whose class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of
-  experts) depend on `per_device_train_batch_size`, and the last two on `packing`.
+  experts) depend on `per_device_train_batch_size`, and the last two on `packing`; with SFT, the balance depends on
+  `pad_to_multiple_of` too.
 - Those over a whole generation (GRPO's `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on
   `steps_per_generation`.
 - NEFTune's noise depends on the width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and

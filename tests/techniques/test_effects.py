@@ -126,6 +126,25 @@ def test_deepspeed_averages_micro_batches_that_online_dpo_adds_up(
 
 
 @pytest.mark.parametrize(
+    ("rows", "entries", "allowed", "other"),
+    [
+        (2, {"args.average_tokens_across_devices": False}, frozenset(), True),
+        (2, {"args.average_tokens_across_devices": False}, frozenset({ROWS}), False),
+        (4, {"args.average_tokens_across_devices": False}, frozenset(), False),
+        (2, {}, frozenset(), False),
+    ],
+)
+def test_processes_that_divide_by_their_own_tokens_keep_their_micro_batches(
+    rows: int, entries: dict[str, object], allowed: frozenset[str], other: bool
+) -> None:
+    known, base = find_trainer("sft"), Base("mine.yaml", {ROWS: 4}, entries=entries)
+    here = replace(setting(machine=TWO, allowed=allowed, global_batch_size=8, token_coverage=0.0), base=base)
+    start = Candidate({item.name: item.default(here) for item in known.techniques})
+    reason = known.illegal(start.but(**{ROWS: rows}), here)
+    assert "by the tokens of its own documents" in str(reason) if other else reason is None
+
+
+@pytest.mark.parametrize(
     ("trainer", "args", "weight", "depends"),
     [
         ("sft", {}, 0.001, True),

@@ -45,6 +45,17 @@ def test_a_length_that_drops_every_row_is_illegal_whatever_was_asked_for() -> No
     assert reward.illegal(start.but(max_length=100), here) is None
 
 
+@pytest.mark.parametrize("packing", ["none", "bfd"])
+def test_a_length_that_cuts_too_much_of_the_answers_is_illegal(packing: str) -> None:
+    plain = workload()
+    answered = Documents.of_rows([[501, 600]] * 100, ordered=False, trained=[100] * 100)
+    of = replace(plain, dataset=replace(plain.dataset, several=answered, lengths=LengthDistribution({600: 100})))
+    here = setting(of=of, allowed=frozenset({GLOBAL_BATCH}))
+    reason = str(SFT.illegal(candidate(here, max_length=594, packing=packing), here))
+    assert "keeps 99.0 % of the dataset's tokens, but may keep only 94.0 % of those that the loss counts" in reason
+    assert SFT.illegal(candidate(here, max_length=599, packing=packing), here) is None
+
+
 def test_wrapped_rows_drop_nothing_at_any_length() -> None:
     here = setting(allowed=frozenset({"packing", GLOBAL_BATCH}))
     assert SFT.illegal(candidate(here, packing="wrapped", max_length=512), here) is None
@@ -131,6 +142,17 @@ def test_padding_free_rows_are_not_cut_at_another_end_than_the_user_s() -> None:
     assert "are cut at their end" in str(SFT.illegal(candidate(here, padding_free="on", max_length=1999), here))
     for choices in ({"padding_free": "on", "max_length": 2000}, {"max_length": 1999}):
         assert SFT.illegal(candidate(here, **choices), here) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "packing", "reason"), [("none", "bfd", True), ("none", "none", False), ("bfd", "none", True)]
+)
+def test_packed_rows_do_not_lose_another_end_than_the_user_s(own: str, packing: str, reason: bool) -> None:
+    base = Base("mine.yaml", {"packing": own}, entries={"args.truncation_mode": "keep_end"})
+    here = replace(setting(allowed=frozenset({GLOBAL_BATCH})), base=base)
+    found = SFT.illegal(candidate(here, packing=packing, max_length=1999), here)
+    assert ("keeps the end of rows longer than 1,999 tokens" in str(found)) is reason
+    assert SFT.illegal(candidate(here, packing=packing, max_length=2000), here) is None
 
 
 def pairs_kept_whole() -> Workload:

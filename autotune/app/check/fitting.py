@@ -34,7 +34,7 @@ from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
-from autotune.techniques.max_length import token_coverage
+from autotune.techniques.max_length import least_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.bundle import planned_findings
@@ -194,7 +194,7 @@ class Fitting:
         if answer.outcome is not Outcome.DOES_NOT_FIT and not over:
             return None
         self.task.asked.listener(StageStarted("Looking for the smallest change that fits"))
-        setting, coverage = remedies.setting, token_coverage(remedies.known.candidate, remedies.setting)
+        setting, coverage = remedies.setting, least_coverage(remedies.known.candidate, remedies.setting)
         kept = replace(setting, token_coverage=coverage, allowed=setting.allowed - {GLOBAL_BATCH})
         extra_bytes, now = CPU_PROCESS_BYTES if on_cpu else 0, need.memory if need is not None else None
         stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
