@@ -130,12 +130,16 @@ class Trainer(MicroBatches):
         """
         noise = args.get("neftune_noise_alpha")
         found = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}
-        weight = args.get(_BALANCE)
-        weight = weight if weight is not None or model is None else model.router_aux_loss_coef
-        if _BALANCE not in self.fields or not weight:
+        if not self.balances_experts(args, model):
             return found
         how = "the loss that balances experts is computed for each micro-batch"
         return found | dict.fromkeys((ROWS, PACKING), how)
+
+    def balances_experts(self, args: Mapping[str, object], model: ModelProfile | None) -> bool:
+        """Return whether a loss that balances experts is added, by a configuration or by the model's own weight."""
+        weight = args.get(_BALANCE)
+        weight = weight if weight is not None or model is None else model.router_aux_loss_coef
+        return _BALANCE in self.fields and bool(weight)
 
     def normal(self, candidate: Candidate, setting: Setting, knobs: Collection[str] | None = None) -> Candidate:
         """Return the representative of all candidates with the same plan.

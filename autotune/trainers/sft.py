@@ -12,6 +12,7 @@ from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
 from autotune.techniques.max_length import TRUNCATION, MaxLength
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.techniques.packing import NAME as PACKING
+from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
@@ -82,6 +83,9 @@ class SupervisedFineTuning(FusedHead):
             found |= dict.fromkeys((ROWS, PACKING), how)
         if args.get("packing") and PACKING in found:
             found[MaxLength.name] = found[PACKING]
+        if self.balances_experts(args, model):
+            # They have no mask, without which ``load_balancing_loss_func`` of transformers counts every token.
+            found[PAD_TO_MULTIPLE_OF] = "the loss that balances experts counts the padding of rows laid end to end"
         return found
 
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:

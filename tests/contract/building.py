@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def built(
     *,
     rows: Sequence[Mapping[str, Any]] | None = None,
     words: Mapping[str, Any] | None = None,
+    teacher: Path | None = None,
     **fields: object,
 ) -> Any:
     """Return a trainer that would train two steps on the CPU, on a model that TRL loads.
@@ -59,6 +61,7 @@ def built(
     Args:
         rows: of the dataset, in place of four short ones.
         words: keys of ``ModelConfig``, such as those of adapters.
+        teacher: the model that a student imitates; None: the same one.
     """
     import trl
     from datasets import Dataset
@@ -80,9 +83,9 @@ def built(
             **fields,
         },
     )
-    beside: dict[str, Any] = {"reward_funcs": _no_reward} if trainer.scores else {}
+    beside: dict[str, Any] = {"reward_funcs": _by_content} if trainer.scores else {}
     if trainer.has_teacher:
-        beside["teacher_model"] = str(model)
+        beside["teacher_model"] = str(teacher or model)
     if not trainer.loads_by_name:
         beside["processing_class"] = _tokenizer(model)
     if quantization := trl.get_quantization_config(loaded):
@@ -96,8 +99,8 @@ def built(
     )
 
 
-def _no_reward(completions: list[Any], **_: object) -> list[float]:
-    return [float(index) for index in range(len(completions))]
+def _by_content(completions: list[Any], **_: object) -> list[float]:
+    return [float(sum(map(ord, json.dumps(completion))) % 101) for completion in completions]
 
 
 def _tokenizer(model: Path) -> Any:

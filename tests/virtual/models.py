@@ -17,7 +17,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-_FURTHER: dict[str, dict[str, Any]] = {
+FURTHER: dict[str, dict[str, Any]] = {
     # Takes FlashAttention's function over only where it is installed.
     "falcon": {"num_attention_heads": 4, "hidden_size": 64, "ffn_hidden_size": 128},
     "qwen3": {**_DENSE, "head_dim": 16},
@@ -32,5 +32,5 @@ FAMILIES = ("llama", "qwen3", "gemma3_text", "mistral", "opt", "mixtral", "gpt_n
 
 def config_of(architecture: str, **changes: Any) -> Any:
     """Return the configuration of a small model: 3 layers, unless ``changes`` say otherwise, which win."""
-    shape = {**ARCHITECTURES, **_FURTHER}[architecture]
+    shape = {**ARCHITECTURES, **FURTHER}[architecture]
     return small_config(architecture, **{"num_hidden_layers": 3, "max_position_embeddings": 4096, **shape, **changes})
