@@ -172,7 +172,7 @@ class Candidates:
         number: name of their numbers, such as trial.
         columns: of their figures.
         last: title of the last column: the candidate, and the reason.
-        in_terminal: whether a terminal shows the rows; those of a search were shown as it ran.
+        in_text: whether a terminal and Markdown show the rows; those of a search were shown as it ran.
     """
 
     counts: str
@@ -181,7 +181,7 @@ class Candidates:
     columns: tuple[str, ...]
     last: str
     rows: tuple[CandidateRow, ...]
-    in_terminal: bool
+    in_text: bool
 
     @property
     def outcomes(self) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
             )
             for number, one in numbered
         ),
-        in_terminal=True,
+        in_text=True,
     )
 
 

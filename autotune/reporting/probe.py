@@ -183,7 +183,7 @@ def _trials(result: Result) -> doc.Candidates:
             )
             for trial in result.trials
         ),
-        in_terminal=False,
+        in_text=False,
     )
 
 

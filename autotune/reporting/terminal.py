@@ -189,7 +189,7 @@ def _diff(diff: doc.Diff) -> Iterator[Text]:
 
 
 def _candidates(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
-    if block.in_terminal:
+    if block.in_text:
         yield from _rows(block, width)
         yield Text()
     yield from _listing(doc.Listing(block.lines, block.counts))

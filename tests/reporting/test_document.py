@@ -102,3 +102,5 @@ def test_a_page_draws_all_of_it(found: Result | Plan) -> None:
 def test_markdown_draws_all_of_it(found: Result | Plan) -> None:
     drawn = markdown(found).replace("\\", "")
     assert missing(texts(report(found), doc.Medium.PAGES), drawn) == []
+    if isinstance(found, Plan):
+        assert missing(rows_of(report(found)), drawn) == []

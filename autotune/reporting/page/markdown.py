@@ -34,7 +34,7 @@ def _verdict(verdict: doc.Verdict, subject: str) -> Iterator[str]:
     if subject:
         yield _text(subject)
     for remark in verdict.remarks:
-        yield _text(remark.text)
+        yield from ("", _text(remark.text))
     if verdict.command:
         yield ""
         yield f"Train with {_code(verdict.command)}."
@@ -65,6 +65,11 @@ def _block(block: doc.Block) -> Iterator[str]:
             yield f"{block.lead} {_code(block.text)}"
         case doc.Candidates():
             yield from _listing(block.counts, block.lines)
+            if block.in_text:
+                yield ""
+                last = [f"{row.name} ({row.reason})" if row.reason else row.name for row in block.rows]
+                rows = [(row.number, *row.cells, name) for row, name in zip(block.rows, last, strict=True)]
+                yield from _rows([block.number, *block.columns, block.last], rows)
         case doc.Plane():
             yield from _front(block)
         case _:
