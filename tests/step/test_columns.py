@@ -106,6 +106,8 @@ def test_conversations_with_the_words_of_messages_are_to_be_renamed(prepared: Pr
         ("kto", [{"chosen": "", "rejected": "a c"}], r"cannot read a row of rows.jsonl: .*may one be empty"),
         ("dpo", [APART] * 2, r"answers in row 1 of rows.jsonl begin with different messages\. TRL takes the common"),
         ("dpo", [ALIKE, APART], r"row 2 .*Error: .* Look for .* or their first messages differ\."),
+        ("grpo", [{"prompt": "a b"}, {"prompt": MESSAGES[0][:1]}], "cannot read a row of rows.jsonl: TypeError"),
+        ("sft", [{"conversations": []}], r"has no conversations in 1 of 1 rows, .* is row 1 "),
         ("dpo", [{**row, "tools": "none"} for row in preference_rows(TEXTS)], r"row 1 \(.*JSONDecodeError: "),
     ],
 )

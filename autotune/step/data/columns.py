@@ -18,7 +18,8 @@ def check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
     """
     values = rows.with_format("arrow")[:][column]
     lacks = pc.is_null(values)
-    if pa.types.is_list(values.type) and pa.types.is_struct(values.type.value_type):
+    inside = values.type.value_type if pa.types.is_list(values.type) else None
+    if inside is not None and (pa.types.is_struct(inside) or pa.types.is_null(inside)):
         # TRL looks at the first of a row's messages.
         lacks = pc.or_(lacks, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
     count = pc.sum(lacks).as_py()

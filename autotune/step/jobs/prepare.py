@@ -200,6 +200,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 processing_class=processor,
                 **known.arguments(plan),
             )
+        return known.tokenized(trainer, request.rollouts, request.dataset.name)
     except Exception as error:
         if isinstance(error, TemplateError) or _raised_in(error, _TEMPLATE_CODE):
             template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
@@ -222,7 +223,6 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 hint=hint,
             ) from error
         raise
-    return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
 def _raised_in(error: Exception, code: str) -> bool:
