@@ -37,6 +37,8 @@ _NAMED = 5
 def notes_on_workload(workload: Workload) -> Iterator[str]:
     """Yield the notes on trainer, model and rows, which hold for every run and plan."""
     yield from notes_on_prompts(workload)
+    for profile in workload.profiles:
+        yield from profile.remarks
     yield from find_trainer(workload.trainer).peculiarities
     positions, longest = workload.model.max_positions, workload.dataset.documents.longest
     if positions is not None and longest > positions:

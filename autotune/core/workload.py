@@ -203,6 +203,7 @@ class DatasetProfile:
             order matters; None if each row is one sequence, for which ``lengths`` is enough.
         dropped: the rows of the user's dataset that are no part of all this; None if there are none.
         images: the sizes of its images; None for rows of text.
+        remarks: what the trainer does to it without a word, in sentences.
     """
 
     name: str
@@ -216,6 +217,7 @@ class DatasetProfile:
     completions: LengthDistribution | None = None
     dropped: DroppedRows | None = None
     images: ImageProfile | None = None
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def documents(self) -> Documents:

@@ -25,7 +25,8 @@ _PARQUET_MAGIC = b"PAR1"
 _SMALLEST_PARQUET_BYTES = 12
 # As datasets.splits.NamedSplit checks it.
 _SPLIT = re.compile(r"\w+(\.\w+)*")
-# Written by Dataset.save_to_disk and DatasetDict.save_to_disk, whose directories load_dataset refuses.
+# Written by Dataset.save_to_disk, whose directories load_dataset refuses, and by DatasetDict.save_to_disk: of these,
+# datasets 4.8 takes state.json for the rows, and 5.2 the splits train, validation and test alone for what they are.
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
 # The card of a dataset (datasets.config.REPOCARD_FILENAME), whose YAML may name files that are elsewhere.
 _CARD, _NAMES_FILES = "README.md", re.compile(r"---\n(?:(?!---).*\n)*?\s*(?:- )?data_files:")
@@ -162,7 +163,8 @@ def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:
 def _check_directory(directory: Path) -> None:
     if any((directory / name).is_file() for name in _SAVED_TO_DISK_FILES):
         raise InputError(
-            f"{directory} was written by Dataset.save_to_disk, which `trl` cannot load.",
+            f"{directory} was written by save_to_disk, for load_from_disk of datasets: `trl` calls load_dataset, which "
+            "refuses it, or guesses its files and splits.",
             hint="Write it with Dataset.to_parquet instead.",
         )
     if not _has_data(directory):

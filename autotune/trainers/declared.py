@@ -21,6 +21,7 @@ class DatasetFormat:
         documents: number of documents that the trainer creates from each row.
         with_images: whether TRL's trainer takes rows of it with images.
         named_by: the field of the trainer's configuration that may give its only column another name.
+        splits: whether TRL takes the common beginning of its columns as the prompt.
     """
 
     name: str
@@ -31,6 +32,7 @@ class DatasetFormat:
     documents: int = 1
     with_images: bool = False
     named_by: str = ""
+    splits: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Declared:
         title: its purpose, as the first words of a script.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
+        beside: further columns that TRL's trainer reads where rows have them.
+        of_tokens: those of them that have a number for each token.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
         config_fields: the fields of its configuration, which determine the techniques that it has.
         stand_in: columns of a row that replaces data if lengths are given instead.
@@ -102,6 +106,9 @@ class Declared:
     title: ClassVar[str]
     formats: ClassVar[tuple[DatasetFormat, ...]]
     optional_columns: ClassVar[tuple[str, ...]] = ()
+    # As ``_prepare_dataset`` and the collators for images read them (trl 1.16).
+    beside: ClassVar[tuple[str, ...]] = ("tools", "chat_template_kwargs", "image", "images")
+    of_tokens: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]

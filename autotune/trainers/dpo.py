@@ -43,7 +43,7 @@ class PreferenceOptimization(FusedHead):
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), with_images=True),
         # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
-        DatasetFormat("chosen+rejected", ("chosen", "rejected")),
+        DatasetFormat("chosen+rejected", ("chosen", "rejected"), splits=True),
     )
     ignores_bias_buffers = True
     peculiarities = (PASS_SPREAD,)

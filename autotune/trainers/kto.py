@@ -60,7 +60,7 @@ class UnpairedPreference(FusedHead):
     # TRL takes pairs apart: chosen answers of up to 1,000 rows, then their rejected ones.
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), documents=2),
-        DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2),
+        DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2, splits=True),
         DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",), with_images=True),
     )
     peculiarities = (PASS_SPREAD,)

@@ -45,8 +45,13 @@ class SupervisedFineTuning(FusedHead):
     # As datasets in the manner of Alpaca have them.
     advice: ClassVar[Mapping[tuple[str, ...], str]] = {
         ("instruction", "output"): "Rename `instruction` to `prompt` and `output` to `completion`; join `input`, if "
-        "there is one, to the prompt."
+        "there is one, to the prompt.",
+        # TRL passes over this column where its messages have role and content (``is_conversational_from_value``).
+        ("conversations",): "Rename `conversations` to `messages` where its messages have role and content: TRL reads "
+        "`conversations` with from and value.",
     }
+    of_tokens = ("labels", "completion_mask", "assistant_masks")
+    beside = (*FusedHead.beside, *of_tokens, "seq_lengths")
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(

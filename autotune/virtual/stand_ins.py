@@ -55,6 +55,8 @@ _BITSANDBYTES = frozenset(
     for name in ("gemm_4bit", "int8_mixed_scaled_mm", "int8_scaled_mm", "int8_vectorwise_dequant")
 )
 """bitsandbytes/backends/default/ops.py: composites on GPUs too."""
+_UPDATES = frozenset(f"bitsandbytes.optimizer_update_{bits}.default" for bits in ("32bit", "8bit_blockwise"))
+"""bitsandbytes/backends/cpu/ops.py: composites on the CPU alone; their second argument is a gradient."""
 _PRODUCT_IN_4_BITS, _MOST_ROWS_IN_4_BITS = "bitsandbytes.gemm_4bit.default", 512
 """bitsandbytes/backends/cuda/ops.py: of more rows, but for small weights, the weight is dequantised first; of fewer, a
 kernel may multiply it as it is."""
@@ -68,6 +70,8 @@ def composite(func: Any, args: Any) -> Callable[..., Any] | None:
     It is called with what is known of values, and the operator's arguments.
     """
     composed = _composite(func)
+    if operator_name(func) in _UPDATES and args[1].device.type == "cpu":
+        return _registered(func, _KEYS.CPU)
     if composed is None or operator_name(func) != _PRODUCT_IN_4_BITS:
         return composed
     return composed if args[0].numel() > _MOST_ROWS_IN_4_BITS * args[0].shape[-1] else None

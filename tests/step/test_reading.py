@@ -192,8 +192,11 @@ def test_a_template_that_refuses_rows_is_told_by_its_name(prepared: Prepare, tmp
     ("rows", "message"),
     [
         ([*messages_rows(TEXTS), {"messages": []}], "rows.jsonl has no messages in 1 of 13 rows, .* is row 13"),
-        ([*messages_rows(TEXTS), {"messages": [None]}], "TRL cannot read a row of rows.jsonl: KeyError"),
-        ([*text_rows(TEXTS), {"text": 5}], "TRL cannot read a row of rows.jsonl: .*'int'"),
+        (
+            [*messages_rows(TEXTS), {"messages": [None]}],
+            r"TRL cannot read row 13 \(counted from 1\) of rows.jsonl: KeyError",
+        ),
+        ([*text_rows(TEXTS), {"text": 5}], "TRL cannot read row 13 .*'int'"),
     ],
 )
 def test_a_row_that_differs_from_the_first_is_told(prepared: Prepare, rows: Rows, message: str) -> None:

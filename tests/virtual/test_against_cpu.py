@@ -188,3 +188,14 @@ def test_traced_peaks_of_a_method_of_peft_are_those_of_the_cpu(method: dict[str,
 
     found, expected = traced.phase(step_name(1)).device_peak.bytes, real[step_name(1)].peak_bytes
     assert found == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", pytest.param("lion_8bit", marks=pytest.mark.nightly)])
+def test_traced_peaks_of_an_update_in_8_bits_are_those_of_the_cpu(optimizer: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    # Large weights and few tokens: the update needs the most.
+    plan = TrainingPlan("sft", {"per_device_train_batch_size": 1, "max_length": 8, "bf16": False, "optim": optimizer})
+    config = small_config(tie_word_embeddings=False)
+    assert_as_on_cpu(
+        traced_training(plan, config, small_tokenizer(), TracedRows([(8,)])), find_trainer("sft").program(plan)
+    )

@@ -50,6 +50,7 @@ def silent_findings(
         yield Finding(Severity.ERROR, f"{message} processes {at_once:,}.", "dataloader_drop_last")
     yield from _left_out(plan, trainer, setting.workload)
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
+        yield from (Finding(Severity.SILENT, remark) for remark in profile.remarks)
         if not facts(max_length.MaxLength, trainer.name).changes:
             yield from _rows(plan, profile, whose)
     rows = setting.workload.dataset

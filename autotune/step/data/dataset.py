@@ -30,6 +30,8 @@ from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file
 from autotune.inspection.rows import check_row_count, nested_rows_hint
+from autotune.step.data.columns import check_complete, check_flags, check_tokens
+from autotune.step.data.remarks import is_written_messages
 from autotune.step.hub import not_loaded
 from autotune.step.images.sizes import image_column, image_feature
 from autotune.step.job import lacks_space
@@ -47,6 +49,10 @@ _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
 first: where some are text, its answer differs between processes."""
 _SHARE_GPT = ("conversations",)
+SPLITS = (
+    "TRL takes the common beginning of chosen and rejected as the prompt: in no row may one be empty, or their first "
+    "messages differ."
+)
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
@@ -83,9 +89,12 @@ def load_rows(
     _check_prepared(source, rows)
     used = (*loaded.format.columns, *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
-        _check_complete(source, rows, column)
+        check_complete(source, rows, column)
+    of_tokens = (*(loaded.format.columns if loaded.format.tokenized else ()), *trainer.of_tokens)
+    for column in (name for name in of_tokens if name in rows.column_names):
+        check_tokens(source, rows, column)
     for column in loaded.format.flags:
-        _check_flags(source, rows, column)
+        check_flags(source, rows, column)
     _check_tokenizer(trainer, loaded, processor, source, model)
     return loaded
 
@@ -172,10 +181,11 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
             found.append(form if name is None else replace(form, columns=(str(name),)))
         elif name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
-    if found:
-        # TRL passes over this column where its messages have role and content.
-        read = (form for form in found if form.columns != _SHARE_GPT or is_conversational_from_value(rows[0]))
-        return next(read, found[0])
+    # TRL passes over this column where its messages have role and content.
+    empty = not rows[0].get(*_SHARE_GPT)
+    read = (form for form in found if form.columns != _SHARE_GPT or empty or is_conversational_from_value(rows[0]))
+    if (first := next(read, None)) is not None:
+        return first
     advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
     nested = nested_rows_hint(rows[0]) if len(rows) == 1 else ""
     raise InputError(
@@ -193,32 +203,6 @@ def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
         )
 
 
-def _check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
-    values = rows.with_format("arrow")[:][column]
-    lacks = pc.is_null(values)
-    if pa.types.is_list(values.type) and pa.types.is_struct(values.type.value_type):
-        # TRL looks at the first of a row's messages.
-        lacks = pc.or_(lacks, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
-    count = pc.sum(lacks).as_py()
-    if count:
-        row = pc.index(lacks, True).as_py() + 1
-        counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
-        lacking = f"{count:,} of {len(rows):,} rows"
-        raise InputError(
-            f"{source.name} has no {column} in {lacking}, the first of which is row {row:,} ({counted}).",
-            hint="Remove or complete them.",
-        )
-
-
-def _check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
-    for row, value in enumerate(rows[column], start=1):
-        # Numbers count as what they equal: 0 and 1 are common, and what -1 means is left open.
-        if value not in (True, False):
-            raise InputError(
-                f"Row {row} of {source.name} has the {column} {value!r}.", hint="It has to be true or false."
-            )
-
-
 def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
@@ -229,26 +213,37 @@ def _check_tokenizer(
                 f"{name} is {token}, which is not a token of {model.name}: TRL ends with a ValueError.",
                 hint=f"Give a token of its tokenizer, or leave {name} out.",
             )
+    if not any((tokenizer.pad_token, tokenizer.eos_token, end, source.reading.get("pad_token"))):
+        raise InputError(
+            f"The tokenizer of {model.name} has neither a pad_token nor an eos_token, and TRL needs one.",
+            hint="Name one in its tokenizer_config.json.",
+        )
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]
-    if _is_conversational(trainer, loaded, source):
+    conversational = _is_conversational(trainer, loaded, source)
+    columns = [name for name in loaded.format.columns if name not in loaded.format.flags]
+    if conversational:
         if getattr(processor, "chat_template", None) is None and CHAT_TEMPLATE not in source.reading:
             raise InputError(
                 f"{source.name} is conversational and the tokenizer of {model.name} has no chat template.",
                 hint="Use the tokenizer of a chat model, or a dataset of text.",
             )
-        return
-    columns = [name for name in loaded.format.columns if name not in loaded.format.flags]
-    texts = loaded.format.text and all(isinstance(first[name], str) for name in columns)
-    if not texts:
+        if loaded.format.splits and first["chosen"][0] != first["rejected"][0]:
+            raise InputError(f"The answers in row 1 of {source.name} begin with different messages.", hint=SPLITS)
+    elif not loaded.format.text or not all(isinstance(first[name], str) for name in columns):
+        written = any(is_written_messages(first[name]) for name in columns)
         raise InputError(
-            f"Row 1 of {source.name} holds neither text nor messages in {' and '.join(columns)}.",
-            hint=f"{trainer.label} needs {trainer.wanted_columns}; a message has role and content.",
+            f"Row 1 of {source.name} holds {'messages written as' if written else 'neither'} text"
+            f"{'' if written else ' nor messages'} in {' and '.join(columns)}.",
+            hint="Write the rows as JSON lines or Parquet."
+            if written
+            else f"{trainer.label} needs {trainer.wanted_columns}; a message has role and content.",
         )
-    if tokenizer.eos_token is None and end is None:
+    if tokenizer.eos_token is None and end is None and (trainer.generates or not conversational):
+        use = "with which a completion ends" if trainer.generates else "which TRL adds to every text"
         raise InputError(
-            f"The tokenizer of {model.name} has no end-of-sequence token, which TRL adds to every text.",
+            f"The tokenizer of {model.name} has no end-of-sequence token, {use}.",
             hint='Set "eos_token" in its tokenizer_config.json.',
         )
 

@@ -22,6 +22,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, KeyValueCache, ModelProfile, ModelSource
 from autotune.step.data.dataset import LoadedRows
+from autotune.step.data.remarks import remarks
 from autotune.step.images.tokens import IMAGE_COLUMNS, image_profile
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers
@@ -147,6 +148,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         completions=None if completions is None else distribution(completions),
         images=image_profile(rows, trainer, lengths, trainable),
         several=None if single and documents.order is None and counted is None else documents,
+        remarks=tuple(remarks(trainer, loaded.rows, request.dataset.name, loaded.format.columns, lengths[:, 0])),
     )
 
 

@@ -19,7 +19,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import CHAT_TEMPLATE, DatasetProfile, DroppedRows, ModelProfile, ModelSource, Workload
 from autotune.errors import InputError, UnreadError, one_line
-from autotune.step.data.dataset import LoadedRows, load_rows
+from autotune.step.data.dataset import SPLITS, LoadedRows, load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.images.limits import image_limits
 from autotune.step.images.sizes import image_column
@@ -180,8 +180,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     TRL tokenises them: the real trainer is built around the smallest possible model.
 
     Raises:
-        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss,
-            or no token to pad with.
+        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss.
     """
     architecture = model_class(model_config)
     known = adapter(request.trainer)
@@ -201,6 +200,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 processing_class=processor,
                 **known.arguments(plan),
             )
+        return known.tokenized(trainer, request.rollouts, request.dataset.name)
     except Exception as error:
         if isinstance(error, TemplateError) or _raised_in(error, _TEMPLATE_CODE):
             template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
@@ -208,26 +208,35 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
                 hint="Look for messages whose roles or order the template does not know.",
             ) from error
-        tokenizer = tokenizer_of(processor)
-        if isinstance(error, ValueError) and tokenizer.pad_token is None and tokenizer.eos_token is None:
-            raise InputError(
-                f"The tokenizer of {request.model.name} has neither a pad_token nor an eos_token, and TRL needs one.",
-                hint="Name one in its tokenizer_config.json.",
-            ) from error
         if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
             raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
         if _raised_in(error, _MAPPING) and not isinstance(error, (InputError, OSError)):
+            form, row = loaded.format, _row_in(error)
+            # Where TRL divides rows, it counts the parts.
+            which = "a row" if row is None or form.documents > 1 else f"row {row:,} (counted from 1)"
+            hint = "Look for rows that differ from the first: null in messages, or numbers in place of text."
+            if form.splits:
+                hint = f"{hint} {SPLITS}"
             raise InputError(
-                f"TRL cannot read a row of {request.dataset.name}: {type(error).__name__}: {one_line(error)}.",
-                hint="Look for rows that differ from the first: null in messages, or numbers in place of text.",
+                f"TRL cannot read {which} of {request.dataset.name}: "
+                f"{type(error).__name__}: {one_line(error).removesuffix('.')}.",
+                hint=hint,
             ) from error
         raise
-    return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
 def _raised_in(error: Exception, code: str) -> bool:
     """Whether an error comes from a file, or from what that calls."""
     return any(frame.filename.endswith(code) for frame in traceback.extract_tb(error.__traceback__))
+
+
+def _row_in(error: Exception) -> int | None:
+    """Return the number, from 1 on, of the row for which a function of TRL's has failed; None where it is not known."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # The loop of ``Dataset._map_single``; a function of several rows at once has the list of their numbers.
+        if frame.f_code.co_name == "iter_outputs" and isinstance(number := frame.f_locals.get("i"), int):
+            return number + 1
+    return None
 
 
 def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:

@@ -1,0 +1,61 @@
+"""Checks the values of the columns that a trainer reads."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+
+from autotune.core.workload import DatasetSource
+from autotune.errors import InputError
+
+
+def check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
+    """Check that each row has a value in a column.
+
+    Raises:
+        InputError: one has null, or no messages.
+    """
+    values = rows.with_format("arrow")[:][column]
+    lacks = pc.is_null(values)
+    inside = values.type.value_type if pa.types.is_list(values.type) else None
+    if inside is not None and (pa.types.is_struct(inside) or pa.types.is_null(inside)):
+        # TRL looks at the first of a row's messages.
+        lacks = pc.or_(lacks, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
+    count = pc.sum(lacks).as_py()
+    if count:
+        row = pc.index(lacks, True).as_py() + 1
+        counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
+        lacking = f"{count:,} of {len(rows):,} rows"
+        raise InputError(
+            f"{source.name} has no {column} in {lacking}, the first of which is row {row:,} ({counted}).",
+            hint="Remove or complete them.",
+        )
+
+
+def check_tokens(source: DatasetSource, rows: Dataset, column: str) -> None:
+    """Check that a column holds lists of whole numbers.
+
+    Raises:
+        InputError: it does not.
+    """
+    kind = rows.data.schema.field(column).type
+    if not ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)):
+        raise InputError(
+            f"{source.name} has values of the type {kind} in {column}, where TRL reads a list of numbers, one a token.",
+            hint="Write such lists as JSON lines or Parquet, or rename the column.",
+        )
+
+
+def check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
+    """Check that a column holds true or false.
+
+    Raises:
+        InputError: a row has something else.
+    """
+    for row, value in enumerate(rows[column], start=1):
+        # Numbers count as what they equal: 0 and 1 are common, and what -1 means is left open.
+        if value not in (True, False):
+            raise InputError(
+                f"Row {row} of {source.name} has the {column} {value!r}.", hint="It has to be true or false."
+            )

@@ -1,0 +1,55 @@
+"""Finds what a trainer does to a dataset without a word: it leaves columns out, and reads messages as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from datasets import Dataset
+
+from autotune.step.rows import Counts
+from autotune.trainers import Trainer
+from autotune.units import counted
+
+_NAMED = 5
+"""Most columns that are named; the others are counted."""
+# As JSON has messages, and as Python prints them, which is what pandas writes to a CSV file.
+_WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
+
+
+def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], first_parts: Counts) -> Iterator[str]:
+    """Yield a sentence on each, by the columns and the first row.
+
+    Args:
+        name: the user's name of the dataset.
+        columns: those of its format.
+        first_parts: tokens of each row's first part, which is its prompt if the model generates; shape (rows,).
+    """
+    first = rows[0]
+    written = [column for column in columns if is_written_messages(first[column])]
+    if written:
+        yield (
+            f"{name} has messages written as text in {' and '.join(written)}: TRL trains on this text as it is, "
+            "without the chat template. To train on the messages, write the rows as JSON lines or Parquet."
+        )
+    # Reward functions are given all columns.
+    read = {*columns, *trainer.optional_columns, *trainer.beside}
+    left_out = [] if trainer.scores else [column for column in rows.column_names if column not in read]
+    if left_out:
+        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        yield (
+            f"{trainer.label} trains on {' and '.join(columns)} of {name}, and leaves out "
+            f"{', '.join(left_out[:_NAMED])}{more}."
+        )
+    empty = int((first_parts == 0).sum())
+    if trainer.generates and empty:
+        yield (
+            f"{counted(empty, 'prompt')} of {name} {'has' if empty == 1 else 'have'} no token: training crashes where "
+            "such prompts alone are generated from at once."
+        )
+
+
+def is_written_messages(value: Any) -> bool:
+    """Whether a value is text that writes a list of messages."""
+    return isinstance(value, str) and _WRITTEN_MESSAGES.match(value) is not None
