@@ -182,7 +182,9 @@ def _made(tensor: FakeTensor, view_of: int | None) -> _Rule | None:
             if view_of is None:
                 made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             else:
-                made = torch.empty(0, dtype=dtype, device="meta")
+                # While a model is built for ZeRO-3, `torch.empty` casts what it makes to the type of the weights
+                # (deepspeed/runtime/zero/partition_parameters.py, ``_add_tensor_creation_wrappers``).
+                made = torch.empty_strided((0,), (1,), dtype=dtype, device="meta")
                 made.set_(args[view_of].untyped_storage(), offset, shape, stride)
             return _faked(made, device, fake)
 

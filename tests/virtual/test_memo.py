@@ -117,6 +117,17 @@ def test_a_view_stays_a_view(fake: FakeTensorMode) -> None:
         assert (view.shape, view.stride()) == ((6, 4), (1, 6))
 
 
+def test_a_view_keeps_its_type_while_zero_3_builds_a_model(
+    fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = torch.empty
+    # As ``zero.Init`` of DeepSpeed does, whose cast the frequencies of rotary embeddings do not get.
+    monkeypatch.setattr(torch, "empty", lambda *size, **kwargs: made(*size, **kwargs).to(torch.bfloat16))
+
+    for _ in range(2):
+        assert ran(aten.detach.default, (made(3, 5),), {}, fake).dtype == torch.float32
+
+
 def test_of_several_views_each_begins_where_it_should(fake: FakeTensorMode) -> None:
     for _ in range(2):
         whole = torch.empty(9, 4)
