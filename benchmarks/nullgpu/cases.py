@@ -256,3 +256,4 @@ def _ranks(processes: int) -> Iterator[Case]:
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "fsdp2", "offload": "both"}, processes=2)
         yield Case("kto", "llama", {4554: 16}, 2, {"sharding": "ddp", "liger": "on"}, processes=2)
         yield Case("reward", "llama", {4554: 16}, 2, {"sharding": "fsdp2"}, processes=2)
+        yield Case("kto", "llama", {512: 16}, 4, {"sharding": "zero2"}, processes=2)
