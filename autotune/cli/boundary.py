@@ -146,7 +146,7 @@ def _print(message: str, trace: str) -> None:
 
 def _report_interrupt(argv: Sequence[str]) -> None:
     command = resume_command(hidden_words(argv))
-    going_on = f" Finished probes are kept; continue with:\n  {command}" if command else ""
+    going_on = f" No finished probe is lost; continue with:\n  {command}" if command else ""
     if MASK in going_on:
         going_on += f"\nReplace {MASK} with the secret."
     # Users may press Ctrl-C twice.
