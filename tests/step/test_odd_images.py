@@ -78,7 +78,8 @@ def tokenised(family: str, rows: Dataset) -> Dataset:
 def profile_of(rows: Dataset, found: Dataset) -> DatasetProfile:
     trainer = find_trainer("sft")
     request = PrepareRequest(ModelSource("model"), DatasetSource("rows", "parquet"), "sft", "tokenized")
-    return dataset_profile(request, LoadedRows(rows, trainer.formats[-1]), found)
+    (messages,) = (form for form in trainer.formats if form.name == "messages")
+    return dataset_profile(request, LoadedRows(rows, messages), found)
 
 
 @pytest.mark.parametrize("stored", [rows_of, by_path])
