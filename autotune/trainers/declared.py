@@ -76,7 +76,7 @@ class Declared:
         title: its purpose, as the first words of a script.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
-        beside: further columns that TRL's trainer reads where rows have them.
+        further_columns: further columns that TRL's trainer reads where rows have them.
         of_tokens: those of them that have a number for each token.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
         config_fields: the fields of its configuration, which determine the techniques that it has.
@@ -107,7 +107,7 @@ class Declared:
     formats: ClassVar[tuple[DatasetFormat, ...]]
     optional_columns: ClassVar[tuple[str, ...]] = ()
     # As ``_prepare_dataset`` and the collators for images read them (trl 1.16).
-    beside: ClassVar[tuple[str, ...]] = ("tools", "chat_template_kwargs", "image", "images")
+    further_columns: ClassVar[tuple[str, ...]] = ("tools", "chat_template_kwargs", "image", "images")
     of_tokens: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
     config_fields: ClassVar[ConfigFields]

@@ -32,6 +32,8 @@ class OnPolicyDistillation(Generating):
     title = "On-policy distillation"
     counted = "prompts"
     scores = False
+    # As ``_signature_columns`` of TRL's trainer has them: its tools are arguments, and no column.
+    further_columns = ("image", "images")
     has_teacher = True
     peculiarities = (
         "The teacher stays on the device for the whole training, in the type of the trained weights.",

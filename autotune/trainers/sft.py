@@ -51,7 +51,7 @@ class SupervisedFineTuning(FusedHead):
         "`conversations` with from and value.",
     }
     of_tokens = ("labels", "completion_mask", "assistant_masks")
-    beside = (*FusedHead.beside, *of_tokens, "seq_lengths")
+    further_columns = (*FusedHead.further_columns, *of_tokens, "seq_lengths")
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(

@@ -138,6 +138,6 @@ def test_a_tokenizer_without_the_tokens_that_a_training_needs_is_told(
         prepared([row] * 2, trainer, model)
 
 
-def test_prompts_without_a_token_beside_others_are_told(prepared: Prepared) -> None:
+def test_prompts_without_a_token_among_others_are_named(prepared: Prepared) -> None:
     (remark,) = prepared([{"prompt": ""}, {"prompt": "a b"}], "grpo").dataset.remarks
     assert remark.startswith("1 prompt of rows.jsonl has no token: training crashes where")

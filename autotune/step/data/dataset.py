@@ -182,7 +182,7 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
         elif name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
     # TRL passes over this column where its messages have role and content.
-    empty = not rows[0].get(*_SHARE_GPT)
+    empty = not rows[0].get(_SHARE_GPT[0])
     read = (form for form in found if form.columns != _SHARE_GPT or empty or is_conversational_from_value(rows[0]))
     if (first := next(read, None)) is not None:
         return first

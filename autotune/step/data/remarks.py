@@ -34,7 +34,7 @@ def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], 
             "without the chat template. To train on the messages, write the rows as JSON lines or Parquet."
         )
     # Reward functions are given all columns.
-    read = {*columns, *trainer.optional_columns, *trainer.beside}
+    read = {*columns, *trainer.optional_columns, *trainer.further_columns}
     left_out = [] if trainer.scores else [column for column in rows.column_names if column not in read]
     if left_out:
         more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
