@@ -215,14 +215,6 @@ def test_what_cannot_be_traced_is_said_and_left_to_a_probe(whole: tuple[Evaluato
     assert set(evaluator.untraceable.values()) == {"flex_attention is not supported"}
 
 
-def test_what_breaks_a_rule_and_cannot_be_traced_has_the_rule_as_its_reason(tmp_path: Path) -> None:
-    here = problem(setting(), Wishes({"max_length": TOKENS}))
-    evaluator, asked = evaluator_of(here, AnalyticTracer(), tmp_path), here.baseline.but(attention=UNTRACEABLE)
-    evaluator.run([asked])
-    why = "attention=flex_attention: flex_attention has no backward pass on a CPU"
-    assert evaluator.untraceable == {asked: why}
-
-
 def test_candidates_whose_training_plans_are_the_same_are_traced_once(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
     here = problem_of()
