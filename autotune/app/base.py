@@ -60,7 +60,9 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     shared = plan.launch.processes // plan.data_ranks
     offloads = "deepspeed" in plan.args
     setting = Setting(workload, machine, documents, 0.0, everything, ranks_per_row=shared, last_resorts=offloads)
-    setting = replace(setting, loss_depends_on=trainer.loss_depends_on(plan.args, workload.model))
+    setting = replace(
+        setting, loss_depends_on=trainer.loss_depends_on(plan.args, workload.model, plan.launch.processes)
+    )
     known = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()

@@ -12,6 +12,8 @@ MODEL_CONFIG = "ModelConfig"
 """The class of TRL that configures how the model is loaded and which adapter is trained."""
 SCRIPT_ARGUMENTS = "ScriptArguments"
 MIXTURE = "DatasetMixtureConfig"
+TRACKERS = "report_to"
+"""The argument that names trackers, to which no probe reports."""
 
 
 @dataclass(frozen=True)

@@ -190,14 +190,15 @@ def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     """Return the first ``count`` estimates of which each is slower or needs less memory than each before it."""
     kept: list[Estimate] = []
     for estimate in estimates:
-        if not any(_adds_nothing(estimate, other) for other in kept):
+        if not any(_is_dominated(estimate, other) for other in kept):
             kept.append(estimate)
             if len(kept) == count:
                 break
     return tuple(kept)
 
 
-def _adds_nothing(later: Estimate, earlier: Estimate) -> bool:
+def _is_dominated(later: Estimate, earlier: Estimate) -> bool:
+    """Whether an estimate is alike in speed to one before it, and in no kind of memory needs less."""
     if later.memory is None or earlier.memory is None:
         return later.memory is earlier.memory and later.reason == earlier.reason
     if later.fits != earlier.fits:

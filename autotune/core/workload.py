@@ -203,7 +203,7 @@ class DatasetProfile:
             order matters; None if each row is one sequence, for which ``lengths`` is enough.
         dropped: the rows of the user's dataset that are no part of all this; None if there are none.
         images: the sizes of its images; None for rows of text.
-        remarks: what the trainer does to it without a word, in sentences.
+        remarks: silent behaviour of the trainer on it, in sentences.
     """
 
     name: str

@@ -158,10 +158,11 @@ class MaxLength(Technique):
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{of_rows}, "
                     f"and {format_share(setting.token_coverage)} of the tokens were asked for"
                 )
-            if _least(documents, candidate) < setting.token_coverage:
+            least = _least(documents, candidate)
+            if least < setting.token_coverage:
                 return (
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens, but may keep only "
-                    f"{format_share(_least(documents, candidate))} of those that the loss counts, and "
+                    f"{format_share(least)} of those that the loss counts, and "
                     f"{format_share(setting.token_coverage)} were asked for"
                 )
         return _keeps_other_end(candidate, setting)

@@ -117,7 +117,9 @@ class Trainer(MicroBatches):
         """Return why the result of training with a candidate is certainly unintended, in words, or None."""
         return None
 
-    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+    def loss_depends_on(
+        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+    ) -> Mapping[str, str]:
         """Return how the loss depends on knobs that otherwise leave it as it is, in words, by their names.
 
         By default, rows do not depend on those beside them, unless a mixture of experts balances these: that loss is
@@ -127,6 +129,7 @@ class Trainer(MicroBatches):
         Args:
             args: fields of the configuration; those that it lacks are at their defaults.
             model: None: it has no experts.
+            processes: that train together.
         """
         noise = args.get("neftune_noise_alpha")
         found = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}

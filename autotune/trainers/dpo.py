@@ -72,12 +72,14 @@ class PreferenceOptimization(FusedHead):
         prompt, chosen, rejected = lengths
         return (prompt + 1, prompt + chosen, prompt + rejected)
 
-    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+    def loss_depends_on(
+        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+    ) -> Mapping[str, str]:
         """Return that the rows of a micro-batch are compared with one another, or averaged token by token."""
         losses = args.get("loss_type")
         named = losses if isinstance(losses, list | tuple) else [losses]
         across = next((how for loss, how in _ACROSS_ROWS.items() if loss in named), None)
-        found = super().loss_depends_on(args, model)
+        found = super().loss_depends_on(args, model, processes)
         return found if across is None else {**found, ROWS: across}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:

@@ -113,9 +113,11 @@ class UnpairedPreference(FusedHead):
         """Rows differ in length, so that one of several is padded."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
-    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+    def loss_depends_on(
+        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+    ) -> Mapping[str, str]:
         """Return that the rows of a micro-batch set the estimate of the KL divergence, if the loss has one."""
-        found = super().loss_depends_on(args, model)
+        found = super().loss_depends_on(args, model, processes)
         return {**found, ROWS: _EXCHANGED} if estimates_kl(args.get("loss_type")) else found
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:

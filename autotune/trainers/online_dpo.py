@@ -81,12 +81,14 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 
-    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+    def loss_depends_on(
+        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+    ) -> Mapping[str, str]:
         """Return that a step of more micro-batches has a larger gradient (``OnlineDPOTrainer.training_step``)."""
         summed = (
             "TRL adds up the losses of a step's micro-batches without averaging them, and max_grad_norm clips the sum"
         )
-        return {**super().loss_depends_on(args, model), ROWS: summed}
+        return {**super().loss_depends_on(args, model, processes), ROWS: summed}
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
         """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""

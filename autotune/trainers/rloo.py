@@ -19,9 +19,11 @@ class LeaveOneOut(Groups):
     title = "REINFORCE leave-one-out"
     config_fields = GROUPS_FIELDS | ConfigFields(traced=frozenset({"normalize_advantages", "reward_clip_range"}))
 
-    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+    def loss_depends_on(
+        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+    ) -> Mapping[str, str]:
         """Return that advantages may be normalised by those of the completions that are generated at once."""
-        found = dict(super().loss_depends_on(args, model))
+        found = dict(super().loss_depends_on(args, model, processes))
         if args.get("normalize_advantages"):
             found[GENERATED_TOGETHER] = "advantages are normalised over the completions that are generated at once"
         return found

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
-from autotune.core.setting import Setting
 from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
 from autotune.techniques.max_length import TRUNCATION, MaxLength
-from autotune.techniques.packing import CUTTING, NONE, SEPARATING
+from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
 from autotune.techniques.per_device_train_batch_size import ROWS
@@ -80,14 +78,19 @@ class SupervisedFineTuning(FusedHead):
         """Return one sequence, which is kept at any maximum length."""
         return (1, *lengths)
 
-    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
-        """Return that the tokens of a micro-batch alone divide its loss, if the model's class leaves it at that.
+    def loss_depends_on(
+        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+    ) -> Mapping[str, str]:
+        """Return that the tokens of a micro-batch, or of a process, alone divide its loss, where that is so.
 
         The length of the rows that a configuration packs sets what a micro-batch holds, as packing does.
         """
-        found = dict(super().loss_depends_on(args, model))
+        found = dict(super().loss_depends_on(args, model, processes))
         if model is not None and not model.accepts_loss_kwargs:
             how = f"{model.architecture} averages its loss over the tokens of each micro-batch, which has more or fewer"
+            found |= dict.fromkeys((ROWS, PACKING), how)
+        if processes > 1 and args.get(TOKENS_OF_ALL) is False:
+            how = f"{TOKENS_OF_ALL}: false divides the loss of each process by the tokens of its own documents"
             found |= dict.fromkeys((ROWS, PACKING), how)
         if args.get("packing") and PACKING in found:
             found[MaxLength.name] = found[PACKING]
@@ -95,20 +98,6 @@ class SupervisedFineTuning(FusedHead):
             # They have no mask, without which ``load_balancing_loss_func`` of transformers counts every token.
             found[PAD_TO_MULTIPLE_OF] = "the loss that balances experts counts the padding of rows laid end to end"
         return found
-
-    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot train a candidate, or divides the loss of a process by other documents' tokens."""
-        base, several = setting.base, setting.machine.hardware.processes > 1
-        if base is not None and several and setting.users_entry(f"args.{TOKENS_OF_ALL}") is False:
-            packs = base.choices.get(PACKING, NONE) != NONE
-            for knob in (ROWS, PACKING, MaxLength.name) if packs else (ROWS, PACKING):
-                own = base.choices.get(knob, candidate[knob])
-                if candidate[knob] != own and knob not in setting.allowed:
-                    return (
-                        f"{TOKENS_OF_ALL}: false divides the loss of each process by the tokens of its own documents,"
-                        f" which are others with {knob}={candidate[knob]} (--allow {knob})"
-                    )
-        return super().rule(candidate, setting)
 
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return packed, padding-free or padded rows."""

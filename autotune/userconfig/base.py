@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
+from autotune.core.configuration import MODEL_CONFIG, TRACKERS, Configuration, ReadCommand
 from autotune.core.machine import Hardware
 from autotune.core.nested import Key, at, mapping
 from autotune.core.plan import Launch, TrainingPlan
@@ -115,7 +115,8 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
         InputError: as in :func:`read_base`.
     """
     # Probes report to no tracker.
-    found, trainer = problems(written, replace(read, absent={})), find_trainer(written.trainer)
+    absent = {name: message for name, message in read.absent.items() if name != TRACKERS}
+    found, trainer = problems(written, replace(read, absent=absent)), find_trainer(written.trainer)
     config = read.configurations.get(trainer.config_class)
     if fatal(found):
         raise _wrong(written, found)

@@ -113,7 +113,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
             yield _overridden(written, item)
     for warning in built.warnings:
         key = mentioned(written, warning)
-        told = key in reported or _is_of_knob(written, warning) or _warned(written, key, warning) in known
+        told = key in reported or _deprecates_written_key(written, warning) or _warned(written, key, warning) in known
         if key and not told:
             reported.add(key)
             yield _warned(written, key, warning)
@@ -254,8 +254,8 @@ def mentioned(written: Written, text: str) -> str:
     return min(found, key=lambda name: found[name], default="")
 
 
-def _is_of_knob(written: Written, warning: str) -> bool:
-    """Return whether a key is deprecated by which autotune writes a choice, since every release takes it."""
+def _deprecates_written_key(written: Written, warning: str) -> bool:
+    """Return whether a warning deprecates a key that a knob writes; every supported release takes these keys."""
     paths = {path for technique in find_trainer(written.trainer).techniques for path in technique.writes}
     return any(f"`{path.removeprefix('args.')}` is deprecated" in warning for path in paths)
 
@@ -316,7 +316,7 @@ def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
 def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
     yield from (_overridden(written, item) for item in read.overrides)
     for warning in read.warnings:
-        if not _is_of_knob(written, warning):
+        if not _deprecates_written_key(written, warning):
             yield _warned(written, mentioned(written, warning), warning)
     if written.values.get(_REMOTE_CODE):
         message = "trust_remote_code lets the model's own code run in the training. This check runs none of it."

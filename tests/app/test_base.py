@@ -313,3 +313,9 @@ def test_the_older_of_the_allocator_s_variables_counts_where_both_are_set(older:
     command = replace(base.written.command, env={"PYTORCH_CUDA_ALLOC_CONF": older})
     user = plan_of(replace(base.written, command=command), base.read, base.config)
     assert allocator_settings(user.plan.env) == older
+
+
+def test_a_missing_tracker_is_of_no_concern_to_probes_and_a_missing_optimizer_is(tmp_path: Path) -> None:
+    assert a_base(tmp_path, "report_to: [comet_ml]\n").config.values["report_to"] == ["comet_ml"]
+    with pytest.raises(InputError, match=r"optim=schedule_free_adamw here: .*schedulefree"):
+        a_base(tmp_path, "optim: schedule_free_adamw\n")

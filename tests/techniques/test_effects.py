@@ -126,42 +126,31 @@ def test_deepspeed_averages_micro_batches_that_online_dpo_adds_up(
 
 
 @pytest.mark.parametrize(
-    ("rows", "entries", "allowed", "other"),
-    [
-        (2, {"args.average_tokens_across_devices": False}, frozenset(), True),
-        (2, {"args.average_tokens_across_devices": False}, frozenset({ROWS}), False),
-        (4, {"args.average_tokens_across_devices": False}, frozenset(), False),
-        (2, {}, frozenset(), False),
-    ],
+    ("average", "processes", "knobs"), [(False, 2, {ROWS, "packing"}), (False, 1, set()), (True, 2, set())]
 )
-def test_processes_that_divide_by_their_own_tokens_keep_their_micro_batches(
-    rows: int, entries: dict[str, object], allowed: frozenset[str], other: bool
+def test_micro_batches_change_training_where_each_process_divides_by_its_own_tokens(
+    average: bool, processes: int, knobs: set[str]
 ) -> None:
-    known, base = find_trainer("sft"), Base("mine.yaml", {ROWS: 4}, entries=entries)
-    here = replace(setting(machine=TWO, allowed=allowed, global_batch_size=8, token_coverage=0.0), base=base)
-    start = Candidate({item.name: item.default(here) for item in known.techniques})
-    reason = known.illegal(start.but(**{ROWS: rows}), here)
-    assert "by the tokens of its own documents" in str(reason) if other else reason is None
+    args = {"average_tokens_across_devices": average}
+    assert find_trainer("sft").loss_depends_on(args, None, processes).keys() == knobs
 
 
 @pytest.mark.parametrize(
-    ("trainer", "args", "weight", "depends"),
+    ("trainer", "args", "weight", "knobs"),
     [
-        ("sft", {}, 0.001, True),
-        ("sft", {}, 0.0, False),
-        ("sft", {"router_aux_loss_coef": 0.0}, 0.001, False),
-        ("grpo", {"loss_type": "grpo"}, 0.001, True),
-        ("reward", {}, 0.001, False),
+        # Its rows may lie end to end, with no mask that tells tokens from padding.
+        ("sft", {}, 0.001, {ROWS, "packing", "pad_to_multiple_of"}),
+        ("sft", {}, 0.0, set()),
+        ("sft", {"router_aux_loss_coef": 0.0}, 0.001, set()),
+        ("grpo", {"loss_type": "grpo"}, 0.001, {ROWS, "packing"}),
+        ("reward", {}, 0.001, set()),
     ],
 )
 def test_the_balance_of_experts_depends_on_the_micro_batch(
-    trainer: str, args: dict[str, Any], weight: float, depends: bool
+    trainer: str, args: dict[str, Any], weight: float, knobs: set[str]
 ) -> None:
     model = replace(workload().model, experts=8, router_aux_loss_coef=weight)
-    found = find_trainer(trainer).loss_depends_on(args, model)
-    # SFT's rows may lie end to end, with no mask that tells tokens from padding.
-    padding = {"pad_to_multiple_of"} if trainer == "sft" else set()
-    assert found.keys() == ({ROWS, "packing"} | padding if depends else set())
+    assert find_trainer(trainer).loss_depends_on(args, model).keys() == knobs
 
 
 def test_noise_that_depends_on_the_width_of_micro_batches_holds_what_sets_it(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class Fitting:
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
         setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
-        depends = trainer.loss_depends_on(plan.args, workload.model)
+        depends = trainer.loss_depends_on(plan.args, workload.model, plan.launch.processes)
         ranks = plan.launch.processes // plan.data_ranks
         setting = replace(setting, ranks_per_row=ranks, loss_depends_on=depends, checked=plan)
         built = self._built(plan, geometry, workload)

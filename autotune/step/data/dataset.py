@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,6 +203,20 @@ def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
         )
 
 
+def _no_text(trainer: Trainer, source: DatasetSource, first: Mapping[str, Any], columns: Sequence[str]) -> InputError:
+    """Return the error for a first row without text that the trainer tokenises."""
+    where = f"in {' and '.join(columns)}"
+    if any(is_written_messages(first[name]) for name in columns):
+        return InputError(
+            f"Row 1 of {source.name} holds messages written as text {where}.",
+            hint="Write the rows as JSON lines or Parquet.",
+        )
+    return InputError(
+        f"Row 1 of {source.name} holds neither text nor messages {where}.",
+        hint=f"{trainer.label} needs {trainer.wanted_columns}; a message has role and content.",
+    )
+
+
 def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
@@ -232,14 +246,7 @@ def _check_tokenizer(
         if loaded.format.splits and first["chosen"][0] != first["rejected"][0]:
             raise InputError(f"The answers in row 1 of {source.name} begin with different messages.", hint=SPLITS)
     elif not loaded.format.text or not all(isinstance(first[name], str) for name in columns):
-        written = any(is_written_messages(first[name]) for name in columns)
-        raise InputError(
-            f"Row 1 of {source.name} holds {'messages written as' if written else 'neither'} text"
-            f"{'' if written else ' nor messages'} in {' and '.join(columns)}.",
-            hint="Write the rows as JSON lines or Parquet."
-            if written
-            else f"{trainer.label} needs {trainer.wanted_columns}; a message has role and content.",
-        )
+        raise _no_text(trainer, source, first, columns)
     if tokenizer.eos_token is None and end is None and (trainer.generates or not conversational):
         use = "with which a completion ends" if trainer.generates else "which TRL adds to every text"
         raise InputError(

@@ -1,4 +1,4 @@
-"""Finds what a trainer does to a dataset without a word: it leaves columns out, and reads messages as text."""
+"""Describes silent behaviour of a trainer on a dataset: columns left out, messages read as text, empty prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"
 
 
 def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], first_parts: Counts) -> Iterator[str]:
-    """Yield a sentence on each, by the columns and the first row.
+    """Yield a sentence for each; of written messages, the first row decides.
 
     Args:
         name: the user's name of the dataset.

@@ -19,7 +19,7 @@ from transformers.integrations import get_available_reporting_integrations, get_
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
-from autotune.core.configuration import Fault, Launched, ReadCommand, configured
+from autotune.core.configuration import TRACKERS, Fault, Launched, ReadCommand, configured
 from autotune.core.gpu import AMPERE
 from autotune.core.nested import mapping
 from autotune.core.protocol import ReadCommandRequest
@@ -175,7 +175,7 @@ def _check_made_later(args: TrainingArguments) -> None:
     """
     loading = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor")
     workers = {name: getattr(args, f"dataloader_{name}") for name in loading}
-    with _refusing(args, "report_to", hint=" Write report_to: none for no tracker."):
+    with _refusing(args, TRACKERS, hint=" Write report_to: none for no tracker."):
         get_reporting_integration_callbacks(args.report_to)
     with _refusing(args, *(f"dataloader_{name}" for name in loading)):
         DataLoader([0], **workers)
@@ -192,14 +192,14 @@ def _absent(args: TrainingArguments) -> Iterator[tuple[str, str]]:
     trackers = sorted(named - set(get_available_reporting_integrations())) if named else []
     if trackers:
         yield (
-            "report_to",
-            f"report_to names {', '.join(trackers)}: TRL refuses that where it is not installed, as here.",
+            TRACKERS,
+            f"{TRACKERS} names {', '.join(trackers)}: TRL refuses that where it is not installed, as here.",
         )
     try:
         Trainer.get_optimizer_cls_and_kwargs(args)
     except (ImportError, ValueError) as error:
         # Some optimizers need the model, which is not known yet.
-        if "install" in str(error):
+        if any(word in str(error) for word in ("install", "import")):
             yield "optim", f"TRL refuses optim={plain(args.optim)} here: {one_line(error).rstrip('.')}."
 
 

@@ -163,8 +163,8 @@ CASES = (
     ),
     _case("sft: from a checkpoint", "resume_from_checkpoint: true\n", FITS, {"no checkpoint to resume from in out": 0}),
     _case("sft: a tracker that is not here", "report_to: [comet_ml]\n", FITS, {"names comet_ml: TRL refuses that": 0}),
-    # Text and YAML's own null alike are no tracker.
     _case("sft: an optimizer that is not here", "optim: schedule_free_adamw\n", UNKNOWN, {"TRL refuses optim=": 0}),
+    # Text and YAML's own null alike are no tracker.
     _case("sft: a tracker that is none", "report_to: None\n", RUNS_NOT, {"Write report_to: none": 0}),
     _case(
         "sft: workers that are kept, and are none",
