@@ -56,8 +56,8 @@ With other losses, further knobs change training, and are searched only with `--
   `pad_to_multiple_of` too.
 - Those over a whole generation (GRPO's `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on
   `steps_per_generation`.
-- SFT's loss on several processes with `average_tokens_across_devices: false` depends on `per_device_train_batch_size` and
-  `packing`.
+- SFT's loss on several processes with `average_tokens_across_devices: false` depends on `per_device_train_batch_size`
+  and `packing`.
 - NEFTune's noise depends on the width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and
   `pad_to_multiple_of`.
 - What depends on `packing` also depends on the `max_length` of rows that your own configuration packs.
