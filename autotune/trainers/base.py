@@ -133,10 +133,14 @@ class Trainer(MicroBatches):
         """
         noise = args.get("neftune_noise_alpha")
         found = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}
-        if not self.balances_experts(args, model):
-            return found
-        how = "the loss that balances experts is computed for each micro-batch"
-        return found | dict.fromkeys((ROWS, PACKING), how)
+        if self.balances_experts(args, model):
+            how = "the loss that balances experts is computed for each micro-batch"
+            found |= dict.fromkeys((ROWS, PACKING), how)
+        return {**found, **self.own_loss(args)}
+
+    def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
+        """Return the part of :meth:`loss_depends_on` that the loss of TRL's trainer has by itself."""
+        return {}
 
     def balances_experts(self, args: Mapping[str, object], model: ModelProfile | None) -> bool:
         """Return whether a loss that balances experts is added, by a configuration or by the model's own weight."""

@@ -9,7 +9,6 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
-from autotune.core.workload import ModelProfile
 from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
@@ -72,15 +71,12 @@ class PreferenceOptimization(FusedHead):
         prompt, chosen, rejected = lengths
         return (prompt + 1, prompt + chosen, prompt + rejected)
 
-    def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
-    ) -> Mapping[str, str]:
+    def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return that the rows of a micro-batch are compared with one another, or averaged token by token."""
         losses = args.get("loss_type")
         named = losses if isinstance(losses, list | tuple) else [losses]
         across = next((how for loss, how in _ACROSS_ROWS.items() if loss in named), None)
-        found = super().loss_depends_on(args, model, processes)
-        return found if across is None else {**found, ROWS: across}
+        return {} if across is None else {ROWS: across}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import ModelProfile
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
 from autotune.trainers.declared import ConfigFields
@@ -37,11 +36,9 @@ class GroupRelativePolicyOptimization(Groups):
         others=frozenset({"max_tool_calling_iterations", "vllm_importance_sampling_cap"}),
     )  # fmt: skip
 
-    def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
-    ) -> Mapping[str, str]:
+    def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return on which of the rows that are generated together, and in a micro-batch together, the loss depends."""
-        found, loss = dict(super().loss_depends_on(args, model, processes)), args.get("loss_type", "dapo")
+        found, loss = dict[str, str](), args.get("loss_type", "dapo")
         if loss in _OVER_TOKENS:
             found[GENERATED_TOGETHER] = f"loss_type={loss} is a mean over the tokens that are generated at once"
         elif args.get("scale_rewards") == "batch" or args.get("multi_objective_aggregation") == "normalize_then_sum":

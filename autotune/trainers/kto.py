@@ -17,7 +17,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
-from autotune.core.workload import ModelProfile, Workload
+from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.dpo import PASS_SPREAD, PRECOMPUTE, REFERENCE_PASS
@@ -113,12 +113,9 @@ class UnpairedPreference(FusedHead):
         """Rows differ in length, so that one of several is padded."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
-    def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
-    ) -> Mapping[str, str]:
+    def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return that the rows of a micro-batch set the estimate of the KL divergence, if the loss has one."""
-        found = super().loss_depends_on(args, model, processes)
-        return {**found, ROWS: _EXCHANGED} if estimates_kl(args.get("loss_type")) else found
+        return {ROWS: _EXCHANGED} if estimates_kl(args.get("loss_type")) else {}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return a block whose rows, and whose mismatched pairs, are as wide as in the shape.

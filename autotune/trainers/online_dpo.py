@@ -12,7 +12,7 @@ from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.setting import Setting
-from autotune.core.workload import ModelProfile, Workload
+from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.sharding import DDP, ZERO_STAGES, Sharding
 from autotune.techniques.vllm import NAME as VLLM
@@ -81,14 +81,10 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 
-    def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
-    ) -> Mapping[str, str]:
+    def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return that a step of more micro-batches has a larger gradient (``OnlineDPOTrainer.training_step``)."""
-        summed = (
-            "TRL adds up the losses of a step's micro-batches without averaging them, and max_grad_norm clips the sum"
-        )
-        return {**super().loss_depends_on(args, model, processes), ROWS: summed}
+        how = "TRL adds up the losses of a step's micro-batches without averaging them, and max_grad_norm clips the sum"
+        return {ROWS: how}
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
         """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import ModelProfile
 from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.groups import GROUPS_FIELDS, Groups
@@ -19,14 +18,11 @@ class LeaveOneOut(Groups):
     title = "REINFORCE leave-one-out"
     config_fields = GROUPS_FIELDS | ConfigFields(traced=frozenset({"normalize_advantages", "reward_clip_range"}))
 
-    def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
-    ) -> Mapping[str, str]:
+    def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return that advantages may be normalised by those of the completions that are generated at once."""
-        found = dict(super().loss_depends_on(args, model, processes))
-        if args.get("normalize_advantages"):
-            found[GENERATED_TOGETHER] = "advantages are normalised over the completions that are generated at once"
-        return found
+        if not args.get("normalize_advantages"):
+            return {}
+        return {GENERATED_TOGETHER: "advantages are normalised over the completions that are generated at once"}
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """RLOO always does."""
