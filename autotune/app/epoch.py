@@ -7,8 +7,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.epoch import Epoch
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Workload
-from autotune.techniques.max_length import row_coverage, token_coverage
-from autotune.trainers import Trainer
+from autotune.trainers import Trainer, length_limit
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -26,9 +25,10 @@ def epoch_of(
     every = rows_of_epoch(plan, geometry, problem.trainer, setting.workload)
     rows, length = plan.rows_loaded(every, drops_last=drops_last), plan.args.get("max_length")
     tokens = geometry.tokens / plan.rows * rows
+    kept = length_limit(problem.trainer, setting.workload, candidate)
     return Epoch(
-        token_coverage=token_coverage(candidate, setting),
-        row_coverage=row_coverage(candidate, setting),
+        token_coverage=kept.coverage if kept is not None else 1.0,
+        row_coverage=kept.row_coverage if kept is not None else 1.0,
         max_length=length if isinstance(length, int) else plan.truncate_to,
         per_device_train_batch_size=plan.rows,
         gradient_accumulation_steps=plan.micro_batches,

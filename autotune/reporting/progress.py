@@ -106,7 +106,7 @@ class Progress:
         vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
         if self.limit is not None and self.done > self.limit:
             return f"{counted(self.done, 'probe')}, over the limit of {self.limit}{vetoed}"
-        return f"{self.done} of at most {self.limit} probes{vetoed}"
+        return f"{self.done} of at most {counted(self.limit or 0, 'probe')}{vetoed}"
 
     @property
     def running_lines(self) -> list[str]:

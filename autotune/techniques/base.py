@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from math import nan
 from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
@@ -58,7 +59,8 @@ class Option:
         family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
             Those of digits are whole numbers.
         replaceable: whether an exact choice may take its place in a user's own configuration.
-        written: whether a plan has an entry for it; else the field stays as it is by default.
+        entries: the plan entries that it stands for; none leave a field as it is by default. None: its spelling is the
+            value of the only field that the technique writes.
     """
 
     choice: Choice
@@ -66,7 +68,7 @@ class Option:
     effect: Effect = Effect.EXACT
     family: re.Pattern[str] | None = None
     replaceable: bool = True
-    written: bool = True
+    entries: Mapping[str, object] | None = None
 
     def has(self, choice: Choice) -> bool:
         """Return whether a choice, or the spelling of one, is this one or of its family."""
@@ -138,10 +140,10 @@ class Technique:
         return True
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
+        """Return the plan entries of a choice: values for keys in :attr:`writes`; see :attr:`Option.entries`."""
         option = option_of(self, choice)
-        if option is not None and not option.written:
-            return {}
+        if option is not None and option.entries is not None:
+            return option.entries
         (entry,) = self.writes
         return {entry: _VALUES.get(choice, choice)}
 
@@ -240,6 +242,25 @@ class NumberTechnique(Technique):
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Any other number than TRL's default changes training."""
         return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING
+
+
+def real_number(technique: Technique, text: Choice, takes: str, is_possible: Callable[[float], bool]) -> str:
+    """Return the real number that a spelling names, as Python spells it.
+
+    Args:
+        takes: the possible ones, in words.
+        is_possible: returns whether it is one of them; never for what is no number (NaN).
+
+    Raises:
+        InputError: it is none of them.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not is_possible(number):
+        raise InputError(f"{text!r} is not a choice of {technique.name}.", hint=f"It takes {takes}.")
+    return str(number)
 
 
 def facts(technique: Technique | type[Technique], trainer: str) -> TrainerFacts:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
+from math import inf
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.errors import InputError
-from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFacts, differing
+from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFacts, differing, real_number
 from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import NO_PATCHES
 
@@ -35,13 +34,7 @@ class Beta(NumberTechnique):
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the number, spelled as Python does."""
-        try:
-            weight = float(text)
-        except ValueError:
-            weight = -1.0
-        if not isfinite(weight) or weight < 0:
-            raise InputError(f"{text!r} is not a choice of {self.name}.", hint="It takes a number of at least 0.")
-        return str(weight)
+        return real_number(self, text, "a number of at least 0", lambda weight: 0 <= weight < inf)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the user's configuration synchronises a reference, and there is none."""

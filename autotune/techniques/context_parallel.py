@@ -49,7 +49,7 @@ class ContextParallel(Equipped):
     name = NAME
     summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
     options = (
-        Option(1, "each process has whole rows", written=False),
+        Option(1, "each process has whole rows", entries={}),
         *(Option(size, f"{size} processes to a row") for size in _SIZES),
     )
     without_gpu = _NO_KERNEL

@@ -20,7 +20,7 @@ class ContinuousBatching(Equipped):
     name = "continuous_batching"
     summary = "Generates completions of all lengths without padding, over a cache in pages that takes most free memory."
     options = (
-        Option(OFF, "`generate()` on padded prompts", written=False),
+        Option(OFF, "`generate()` on padded prompts", entries={}),
         Option(ON, "rows join and leave the running batch", Effect.CHANGES_TRAINING),
     )
     # The cache is sized by the host's memory there, whatever the budget.

@@ -18,7 +18,7 @@ class DpReplicateSize(Distributed):
     name = NAME
     summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
     options = (
-        Option(1, "one group: all processes share the model out", written=False),
+        Option(1, "one group: all processes share the model out", entries={}),
         Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),
         Option(4, "four groups"),
     )

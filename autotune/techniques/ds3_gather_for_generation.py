@@ -18,7 +18,7 @@ class GatherForGeneration(Distributed):
     name = "ds3_gather_for_generation"
     summary = "Gathers the weights that ZeRO-3 shards before generation; without it, layer by layer within each token."
     options = (
-        Option(ON, "all weights at once: the GPU has to hold them", written=False),
+        Option(ON, "all weights at once: the GPU has to hold them", entries={}),
         Option(OFF, "layer by layer: little memory, and slow"),
     )
     needs = f"sharding={_ZERO3}, and generation without vLLM"

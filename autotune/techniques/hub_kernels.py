@@ -13,7 +13,7 @@ class HubKernels(Equipped):
     summary = "Replaces layers by fused kernels of the Hub, which are fetched at first use."
     options = (
         # Older releases do not accept the argument.
-        Option(OFF, "the model's own layers", written=False),
+        Option(OFF, "the model's own layers", entries={}),
         Option(ON, "kernels of the Hub, where they fit"),
     )
     without_gpu = "its kernels are for CUDA GPUs"

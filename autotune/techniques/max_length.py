@@ -33,19 +33,9 @@ _SETTLED = 0.01
 _REMEMBERED = 256
 
 
-def token_coverage(candidate: Candidate, setting: Setting) -> float:
-    """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
-    return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[0]
-
-
 def least_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the least share, 0 to 1, of dataset tokens, or of those that the loss counts, that a candidate keeps."""
     return 1.0 if _only_scores(setting) else _least(setting.workload.dataset.documents, candidate)
-
-
-def row_coverage(candidate: Candidate, setting: Setting) -> float:
-    """Return the share of dataset rows, 0 to 1, that a candidate trains on, whole or cut."""
-    return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[1]
 
 
 def limit_of(documents: Documents, candidate: Candidate) -> LengthLimit | None:
@@ -59,12 +49,7 @@ def limit_of(documents: Documents, candidate: Candidate) -> LengthLimit | None:
 
 
 _limit = lru_cache(_REMEMBERED)(limit)
-
-
-def _kept(documents: Documents, candidate: Candidate) -> tuple[float, float]:
-    """Return the shares of tokens and of rows that a candidate trains on."""
-    found = limit_of(documents, candidate)
-    return (1.0, 1.0) if found is None else (found.coverage, found.row_coverage)
+_least_at = lru_cache(_REMEMBERED)(Documents.least_coverage)
 
 
 def _least(documents: Documents, candidate: Candidate) -> float:
@@ -72,11 +57,6 @@ def _least(documents: Documents, candidate: Candidate) -> float:
     if "max_length" not in candidate or packing in _KEEP_OVERFLOW:
         return 1.0
     return _least_at(documents, int(candidate["max_length"]), dropping=packing == NONE)
-
-
-@lru_cache(_REMEMBERED)
-def _least_at(documents: Documents, length: int, *, dropping: bool) -> float:
-    return documents.least_coverage(length, dropping=dropping)
 
 
 def _only_scores(setting: Setting) -> bool:
@@ -146,7 +126,9 @@ class MaxLength(Technique):
                 "token of an image is cut, or where nothing is left to train on"
             )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
-            kept, rows = _kept(documents, candidate)
+            found = limit_of(documents, candidate)
+            assert found is not None
+            kept, rows = found.coverage, found.row_coverage
             if not kept:
                 return (
                     f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; from "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques import lora
@@ -11,6 +9,7 @@ from autotune.techniques.base import Effect, Equipped, Option
 from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = "none"
+_NF4 = {"model.load_in_4bit": True, "model.bnb_4bit_quant_type": "nf4"}
 
 
 class Quantization(Equipped):
@@ -19,14 +18,14 @@ class Quantization(Equipped):
     name = "quantization"
     summary = "Holds the frozen weights in 8 or 4 bits and expands them as they are used."
     options = (
-        Option(NONE, "weights in the type that they are loaded in"),
-        Option("8bit", "LLM.int8()", Effect.CHANGES_TRAINING),
-        Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING),
+        Option(NONE, "weights in the type that they are loaded in", entries={}),
+        Option("8bit", "LLM.int8()", Effect.CHANGES_TRAINING, entries={"model.load_in_8bit": True}),
+        Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING, entries=_NF4),
     )
     package = "bitsandbytes"
     needs = "the package bitsandbytes, and lora or peft_config"
     changes = "the frozen weights are rounded to 8 or 4 bits"
-    writes = frozenset({"model.load_in_8bit", "model.load_in_4bit", "model.bnb_4bit_quant_type"})
+    writes = frozenset({"model.load_in_8bit", *_NF4})
     impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -34,11 +33,3 @@ class Quantization(Equipped):
         if choice != NONE and not lora.has_adapters(candidate):
             return f"quantization={choice} freezes the model; it needs lora or peft_config"
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        if choice == "8bit":
-            return {"model.load_in_8bit": True}
-        if choice == "4bit-nf4":
-            return {"model.load_in_4bit": True, "model.bnb_4bit_quant_type": "nf4"}
-        return {}

@@ -22,7 +22,7 @@ class SyncEachBatch(Distributed):
     name = "sync_each_batch"
     summary = "Sums FSDP2's gradients in each micro-batch, so that no process holds whole ones until the step's end."
     options = (
-        Option(OFF, "once per optimizer step, and until then each process holds whole gradients", written=False),
+        Option(OFF, "once per optimizer step, and until then each process holds whole gradients", entries={}),
         Option(ON, "in each micro-batch: each process holds its share; more communication"),
     )
     trl_default = OFF

@@ -17,7 +17,7 @@ class TorchEmptyCacheSteps(Equipped):
     name = "torch_empty_cache_steps"
     summary = "Gives cached memory back to the GPU before the backward pass, and reserves it again when needed."
     options = (
-        Option(OFF, "the allocator keeps what it has reserved", written=False),
+        Option(OFF, "the allocator keeps what it has reserved", entries={}),
         Option(1, "before every backward pass; lowers the peak of reserved memory, and takes time"),
         Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it", family=POSITIVE),
     )

@@ -24,6 +24,9 @@ COLOCATED = frozenset({COLOCATE, SLEEPING})
 _FIRST, _LAST = "0.22", "0.31"
 _VERSIONS = f">={_FIRST},<={_LAST}"
 SUPPORTED = f"vllm {_FIRST} to {_LAST}"
+_ASK: Mapping[str, object] = {"args.use_vllm": True, "args.vllm_mode": SERVER}
+_BESIDE: Mapping[str, object] = {"args.use_vllm": True, "args.vllm_mode": COLOCATE}
+_ASLEEP: Mapping[str, object] = {**_BESIDE, "args.vllm_enable_sleep_mode": True}
 _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
@@ -38,15 +41,15 @@ class Vllm(Equipped):
     name = NAME
     summary = "Generates completions with vLLM, which is fast and reserves a share of the GPU for itself."
     options = (
-        Option(OFF, "transformers generates: TRL's default"),
-        Option(SERVER, "a vLLM server on other GPUs, which has to run already", Effect.CHANGES_TRAINING),
-        Option(COLOCATE, "vLLM on the training's GPU, all the time", Effect.CHANGES_TRAINING),
-        Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING),
+        Option(OFF, "transformers generates: TRL's default", entries={}),
+        Option(SERVER, "a vLLM server on other GPUs, which has to run already", Effect.CHANGES_TRAINING, entries=_ASK),
+        Option(COLOCATE, "vLLM on the training's GPU, all the time", Effect.CHANGES_TRAINING, entries=_BESIDE),
+        Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING, entries=_ASLEEP),
     )
     without_gpu = "TRL's vLLM needs a CUDA GPU"
     needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
-    writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})
+    writes = frozenset(_ASLEEP)
     impact = TraceImpact(
         # Online DPO pads its completions to the most that they may have.
         also_sets_sizes=True,
@@ -75,16 +78,6 @@ class Vllm(Equipped):
                 f"TRL sends a server the packed weights of quantization={quantised}, without their scales"
             )
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry when off."""
-        if choice == OFF:
-            return {}
-        entries: dict[str, object] = {
-            "args.use_vllm": True,
-            "args.vllm_mode": SERVER if choice == SERVER else COLOCATE,
-        }
-        return {**entries, "args.vllm_enable_sleep_mode": True} if choice == SLEEPING else entries
 
 
 class SizeOfVllm(Technique):

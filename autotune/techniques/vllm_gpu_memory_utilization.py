@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.errors import InputError
-from autotune.techniques.base import Option, TrainerFacts, differing
+from autotune.techniques.base import Option, TrainerFacts, differing, real_number
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 
@@ -25,13 +24,7 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the share, spelled as Python does."""
-        try:
-            share = float(text)
-        except ValueError:
-            share = 0.0
-        if not 0 < share < 1:
-            raise InputError(f"{text!r} is not a choice of {self.name}.", hint="It takes a share between 0 and 1.")
-        return str(share)
+        return real_number(self, text, "a share between 0 and 1", lambda share: 0 < share < 1)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry where vLLM has no part of this GPU."""

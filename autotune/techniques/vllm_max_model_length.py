@@ -20,7 +20,7 @@ class VllmMaxModelLength(SizeOfVllm):
     summary = "Longest sequence of vLLM: its key-value cache has to hold at least one of this length."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
-        Option(MODEL, "that of the model's configuration: TRL's default", written=False),
+        Option(MODEL, "that of the model's configuration: TRL's default", entries={}),
         Option(4096, "any number of tokens", family=POSITIVE),
     )
     trl_default = MODEL

@@ -18,7 +18,7 @@ class VllmTensorParallelSize(SizeOfVllm):
     name = "vllm_tensor_parallel_size"
     summary = "Divides vLLM's weights and key-value cache among so many of the training's GPUs."
     options = (
-        Option(1, "each GPU has an engine of its own: TRL's default", written=False),
+        Option(1, "each GPU has an engine of its own: TRL's default", entries={}),
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
     needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"

@@ -229,6 +229,8 @@ def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
 def test_each_chart_says_what_it_shows() -> None:
     (front,) = charts(probe_report(a_result()))
     assert "the budget is 24.00 GiB" in front.caption
+    (front, *_) = charts(probe_report(replace(a_result(), trials=(), baseline=None)))
+    assert front.caption.startswith("1 candidate by memory held and speed; ")
 
 
 def test_a_choice_that_may_have_contributed_nothing_has_a_grey_bar_and_says_so() -> None:

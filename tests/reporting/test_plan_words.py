@@ -114,7 +114,9 @@ def test_room_that_varied_lengths_may_take_is_doubted_too() -> None:
     assert doubt_text(a_plan(estimates=(roomy,))) == ""
     varied = replace(roomy, memory=replace(roomy.memory, varied_bytes=3 * GIB))
     said = doubt_text(a_plan(estimates=(varied,)))
-    assert "(±10 %, 2.00 GiB; batches of varied lengths may add 3.00 GiB)" in said
+    # 4 GiB are above the error alone, and below both together.
+    both = "the stated error (±10 %, 2.00 GiB) and what batches of varied lengths may add (3.00 GiB)"
+    assert f"The margin is below {both}: it may not fit." in said
 
 
 def test_where_all_room_is_within_the_error_that_is_said() -> None:

@@ -223,6 +223,7 @@ def test_a_resumed_run_in_a_terminal_shows_what_went_before() -> None:
 
 def test_a_resumed_run_in_which_nothing_fits_so_far_says_so() -> None:
     assert plain(READY, StudyResumed(1, 0, 16, None))[1] == "resumed with 1 of at most 16 probes; nothing fits so far"
+    assert plain(READY, StudyResumed(0, 0, 1, None))[1] == "resumed with 0 of at most 1 probe; nothing fits so far"
 
 
 def test_a_resumed_study_may_have_more_probes_than_a_lower_limit_allows() -> None:

@@ -17,8 +17,8 @@ from autotune.core.candidate import Choice
 from autotune.core.plan import TrainingPlan
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
-from autotune.techniques.max_length import KEEP_END, TRUNCATION, token_coverage
-from autotune.trainers import Trainer, trainers
+from autotune.techniques.max_length import KEEP_END, TRUNCATION
+from autotune.trainers import Trainer, length_limit, trainers
 from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, prepared_rows, refused_by_trl, richest
 from tests.trainers.samples import sample_rows
 
@@ -186,7 +186,8 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
     rows, documents = plan.rows, found.reply.dataset.documents
     seen = seen_of(found, plan)
 
-    kept = token_coverage(found.candidate(choices), found.setting) * documents.tokens
+    limit = length_limit(trainer, found.setting.workload, found.candidate(choices))
+    kept = documents.tokens * (limit.coverage if limit is not None else 1.0)
     generated = found.adapter.sizes(seen.built).generated
     if generated is not None:
         kept = (kept + generated.sum()) * rows_yielded(found, plan, seen.built)

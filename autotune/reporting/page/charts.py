@@ -117,7 +117,7 @@ def _front_caption(shown: Plane) -> str:
     beyond = sum(point.peak_bytes > drawn for point in shown.points)
     best += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
     return (
-        f"{len(shown.points):,} candidates by {shown.memory} and speed; the budget is {budget}. "
+        f"{counted(len(shown.points), 'candidate')} by {shown.memory} and speed; the budget is {budget}. "
         f"Those that nothing beats in both: {best}."
     )
 
