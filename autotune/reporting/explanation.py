@@ -30,7 +30,7 @@ def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Sec
         return
     yield _stage("Traces", *_traces(explanation))
     traced_whole = all(point.layers == explanation.layers for point in explanation.traces)
-    depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {explanation.layers} layers"
+    depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {counted(explanation.layers, 'layer')}"
     title = f"{depth}, {_shape_text(explanation.geometry.worst)}: the most bytes of tensors in each part of the step"
     peak = explanation.peak
     at = (doc.Paragraph(f"The peak is at {peak.moment}."),) if peak is not None and peak.moment else ()

@@ -195,7 +195,7 @@ def tracing_text(tracing: events.Tracing) -> str:
     """Return the progress of traces."""
     left = tracing.remaining_seconds
     remaining = "" if left is None else f", about {format_duration(left)} left"
-    return f"{tracing.done:,} of about {tracing.expected:,} traces{remaining}"
+    return f"{tracing.done:,} of about {counted(tracing.expected, 'trace')}{remaining}"
 
 
 def ranked_text(ranked: events.Ranked) -> str:

@@ -12,7 +12,7 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table
 from autotune.reporting.lengths import histogram
 from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash
-from autotune.units import format_bytes, format_share
+from autotune.units import counted, format_bytes, format_share
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
@@ -159,7 +159,7 @@ def lengths(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str
         return
     changed = {} if limit is None else {"cuts": limit.rows_cut, "drops": limit.rows_dropped}
     numbers = " and ".join(f"{verb} {number:,}" for verb, number in changed.items() if number)
-    rows, maximum = f"{sum(part.rows for part in bins):,} rows of up to {bins[-1].high:,} tokens", None
+    rows, maximum = f"{counted(sum(part.rows for part in bins), 'row')} of up to {bins[-1].high:,} tokens", None
     if limit is not None and numbers:
         rows, maximum = f"{rows}; {subject} {numbers} (max_length {limit.max_length:,})", limit.max_length
     elif limit is not None:

@@ -10,7 +10,7 @@ from autotune.techniques.base import POSITIVE, Option, Technique
 from autotune.techniques.context_parallel import data_ranks
 from autotune.techniques.packing import NONE, documents_per_row
 from autotune.techniques.trace_impact import GROWING_SIZES
-from autotune.units import format_share
+from autotune.units import counted, format_share
 
 ROWS = "per_device_train_batch_size"
 """The name of the technique."""
@@ -51,7 +51,7 @@ class PerDeviceTrainBatchSize(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where a micro-batch would exceed the user's global batch, at one document or more per row."""
         if int(choice) > setting.documents_per_process and GLOBAL_BATCH not in setting.allowed:
-            return f"each process has {setting.documents_per_process} documents in a global batch"
+            return f"each process has {counted(setting.documents_per_process, 'document')} in a global batch"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -62,7 +62,8 @@ class PerDeviceTrainBatchSize(Technique):
             ranks = data_ranks(candidate, setting)
             documents, left = divmod(setting.global_batch_size, ranks)
             if left:
-                return f"a global batch of {setting.global_batch_size} documents is not a multiple of {ranks} processes"
+                asked = counted(setting.global_batch_size, "document")
+                return f"a global batch of {asked} is not a multiple of {ranks} processes"
             if documents % int(choice) == 0:
                 return None
             return f"{choice} rows do not divide the {documents} documents of a global batch"
@@ -70,10 +71,10 @@ class PerDeviceTrainBatchSize(Technique):
         if abs(held / asked - 1) <= NEAR_STEP:
             return None
         rows = rows_per_step(candidate, setting) * data_ranks(candidate, setting)
-        what = "packed row" if rows == 1 else "packed rows"
+        packed = f"{counted(rows, 'packed row')} of {int(candidate['max_length']):,} tokens"
         return (
-            f"{rows} {what} of {int(candidate['max_length']):,} tokens {'holds' if rows == 1 else 'hold'} {held:,.1f}"
-            f" documents, and an optimizer step has {asked:,} within {format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
+            f"{packed} {'holds' if rows == 1 else 'hold'} {held:,.1f} documents, and an optimizer step has {asked:,}"
+            f" within {format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
         )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

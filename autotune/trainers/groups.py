@@ -19,6 +19,7 @@ from autotune.errors import InputError
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import GENERATING_FIELDS, Generating
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
+from autotune.units import counted
 
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
 """The fields of the size of a generation batch: in micro-batches of a process, and in completions of all processes."""
@@ -168,7 +169,7 @@ def _broken_generation(plan: TrainingPlan, ranks: int) -> str | None:
     if completions % copies == 0:
         return None
     return (
-        f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
+        f"a generation batch of {counted(completions, 'completion')} cannot be divided into groups of the {copies} "
         "completions of one prompt (num_generations)"
     )
 
@@ -180,8 +181,8 @@ def _broken_evaluation(plan: TrainingPlan, ranks: int) -> str | None:
     together = plan.number("num_generations_eval") or copies
     if evaluated % together:
         return (
-            f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
-            f"groups of the {together} completions of one prompt (num_generations)"
+            f"an evaluation batch of {counted(evaluated, 'completion')} (per_device_eval_batch_size) cannot be divided "
+            f"into groups of the {together} completions of one prompt (num_generations)"
         )
     return None
 

@@ -374,4 +374,6 @@ def test_traces_in_a_pipe_have_a_line_where_nothing_was_written_for_a_while() ->
     for seconds, done in ((10.0, 5), (31.0, 20), (40.0, 25), (62.0, 40)):
         now[0] = seconds
         listener(Tracing(done, 100))
-    assert lines == ["20 of about 100 traces", "40 of about 100 traces"]
+    now[0] = 100.0
+    listener(Tracing(0, 1))
+    assert lines == ["20 of about 100 traces", "40 of about 100 traces", "0 of about 1 trace"]

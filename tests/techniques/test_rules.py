@@ -39,6 +39,9 @@ def test_micro_batches_have_to_add_up_to_the_global_batch() -> None:
     assert "do not divide the 12 documents" in str(SFT.illegal(candidate(here, per_device_train_batch_size=8), here))
     plan = SFT.plan(candidate(here, per_device_train_batch_size=4), here)
     assert plan.args["gradient_accumulation_steps"] == 3
+    single = setting(global_batch_size=1)
+    rule = "per_device_train_batch_size=8: each process has 1 document in a global batch"
+    assert SFT.illegal(candidate(single, per_device_train_batch_size=8), single) == rule
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(8, 8), (64, 8), (12, 6), (7, 7), (11, 1), (1, 1)])

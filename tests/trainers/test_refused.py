@@ -24,6 +24,8 @@ def refused(trainer: str, processes: int = 1, **args: Any) -> str | None:
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
 def test_a_generation_may_be_trained_on_in_several_optimizer_steps(trainer: str) -> None:
     assert "a generation batch of 4 completions" in str(refused(trainer, **GROUPS))
+    alone = {**GROUPS, "per_device_train_batch_size": 1}
+    assert "a generation batch of 1 completion cannot" in str(refused(trainer, **alone))
     assert refused(trainer, **GROUPS, steps_per_generation=2) is None
     assert "a generation batch of 12 completions" in str(refused(trainer, **GROUPS, steps_per_generation=3))
     assert refused(trainer, processes=2, **GROUPS) is None
