@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.result import Result, Smallest, Trial
+from autotune.core.result import Result, Trial
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.reporting import words
@@ -80,7 +80,7 @@ def nothing_fits_text(result: Result) -> str:
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
-    ended, least = "", _trial_of(result, result.smallest)
+    ended, least = "", _smallest_trial(result)
     if unfinished:
         one = least if least in unfinished else unfinished[0]
         ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {one.reason}' if one.reason else ''}"
@@ -115,7 +115,7 @@ def _smallest_need_text(result: Result) -> str:
 
 def _is_proven(result: Result) -> bool:
     """Whether the candidate with the smallest predicted need lacked memory, or all that may be recommended did."""
-    trial = _trial_of(result, result.smallest)
+    trial = _smallest_trial(result)
     if trial is not None:
         return trial.lacked_memory
     legal = [trial for trial in result.trials if not trial.illegal and trial.status is not ProbeStatus.VETOED]
@@ -136,7 +136,7 @@ def _nearest_text(result: Result) -> Iterable[str]:
 
 def _smallest_text(result: Result) -> Iterable[str]:
     """Yield the outcome of the candidate with the smallest predicted need."""
-    found, trial = result.smallest, _trial_of(result, result.smallest)
+    found, trial = result.smallest, _smallest_trial(result)
     if found is None:
         return
     if trial is None:
@@ -156,8 +156,9 @@ def _name(result: Result, trial: Trial) -> str:
     return words.baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
 
 
-def _trial_of(result: Result, smallest: Smallest | None) -> Trial | None:
-    number = None if smallest is None else smallest.number
+def _smallest_trial(result: Result) -> Trial | None:
+    """Return the trial of the candidate with the smallest predicted need, if it was tried."""
+    number = None if result.smallest is None else result.smallest.number
     return next((trial for trial in result.trials if trial.number == number), None)
 
 

@@ -126,7 +126,7 @@ def peak(
     crowded = max(sums) <= budget_bytes * _CROWDED
     scale_bytes = max(sums) if crowded else max(budget_bytes, *sums)
     parts["sum"] = sums
-    if not crowded and budget_bytes <= scale_bytes:
+    if not crowded:
         parts["memory budget"] = [budget_bytes] * len(needs)
     columns = ("memory at peak", *(title for name in needs for title in (name, "")))
     rows = tuple((name, *_with_bars(sizes, scale_bytes)) for name, sizes in parts.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
@@ -23,11 +24,11 @@ class TrainerProblem:
     trainer: Trainer
     space: Space
     setting: Setting
-    # A search asks for the same candidates again and again.
-    _reasons: dict[Candidate, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _conflicts: dict[Candidate, Collection[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _normals: dict[Candidate, Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _identities: dict[Candidate, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # A search asks for the same candidates again and again.
+        for method in (self.normal, self.identity, self.illegal, self.knobs_of_violated_rule):
+            object.__setattr__(self, method.__name__, cache(method))
 
     @property
     def choices(self) -> Mapping[str, tuple[Choice, ...]]:
@@ -68,15 +69,11 @@ class TrainerProblem:
 
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates with the same plan."""
-        if candidate not in self._normals:
-            self._normals[candidate] = self.trainer.normal(candidate, self.setting)
-        return self._normals[candidate]
+        return self.trainer.normal(candidate, self.setting)
 
     def identity(self, candidate: Candidate) -> str:
         """Return a text that is equal for candidates with the same plan."""
-        if candidate not in self._identities:
-            self._identities[candidate] = self.trainer.plan(candidate, self.setting).fingerprint
-        return self._identities[candidate]
+        return self.trainer.plan(candidate, self.setting).fingerprint
 
     def accumulates(self, candidate: Candidate) -> bool:
         """Whether gradients exist while a micro-batch runs: transformers' ``Trainer`` frees them after a step."""
@@ -84,15 +81,11 @@ class TrainerProblem:
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate may not be tried or recommended, or None."""
-        if candidate not in self._reasons:
-            self._reasons[candidate] = self.trainer.illegal(candidate, self.setting)
-        return self._reasons[candidate]
+        return self.trainer.illegal(candidate, self.setting)
 
     def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
         """Return the knobs that the first violated rule reads; every knob if none is violated."""
-        if candidate not in self._conflicts:
-            self._conflicts[candidate] = self.trainer.knobs_of_violated_rule(candidate, self.setting)
-        return self._conflicts[candidate]
+        return self.trainer.knobs_of_violated_rule(candidate, self.setting)
 
 
 def require_legal(problem: TrainerProblem) -> None:
