@@ -80,12 +80,11 @@ class PreferenceOptimization(FusedHead):
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""
-        tokens = int(shape.tokens)
-        answer = min(tokens - 1, max(1, round(tokens * trainable))) if tokens > 1 else 1
-        pair = (tokens - answer, answer, answer)
-        if layout is Layout.EQUAL or answer < 2:
-            return (pair,) * shape.rows
-        return (*(pair,) * (shape.rows - 1), (tokens - answer, answer, answer - 1))
+        tokens, shorter = int(shape.tokens), int(layout is not Layout.EQUAL)
+        # An answer that is to be a token shorter keeps one.
+        answer = max(1, min(tokens - 1, max(1 + shorter, round(tokens * trainable))))
+        pair, last = (tokens - answer, answer, answer), (tokens - answer, answer, max(1, answer - shorter))
+        return (*(pair,) * (shape.rows - 1), last)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return phases with the reference's passes: over the dataset beforehand, or in each micro-batch."""

@@ -77,6 +77,21 @@ def test_each_part_of_the_bound_of_a_need_is_named(varied_bytes: int | None, pro
     assert shown.evidence[-1].endswith(f"at most {format_bytes(most_bytes)} {named}")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "phase", "where"),
+    [
+        (Outcome.DOES_NOT_FIT, "backward", "; memory ran out in backward"),
+        (Outcome.DOES_NOT_FIT, "", ""),
+        (Outcome.FITS, "optimizer step", "; the peak was in optimizer step"),
+    ],
+)
+def test_a_real_run_says_where_its_peak_was_or_where_memory_ran_out(outcome: Outcome, phase: str, where: str) -> None:
+    need = Need(Source.PROBED, 20 * GIB, 20 * GIB, 20 * GIB, 4, 2048, phase)
+    shown = verdict_report(replace(VERDICT, outcome=outcome, need=need)).verdict
+    assert shown is not None
+    assert shown.evidence[-1] == f"Measured by a real run of its worst micro-batches{where}"
+
+
 @pytest.mark.parametrize("colour", [False, True])
 @pytest.mark.parametrize("columns", [60, 100, 200])
 def test_a_diff_keeps_its_lines(columns: int, colour: bool) -> None:

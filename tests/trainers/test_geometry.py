@@ -37,6 +37,17 @@ def test_a_padded_micro_batch_is_as_long_as_its_longest_row() -> None:
     assert (typical.rows, typical.tokens) == (2, 175)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("trainable", [1 / 4000, 0.5])
+def test_pairs_that_are_padded_have_padding_however_short_their_answers_are(rows: int, trainable: float) -> None:
+    def widths(layout: Layout) -> set[int]:
+        pairs = find_trainer("dpo").traced_rows(layout, Shape(rows, 4000), trainable)
+        return {prompt + answer for prompt, *answers in pairs for answer in answers}
+
+    assert widths(Layout.EQUAL) == {4000}
+    assert widths(Layout.PADDED) == {4000, 3999}
+
+
 @pytest.mark.parametrize(
     ("name", "lengths", "batch", "padded"),
     [
