@@ -109,10 +109,12 @@ def step_change_text(result: Result) -> str:
         return ""
     counts = ours, theirs, recommended.steps_per_epoch, baseline.steps_per_epoch
     rows, default_rows, steps, default_steps = map(words.mean_or_dash, counts)
+    noun, of_epoch = find_trainer(result.trainer).counted, "step" if steps == "1" else "steps"
+    noun = noun.removesuffix("s") if rows == "1" else noun
     return (
-        f"An optimizer step has {rows} {find_trainer(result.trainer).counted} instead of {default_rows}, and an epoch "
-        f"{steps} steps instead of {default_steps}: the learning rate, and everything counted in steps (warm-up, "
-        "saving, evaluation), may need adjusting."
+        f"An optimizer step has {rows} {noun} instead of {default_rows}, and an epoch {steps} {of_epoch} instead of "
+        f"{default_steps}: the learning rate, and everything counted in steps (warm-up, saving, evaluation), may need "
+        "adjusting."
     )
 
 

@@ -213,6 +213,8 @@ def test_more_documents_in_a_step_are_pointed_out() -> None:
     assert "An optimizer step has 52.4 documents instead of 8, and an epoch 14 steps instead of 88" in said
     assert "learning rate" in said
     assert "has 52.4 prompts instead" in step_change_text(replace(a_result(), trainer="online_dpo"))
+    single = a_result(recommended=replace(recommended(a_result()), documents_per_step=1.0, steps_per_epoch=1))
+    assert "has 1 document instead of 8, and an epoch 1 step instead of 88" in step_change_text(single)
 
 
 def test_the_same_number_of_documents_in_a_step_is_not() -> None:
