@@ -42,7 +42,11 @@ def limit_of(documents: Documents, candidate: Candidate) -> LengthLimit | None:
     """Return the tokens and rows that a candidate keeps; None where it has no maximum length."""
     if "max_length" not in candidate:
         return None
-    length, packing = int(candidate["max_length"]), candidate.get("packing", NONE)
+    return limit_with(documents, int(candidate["max_length"]), candidate.get("packing", NONE))
+
+
+def limit_with(documents: Documents, length: int, packing: Choice) -> LengthLimit:
+    """Return the tokens and rows that a maximum length keeps of rows that are packed in such a way, or not."""
     if packing in _KEEP_OVERFLOW:
         return LengthLimit(length, coverage=1.0, rows_cut=0, tokens_dropped=0)
     return _limit(documents, length, dropping=packing == NONE)
@@ -126,8 +130,7 @@ class MaxLength(Technique):
                 "token of an image is cut, or where nothing is left to train on"
             )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
-            found = limit_of(documents, candidate)
-            assert found is not None
+            found = limit_with(documents, int(choice), candidate.get("packing", NONE))
             kept, rows = found.coverage, found.row_coverage
             if not kept:
                 return (

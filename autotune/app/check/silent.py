@@ -114,24 +114,18 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
         message = f"TRL fails on {failing}{whose}: max_length={length:,} cuts tokens of images, which need"
         yield Finding(Severity.ERROR, f"{message} {images.ends.longest:,}.", "max_length")
         return
-    strategy = strategy_of(plan)
-    dropping = strategy == NONE
-    dropped = documents.rows_dropped(length) if dropping else 0
-    cut = documents.rows_cut(length) + (documents.rows_dropped(length) - dropped)
-    if strategy not in (NONE, CUTTING):
-        cut = 0
-    kept = documents.coverage(length, dropping=dropping)
-    if dropped == documents.rows:
+    found = max_length.limit_with(documents, length, strategy_of(plan))
+    if found.rows_dropped == documents.rows:
         message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
         yield Finding(Severity.ERROR, message, "max_length")
         return
     # TRL drops no row with images.
     drops = "drops" if images is None else "leaves nothing to train on of"
-    parts = [f"{drops} {dropped:,}"] if dropped else []
-    parts += [f"cuts {cut:,}"] if cut else []
+    parts = [f"{drops} {found.rows_dropped:,}"] if found.rows_dropped else []
+    parts += [f"cuts {found.rows_cut:,}"] if found.rows_cut else []
     if parts:
-        message = f"max_length={length:,} {' and '.join(parts)} of {documents.rows:,} rows{whose}"
-        yield Finding(Severity.SILENT, f"{message}, and keeps {format_share(kept)} of the tokens.", "max_length")
+        message = f"max_length={length:,} {' and '.join(parts)} of {documents.rows:,} rows{whose}, and keeps"
+        yield Finding(Severity.SILENT, f"{message} {format_share(found.coverage)} of the tokens.", "max_length")
 
 
 def strategy_of(plan: TrainingPlan) -> str:
