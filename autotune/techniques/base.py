@@ -203,15 +203,17 @@ class Technique:
 
 
 class Equipped(Technique):
-    """A technique of which any choice but TRL's default takes a GPU, a package, or both.
+    """A technique of which any choice but TRL's default takes a GPU, a package, or rows without images.
 
     Class attributes:
         without_gpu: why there is none on a CPU; empty where there may be.
         package: the distribution that it takes; empty without one.
+        with_images: why there is none for rows with images; empty where there may be.
     """
 
     without_gpu: ClassVar[str] = ""
     package: ClassVar[str] = ""
+    with_images: ClassVar[str] = ""
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
@@ -220,6 +222,10 @@ class Equipped(Technique):
         if self.without_gpu and machine.hardware.kind == "cpu":
             return self.without_gpu
         return missing(self.package, machine) if self.package else None
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
+        return self.with_images or None if choice != self.trl_default and setting.workload.has_images else None
 
 
 class Distributed(Technique):

@@ -53,6 +53,7 @@ class ContextParallel(Equipped):
         *(Option(size, f"{size} processes to a row") for size in _SIZES),
     )
     without_gpu = _NO_KERNEL
+    with_images = _PICTURED
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
         "(pad_to_multiple_of), half precision where heads of queries share keys and values, and a GPU; the processes "
@@ -71,12 +72,10 @@ class ContextParallel(Equipped):
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and where the processes cannot be divided into groups of that size."""
-        if choice != 1 and setting.workload.has_images:
-            return _PICTURED
-        processes = setting.machine.hardware.processes
-        if processes % int(choice):
+        processes, pictured = setting.machine.hardware.processes, super().unsuitable(choice, setting)
+        if pictured is None and processes % int(choice):
             return f"groups of {choice} processes cannot be made of {processes} (--num-processes)"
-        return None
+        return pictured
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return 1 where rows cannot be split, unless the user asked for it: then the conflict is reported."""

@@ -25,6 +25,7 @@ class ContinuousBatching(Equipped):
     )
     # The cache is sized by the host's memory there, whatever the budget.
     without_gpu = "its cache takes a share of a GPU's free memory, and there is no GPU"
+    with_images = "TRL refuses it for models with a processor of images"
     needs = "a CUDA GPU"
     changes = "TRL casts the trained weights to bf16 or fp16 for good when it first generates, unless precision=float32"
     impact = TraceImpact(
@@ -37,12 +38,6 @@ class ContinuousBatching(Equipped):
         if choice == ON and candidate["precision"] == "float32":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
-
-    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for rows with images."""
-        if choice == ON and setting.workload.has_images:
-            return "TRL refuses it for models with a processor of images"
-        return super().unsuitable(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``), and under

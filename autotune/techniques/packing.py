@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.base import Effect, Equipped, Option
 from autotune.techniques.trace_impact import SIZES
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float
     return counted
 
 
-class Packing(Technique):
+class Packing(Equipped):
     """TRL's packing strategies."""
 
     name = NAME
@@ -168,6 +168,7 @@ class Packing(Technique):
     )
     writes = frozenset({"args.packing", "args.packing_strategy", f"args.{SHUFFLED}"})
     identified_by = frozenset({"args.packing", "args.packing_strategy"})
+    with_images = "TRL refuses it for rows with images"
     impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
@@ -177,9 +178,7 @@ class Packing(Technique):
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and unless the self-test passed (law 4)."""
-        if choice != NONE and setting.workload.has_images:
-            return "TRL refuses it for rows with images"
-        return never_separated(setting) if choice in SEPARATING else None
+        return super().unsuitable(choice, setting) or (never_separated(setting) if choice in SEPARATING else None)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where a strategy that separates documents is combined with attention that does not."""

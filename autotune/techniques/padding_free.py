@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts, differing
+from autotune.techniques.base import OFF, ON, Equipped, Option, TrainerFacts, differing
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.techniques.packing import EVALUATION_PACKED, NONE, SEPARATING, never_separated, not_separated
 from autotune.techniques.trace_impact import SIZES
 
 
-class PaddingFree(Technique):
+class PaddingFree(Equipped):
     """TRL's padding-free collator."""
 
     name = "padding_free"
@@ -21,6 +21,7 @@ class PaddingFree(Technique):
     )
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
+    with_images = "TRL refuses it for rows with images"
     by_trainer = differing(dpo=TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off"))
     impact = SIZES
 
@@ -30,9 +31,7 @@ class PaddingFree(Technique):
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and unless the self-test passed (law 4)."""
-        if choice == ON and setting.workload.has_images:
-            return "TRL refuses it for rows with images"
-        return never_separated(setting) if choice == ON else None
+        return super().unsuitable(choice, setting) or (never_separated(setting) if choice == ON else None)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where concatenated rows would not be separated, or where there is no padding to remove."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
 
 PRECOMPUTED = "precomputed"
@@ -19,7 +19,7 @@ SYNCHRONISED_WHOLE = (
 """Why no figure is known there (trl/trainer/callbacks.py, ``SyncRefModelCallback.sync_target_model``)."""
 
 
-class Reference(Technique):
+class Reference(Equipped):
     """``precompute_ref_log_probs``. With adapters, the model without them is the reference, at no extra memory."""
 
     name = "reference"
@@ -30,14 +30,10 @@ class Reference(Technique):
         Option("beside", "a frozen copy of the model, or the model without its adapters, at each micro-batch"),
         Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over all epochs"),
     )
+    with_images = "TRL refuses it for rows with images"
     writes = frozenset({"args.precompute_ref_log_probs"})
     # The copy of the model is dropped.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == PRECOMPUTED)
-
-    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for rows with images."""
-        refused = choice == PRECOMPUTED and setting.workload.has_images
-        return "TRL refuses it for rows with images" if refused else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the user's configuration synchronises the reference with the trained model."""

@@ -97,14 +97,6 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     )
 
 
-def _floats(setting: Setting) -> bool:
-    """Return whether the user's own weights in 4 bits lie in numbers that accelerate shares out by FSDP2.
-
-    It leaves others out (accelerate 1.15, ``fsdp2_prepare_model``); bitsandbytes takes bytes by default.
-    """
-    return "float" in str(setting.users_entry(f"model.{_STORAGE}"))
-
-
 class Sharding(Technique):
     """Data parallelism of PyTorch (DDP, FSDP2) or DeepSpeed (ZeRO), through ``fsdp`` or ``deepspeed``."""
 
@@ -153,7 +145,10 @@ class Sharding(Technique):
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
             return f"sharding={choice} of one process does nothing without offload"
         quantised = candidate.get("quantization", "none")
-        if choice == FSDP2 and quantised not in ("8bit", "none") and not _floats(setting):
+        # Where they lie in other numbers, accelerate leaves them out (accelerate 1.15, ``fsdp2_prepare_model``);
+        # bitsandbytes takes bytes by default.
+        floats = "float" in str(setting.users_entry(f"model.{_STORAGE}"))
+        if choice == FSDP2 and quantised not in ("8bit", "none") and not floats:
             if not installed(setting.machine, "accelerate", _WITHOUT_INTEGERS):
                 return CrashReason(f"{FSDP2} of packed integers needs accelerate{_WITHOUT_INTEGERS}")
             return (
