@@ -139,8 +139,8 @@ class TrainingPlan:
 
     @property
     def micro_batches(self) -> int:
-        """The micro-batches of an optimizer step in one process."""
-        return self.count("gradient_accumulation_steps")
+        """The micro-batches of an optimizer step in one process; one is the default of transformers."""
+        return self.number("gradient_accumulation_steps") or 1
 
     @property
     def multiple(self) -> int:

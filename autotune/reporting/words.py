@@ -90,9 +90,7 @@ def number_or_dash(value: float | None) -> str:
 
 def mean_or_dash(value: float | None) -> str:
     """Return a mean of whole numbers, with one decimal if it is not whole; a dash if it is unknown."""
-    if value is None:
-        return MISSING
-    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+    return number_or_dash(value) if value is None or value == round(value) else f"{value:,.1f}"
 
 
 def duration_or_dash(seconds: float | None) -> str:

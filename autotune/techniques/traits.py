@@ -31,14 +31,6 @@ MOST_TRACED = 2
 """Most micro-batches of a step that are traced."""
 
 
-def traced_micro_batches(plan: TrainingPlan) -> int:
-    """Return the micro-batches of a step that are traced.
-
-    A step of one is not traced as a step of two: it leaves other free blocks in the allocator's cache.
-    """
-    return min(MOST_TRACED, int(str(plan.args.get("gradient_accumulation_steps", 1))))
-
-
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
     """Return a plan's arguments and model arguments, without those of sizes, the allocator and devices alone."""
     return _without(plan, _untraced_paths())

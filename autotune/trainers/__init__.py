@@ -71,8 +71,7 @@ def _arguments(technique: Technique) -> frozenset[str]:
 
 def limits_rows(trainer: Trainer) -> bool:
     """Return whether ``max_length`` cuts or drops rows of the dataset: a trainer may lack it, or only score with it."""
-    own = (technique for technique in techniques_of(trainer) if isinstance(technique, MaxLength))
-    return any(not facts(technique, trainer.name).changes for technique in own)
+    return MaxLength.name in trainer.fields and not facts(MaxLength, trainer.name).changes
 
 
 def length_limit(trainer: Trainer, workload: Workload, candidate: Candidate) -> LengthLimit | None:

@@ -96,7 +96,11 @@ class Trainer(MicroBatches):
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; the techniques' rules come first."""
-        return None
+        return self.refused(self.plan(candidate, setting), setting.workload) if self.may_refuse(candidate) else None
+
+    def may_refuse(self, candidate: Candidate) -> bool:
+        """Return whether :meth:`refused` may have a reason for a candidate; if not, no plan is built to ask it."""
+        return False
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return why a plan, which need not be a candidate's, cannot be trained or planned, in words, or None.
@@ -216,9 +220,7 @@ class Trainer(MicroBatches):
             # A candidate without the engine has nothing that the document would complete.
             if at(tree, path.split(".")):
                 merge(tree, path.split("."), document)
-        args, model, env, peft = tree["args"], tree["model"], tree["env"], tree["peft"]
-        plan = TrainingPlan(self.name, args, model, tree["truncate_to"], hardware.launch, env, peft)
-        return self.completed(plan, setting.workload)
+        return self.completed(TrainingPlan(self.name, **tree, launch=hardware.launch), setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return a plan with the entries that follow from the workload."""

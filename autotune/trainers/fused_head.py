@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
-from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import ON
 from autotune.techniques.sharding import ZERO_STAGES, zero_stage
@@ -16,11 +15,9 @@ _OFFLOADING = "activation_offloading"
 class FusedHead(Trainer):
     """A trainer that calls its model with TRL's fused head (``add_fused_lm_head`` of ``trl/trainer/utils.py``)."""
 
-    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot train by the plan of a candidate; the plan is built only if it offloads activations."""
-        if candidate.get(_OFFLOADING) != ON:
-            return None
-        return self.refused(self.plan(candidate, setting), setting.workload)
+    def may_refuse(self, candidate: Candidate) -> bool:
+        """Return whether activations are offloaded."""
+        return candidate.get(_OFFLOADING) == ON
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where ZeRO-3 shares out the weight of the head, and activations are offloaded.

@@ -10,7 +10,6 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
-from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.prompts import CONFIG_FIELDS, TRACED_GENERATION, Prompted
@@ -76,9 +75,9 @@ class Generating(Prompted):
         """Return the completions of a generation batch."""
         return plan.rows * plan.steps_per_generation
 
-    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot train by the plan of a candidate."""
-        return self.refused(self.plan(candidate, setting), setting.workload)
+    def may_refuse(self, candidate: Candidate) -> bool:
+        """Return that any candidate may generate more than there are prompts for."""
+        return True
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where the dataset has fewer prompts than a generation batch, of which TRL drops the rest."""

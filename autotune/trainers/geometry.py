@@ -316,13 +316,11 @@ def _flat_sizes(kept: _Kept, rows: int, multiple: int, most: int) -> tuple[Typic
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
     """Return the probability of each width to be the largest of ``rows`` random rows."""
-    total, seen, below, found = sum(counts.values()), 0, 0.0, []
-    for tokens in sorted(counts):
-        seen += counts[tokens]
-        share = (seen / total) ** rows
-        found.append((tokens, share - below))
-        below = share
-    return found
+    import numpy as np
+
+    widths = sorted(counts)
+    upto = np.cumsum([counts[width] for width in widths])
+    return list(zip(widths, np.diff((upto / upto[-1]) ** rows, prepend=0.0).tolist(), strict=True))
 
 
 def share_of(held: int, tokens: int) -> float:

@@ -113,11 +113,11 @@ class Groups(Generating):
         The command makes the configuration before it starts other processes, and so counts itself alone (TRL 1.16,
         ``trl/cli/commands/training.py``).
         """
-        return super().runs_by_command(plan) and _broken_evaluation(plan, ranks=1) is None
+        return super().runs_by_command(plan) and self._broken_evaluation(plan, ranks=1) is None
 
     def written_args(self, plan: TrainingPlan, keys: Collection[str] = ()) -> Mapping[str, object]:
         """Return the arguments with the completions of all processes if one process alone has no whole groups."""
-        if _BY_ALL not in keys and _broken_generation(plan, ranks=1) is None:
+        if _BY_ALL not in keys and self._broken_generation(plan, ranks=1) is None:
             return plan.args
         completions = self.padded_together(plan) * plan.data_ranks
         return {**{name: value for name, value in plan.args.items() if name != _TOGETHER}, _BY_ALL: completions}
@@ -145,7 +145,7 @@ class Groups(Generating):
         refused = self.refused(plan, setting.workload)
         if refused is not None:
             return refused
-        alone = _broken_evaluation(plan, ranks=1)
+        alone = self._broken_evaluation(plan, ranks=1)
         if setting.base is not None and alone is not None:
             return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and in that {alone}"
         uses, micro_batches = plan.uses, plan.micro_batches
@@ -159,32 +159,25 @@ class Groups(Generating):
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
         ranks = plan.data_ranks
-        broken = _broken_generation(plan, ranks) or _broken_evaluation(plan, ranks)
+        broken = self._broken_generation(plan, ranks) or self._broken_evaluation(plan, ranks)
         return broken or super().refused(plan, workload)
 
+    def _broken_generation(self, plan: TrainingPlan, ranks: int) -> str | None:
+        """Return why a generation batch of so many processes would have a part of a group, in words, or None."""
+        completions = self.padded_together(plan) * ranks
+        return _broken(f"a generation batch of {counted(completions, 'completion')}", completions, self.copies(plan))
 
-def _broken_generation(plan: TrainingPlan, ranks: int) -> str | None:
-    """Return why a generation batch of so many processes would have a part of a group, in words, or None."""
-    copies, completions = plan.count("num_generations"), plan.rows * plan.steps_per_generation * ranks
+    def _broken_evaluation(self, plan: TrainingPlan, ranks: int) -> str | None:
+        """Return why an evaluation batch of so many processes would have a part of a group, in words, or None."""
+        completions = plan.count("per_device_eval_batch_size") * ranks if plan.evaluates else 0
+        batch = f"an evaluation batch of {counted(completions, 'completion')} (per_device_eval_batch_size)"
+        return _broken(batch, completions, self.copies(plan, evaluated=True))
+
+
+def _broken(batch: str, completions: int, copies: int) -> str | None:
     if completions % copies == 0:
         return None
-    return (
-        f"a generation batch of {counted(completions, 'completion')} cannot be divided into groups of the {copies} "
-        "completions of one prompt (num_generations)"
-    )
-
-
-def _broken_evaluation(plan: TrainingPlan, ranks: int) -> str | None:
-    """Return why an evaluation batch of so many processes would have a part of a group, in words, or None."""
-    copies = plan.count("num_generations")
-    evaluated = plan.count("per_device_eval_batch_size") * ranks if plan.evaluates else 0
-    together = plan.number("num_generations_eval") or copies
-    if evaluated % together:
-        return (
-            f"an evaluation batch of {counted(evaluated, 'completion')} (per_device_eval_batch_size) cannot be divided "
-            f"into groups of the {together} completions of one prompt (num_generations)"
-        )
-    return None
+    return f"{batch} cannot be divided into groups of the {copies} completions of one prompt (num_generations)"
 
 
 def _aligned(plan: TrainingPlan) -> bool:

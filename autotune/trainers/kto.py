@@ -16,7 +16,6 @@ from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.representatives import representatives
-from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
@@ -151,11 +150,9 @@ class UnpairedPreference(FusedHead):
         reference = (REFERENCE_KL, REFERENCE_PASS) if policy else (REFERENCE_PASS,)
         return StepProgram(in_micro_batch=(*policy, *reference))
 
-    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot train by the plan of a candidate."""
-        if int(candidate["per_device_train_batch_size"]) >= _FEWEST_ROWS:
-            return super().rule(candidate, setting)
-        return self.refused(self.plan(candidate, setting), setting.workload)
+    def may_refuse(self, candidate: Candidate) -> bool:
+        """Return whether activations are offloaded, or a micro-batch has a single row."""
+        return super().may_refuse(candidate) or int(candidate[ROWS]) < _FEWEST_ROWS
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason of the fused head, or where the loss estimates the KL divergence on a single row."""

@@ -12,7 +12,7 @@ from autotune.core.heaviest import Loads
 from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.techniques.attention import FLEX
-from autotune.techniques.traits import traced_micro_batches, without_sizes
+from autotune.techniques.traits import MOST_TRACED, without_sizes
 from autotune.trainers.declared import Declared
 from autotune.trainers.geometry import padded, widths
 
@@ -150,7 +150,10 @@ class MicroBatches(Declared, ABC):
         """
         args, model = without_sizes(plan)
         at = self.sizes_at(layout, shape)
-        of_step = -(-plan.rows * plan.micro_batches // shape.rows) if shape.chosen else traced_micro_batches(plan)
+        # A step of one is not traced as a step of two: it leaves other free blocks in the allocator's cache.
+        of_step = min(MOST_TRACED, plan.micro_batches)
+        if shape.chosen:
+            of_step = -(-plan.rows * plan.micro_batches // shape.rows)
         sizes = {
             "per_device_train_batch_size": shape.rows,
             "per_device_eval_batch_size": shape.rows,
