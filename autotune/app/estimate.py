@@ -12,7 +12,7 @@ from autotune.app.options import MOST_TOKENS, check_evaluation, checked_options
 from autotune.app.planned import planned_machine, planned_workload
 from autotune.app.public import check_type, logged
 from autotune.app.requests import traces_of
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import TRACING, Listener
 from autotune.core.plan import TrainingPlan
@@ -121,9 +121,10 @@ def estimate(
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:
     """Return the layout, and the shape with the padding that a collator adds: to rows end to end, as a whole."""
-    layout, multiple = find_trainer(plan.trainer).layout(plan, rows), plan.args.get("pad_to_multiple_of")
+    layout = find_trainer(plan.trainer).layout(plan, rows)
     rows, tokens = (1, rows * tokens) if layout is Layout.FLAT else (rows, tokens)
-    return layout, Shape(rows, -(-tokens // multiple) * multiple if isinstance(multiple, int) else tokens)
+    width = rounded_up(tokens, plan.multiple)
+    return Layout.PADDED if layout is Layout.EQUAL and width > tokens else layout, Shape(rows, width)
 
 
 def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:

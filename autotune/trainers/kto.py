@@ -124,6 +124,7 @@ class UnpairedPreference(FusedHead):
         """
         tokens = int(shape.tokens)
         if shape.rows == 1 or tokens < _FEWEST_TOKENS:
+            tokens -= shape.rows == 1 and tokens > 1 and layout is Layout.PADDED
             answer = min(max(1, tokens - 1), max(1, round(tokens * trainable)))
             return ((tokens - answer, answer),) * shape.rows
         # A pair of rows that have prompts and answers makes mismatched pairs of these widths only.

@@ -129,9 +129,12 @@ class MicroBatches(Declared, ABC):
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return the arguments with which the trainer builds micro-batches of a shape from :meth:`traced_rows`.
 
-        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped.
+        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped. What pads a
+        single row is that it is rounded up.
         """
-        sizes = {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": None}
+        alone = layout is Layout.PADDED and shape.rows == 1 and not shape.generated
+        multiple = int(shape.tokens) if alone else None
+        sizes = {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": multiple}
         return {name: value for name, value in sizes.items() if name in self.fields}
 
     @abstractmethod

@@ -10,6 +10,7 @@ from trl import SFTConfig
 
 import autotune
 from autotune.app.estimate import _traced_shape
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.errors import AutotuneError, InputError
 from autotune.userconfig.fields import configuration_of, user_plan
@@ -49,6 +50,12 @@ def on_cpu(model: str) -> MemoryEstimate:
 def test_rows_end_to_end_are_padded_as_a_whole(options: dict[str, Any], tokens: int) -> None:
     plan = user_plan(configuration_of(sft(pad_to_multiple_of=64, **options)), {}, evaluates=False).plan
     assert _traced_shape(plan, 16, 65)[1].tokens == tokens
+
+
+def test_a_single_row_has_padding_only_where_it_is_rounded_up() -> None:
+    plan = user_plan(configuration_of(sft(pad_to_multiple_of=64)), {}, evaluates=False).plan
+    assert _traced_shape(plan, 1, 65) == (Layout.PADDED, Shape(1, 128))
+    assert _traced_shape(plan, 1, 128) == (Layout.EQUAL, Shape(1, 128))
 
 
 @pytest.mark.slow

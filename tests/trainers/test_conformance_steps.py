@@ -62,7 +62,10 @@ def layouts(found: Prepared) -> list[Layout]:
 def shapes(found: Prepared, layout: Layout) -> list[Shape]:
     """Return the shapes to trace in a layout; a third of the tokens are generated if the trainer generates any."""
     generates = found.geometry(found.plan({})).worst.generated > 0
-    return [replace(shape, generated=shape.tokens // 3 if generates else 0) for shape in SHAPES[layout]]
+    # TRL refuses KTO of single rows with its default loss; and prompts are padded in their generation batch.
+    alone = layout is Layout.PADDED and not generates and not found.trainer.ordered
+    listed = (Shape(1, 30), *SHAPES[layout]) if alone else SHAPES[layout]
+    return [replace(shape, generated=shape.tokens // 3 if generates else 0) for shape in listed]
 
 
 def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: TraceFacts) -> Any:
@@ -100,7 +103,7 @@ def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(
             _, trained = traced_of(found, layout, shape)
             collated = int(shape.rows * shape.tokens) * sequences
             assert (trained.worst_rows, trained.worst_tokens) == (shape.rows * sequences, collated)
-            assert trained.tokens <= collated if layout is Layout.PADDED else trained.tokens == collated
+            assert trained.tokens < collated if layout is Layout.PADDED else trained.tokens == collated
 
 
 # By day, tests/virtual/test_against_cpu.py compares steps of every trainer.
