@@ -62,8 +62,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
         if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
             yield "Traced without batches of varied lengths, a deep model from few layers, since there is ample room."
     elif need.source is Source.PROBED:
-        what = "memory ran out" if verdict.outcome is Outcome.DOES_NOT_FIT else "the peak was"
-        where = f"; {what} in {need.phase}" if need.phase else ""
+        happened = "memory ran out" if verdict.outcome is Outcome.DOES_NOT_FIT else "the peak was"
+        where = f"; {happened} in {need.phase}" if need.phase else ""
         yield f"Measured by a real run of its worst micro-batches{_rate(need)}{where}"
     else:
         yield f"Measured by the study of this bundle, on this device and with these versions{_rate(need)}"

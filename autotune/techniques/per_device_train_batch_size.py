@@ -62,8 +62,8 @@ class PerDeviceTrainBatchSize(Technique):
             ranks = data_ranks(candidate, setting)
             documents, left = divmod(setting.global_batch_size, ranks)
             if left:
-                asked = counted(setting.global_batch_size, "document")
-                return f"a global batch of {asked} is not a multiple of {ranks} processes"
+                together = counted(setting.global_batch_size, "document")
+                return f"a global batch of {together} is not a multiple of {ranks} processes"
             if documents % int(choice) == 0:
                 return None
             return f"{choice} rows do not divide the {documents} documents of a global batch"
