@@ -85,7 +85,9 @@ def install() -> int:
         _replace(library, f"aten::{name}", _last_index(overload, torch.library.get_kernel(f"aten::{name}", "CUDA")))
     for name, answer in _FINITE.items():
         overload = getattr(torch.ops.aten, name).default
-        _replace(library, f"aten::{name}", _answered(overload, torch.library.get_kernel(f"aten::{name}", "CUDA"), answer))
+        _replace(
+            library, f"aten::{name}", _answered(overload, torch.library.get_kernel(f"aten::{name}", "CUDA"), answer)
+        )
     count = 0
     for name in dict.fromkeys(_OPERATORS):
         for form in (name, f"{name}_"):
