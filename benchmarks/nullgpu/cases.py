@@ -258,6 +258,7 @@ def _ranks(processes: int) -> Iterator[Case]:
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "zero2", "offload": "optimizer"}, processes=2)
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "zero3", "offload": "both"}, processes=2)
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "fsdp2", "offload": "both"}, processes=2)
+        yield Case("sft", "llama", {4096: 8}, 1, {"context_parallel": 2, "sharding": "fsdp2"}, processes=2)
         for sharding, offload in (("zero1", "optimizer"), ("zero2", "optimizer"), ("zero3", "both"), ("fsdp2", "both")):
             knobs = {"sharding": sharding, "offload": offload}
             yield Case("sft", "llama", _SHORT, 4, {**knobs, **_LORA}, processes=2)
