@@ -140,5 +140,7 @@ STAND_INS: Mapping[str, Callable[..., Any]] = {
     # The decomposition of PyTorch before 2.13 takes the type of the result for beta.
     str(_aten.addmm.dtype_out): lambda *others, out, **more: out,
     str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
+    # PyTorch's own fake kernel returns another tensor than the one that was waited for.
+    str(torch.ops._c10d_functional.wait_tensor.default): lambda waited: waited,
 }
 """Fake kernels by the operator's full name; called with the operator's arguments, under a fake tensor mode."""

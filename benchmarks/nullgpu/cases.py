@@ -248,12 +248,21 @@ def _ranks(processes: int) -> Iterator[Case]:
             continue
         yield Case("sft", "qwen2", _SHORT, 2, {"sharding": sharding, **_OFF}, processes=processes)
         yield Case("dpo", "llama", {512: 16}, 4, {"sharding": sharding, **_BF16}, A100, processes)
+        yield Case("dpo", "llama", {512: 16}, 4, {"sharding": sharding, **_LORA}, processes=processes)
+        for choices in ({}, _LORA):
+            knobs = {"sharding": sharding, **choices}
+            yield Case("grpo", "llama", {256: 32}, 8, knobs, processes=processes, micro_batches=2)
     if processes == 2:
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "fsdp2", "reshard_after_forward": "off"}, processes=2)
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "fsdp2", **_LORA}, processes=2)
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "zero2", "offload": "optimizer"}, processes=2)
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "zero3", "offload": "both"}, processes=2)
         yield Case("sft", "llama", _SHORT, 4, {"sharding": "fsdp2", "offload": "both"}, processes=2)
+        yield Case("sft", "llama", {4096: 8}, 1, {"context_parallel": 2, "sharding": "fsdp2"}, processes=2)
+        for sharding, offload in (("zero1", "optimizer"), ("zero2", "optimizer"), ("zero3", "both"), ("fsdp2", "both")):
+            knobs = {"sharding": sharding, "offload": offload}
+            yield Case("sft", "llama", _SHORT, 4, {**knobs, **_LORA}, processes=2)
+            yield Case("dpo", "llama", {512: 16}, 4, {**knobs, **_BF16}, processes=2)
         yield Case("kto", "llama", {4554: 16}, 2, {"sharding": "ddp", "liger": "on"}, processes=2)
         yield Case("reward", "llama", {4554: 16}, 2, {"sharding": "fsdp2"}, processes=2)
         yield Case("kto", "llama", {512: 16}, 4, {"sharding": "zero2"}, processes=2)

@@ -52,6 +52,34 @@ def test_integers_and_small_tensors_are_computed_and_what_is_drawn_from_other_nu
     assert (shown["argmax"], shown["drawn"]) == ([99] * 4, [99] * 4)
 
 
+# ZeRO's tests of gradients before an update, which reduce each and ask whether the number is finite.
+TESTS = """
+    import json, torch
+    def found(numbers):
+        return bool(torch.isfinite(numbers.amax()) & torch.isfinite(numbers).all() & torch.isfinite(numbers.norm())
+            & ~torch.isnan(numbers).any() & ~torch.isinf(numbers).any())
+    small = torch.tensor([1.0, float("nan"), float("inf")], device="cuda")
+    large = torch.empty(1 << 20, device="cuda")
+    huge = torch.empty(1 << 23, device="cuda", dtype=torch.bfloat16)
+    norms = torch._foreach_norm([large, huge])
+    print(json.dumps({
+        "finite": [found(each) for each in (small, large, huge)],
+        "negative": [bool(each.norm() < 0) for each in (small, large, huge)] + [bool(each < 0) for each in norms],
+        "integers": torch.isnan(torch.arange(3, device="cuda")).tolist(),
+        "on the host": torch.isnan(small.cpu()).tolist(),
+    }))
+"""
+
+
+def test_no_gradient_is_taken_for_infinite_so_that_no_update_is_skipped(machine: NullMachine) -> None:
+    assert machine.run(TESTS) == {
+        "finite": [True] * 3,
+        "negative": [False] * 5,
+        "integers": [False] * 3,
+        "on the host": [False, True, False],
+    }
+
+
 def test_arithmetic_can_be_left_out(machine: NullMachine) -> None:
     program = "import json, torch; print(json.dumps(torch.arange(5, device='cuda').tolist()))"
     assert machine.run(program, NULLGPU_INTEGERS="0") == [0, 0, 0, 0, 0]

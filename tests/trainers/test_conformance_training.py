@@ -47,7 +47,12 @@ class Step(TrainerCallback):
     """Keeps the gradient of the last optimizer step."""
 
     def on_pre_optimizer_step(self, *_: object, model: Any, **__: object) -> None:
-        self.gradient = {plain(name): weight.grad.clone() for name, weight in model.named_parameters()}
+        self.gradient = {name: weight.grad.clone() for name, weight in trainable(model).items()}
+
+
+def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the weights that are trained, by their plain names."""
+    return {plain(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def plain(name: str) -> str:
@@ -59,7 +64,6 @@ def trained(found: Prepared, here: TrainerProblem, candidate: Candidate, folder:
     """Return the gradient and the weights after one step of TRL's trainer on the rows as the user has them."""
     trainer, plan = found.trainer, here.trainer.plan(candidate, here.setting)
     shortest: dict[str, object] = {trainer.most_field: 8} if isinstance(trainer, Prompted) else {}
-    model = {name: plan.model[name] for name in ("dtype", "attn_implementation")}
     rows = [json.loads(line) for line in Path(found.asked.dataset.places[0]).read_text(encoding="utf-8").splitlines()]
     fixed = {
         "max_steps": 1,
@@ -73,19 +77,23 @@ def trained(found: Prepared, here: TrainerProblem, candidate: Candidate, folder:
         found.model,
         folder,
         rows=rows,
-        words=model,
+        words={**plan.model, "lora_dropout": 0.0},
         teacher=another(found.model),
         **{**plan.args, **shortest, **fixed},
     )
     if not trainer.generates:
         # Packed rows are fewer than the documents.
         known.args.gradient_accumulation_steps = -(-len(known.train_dataset) // plan.rows)
+    # An adapter that is new adds nothing.
+    drawn = torch.Generator().manual_seed(1)
+    for name, weight in trainable(known.model).items():
+        if "lora_" in name:
+            weight.data.normal_(0, 0.05, generator=drawn)
     step = Step()
     known.add_callback(step)
     with mock.patch.object(torch, "multinomial", likely):
         known.train()
-    weights = known.model.named_parameters()
-    return step.gradient, {plain(name): weight.detach() for name, weight in weights}
+    return step.gradient, {name: weight.detach() for name, weight in trainable(known.model).items()}
 
 
 def likely(probabilities: torch.Tensor, num_samples: int = 1, **_: object) -> torch.Tensor:
@@ -118,8 +126,10 @@ def difference(one: Tensors, other: Tensors) -> float:
     return float((apart / sum(float(tensor.square().sum()) for tensor in one.values())) ** 0.5)
 
 
-def eight_rows(trainer: Trainer, model: Path, folder: Path) -> tuple[Prepared, TrainerProblem]:
-    """Return rows of the trainer's richest format, and the space in which nothing that changes training is allowed."""
+def eight_rows(
+    trainer: Trainer, model: Path, folder: Path, allowed: frozenset[str] = frozenset()
+) -> tuple[Prepared, TrainerProblem]:
+    """Return rows of the trainer's richest format, and the space in which what changes training is not allowed."""
     rows = sample_rows(trainer.name, richest(trainer))[:DOCUMENTS]
     found = prepared_rows(trainer, rows, model, folder)
     tested = CheckPackingRequest(trainer.name, ModelSource(str(model)), "cpu", ("sdpa", "eager"))
@@ -127,14 +137,15 @@ def eight_rows(trainer: Trainer, model: Path, folder: Path) -> tuple[Prepared, T
     workload = replace(found.workload, packing_checks={check.attention: check for check in checks})
     depends = trainer.loss_depends_on({}, workload.model)
     documents = workload.dataset.documents.rows
-    setting = Setting(workload, CPU, documents, 1.0, allowed=frozenset(), loss_depends_on=depends)
+    setting = Setting(workload, CPU, documents, 1.0, allowed=allowed, loss_depends_on=depends)
     return found, problem(setting, trainer=trainer.name)
 
 
-def exact_candidates(here: TrainerProblem) -> Iterator[Candidate]:
+def exact_candidates(here: TrainerProblem, lora: str) -> Iterator[Candidate]:
     """Yield the baseline in float32, all legal candidates one choice from it, and some that differ in many."""
-    start, drawn = here.normal(here.baseline.but(precision="float32")), random.Random(1)
-    others = {name: choices for name, choices in here.choices.items() if name != "precision"}
+    held = {"precision": "float32", "lora": lora}
+    start, drawn = here.normal(here.baseline.but(**held)), random.Random(1)
+    others = {name: choices for name, choices in here.choices.items() if name not in held}
     single = [start.but(**{name: choice}) for name, choices in others.items() for choice in choices]
     legal = (here.normal(one) for one in single)
     yield from dict.fromkeys([start, *(one for one in legal if not here.illegal(one))])
@@ -146,9 +157,9 @@ def exact_candidates(here: TrainerProblem) -> Iterator[Candidate]:
             yield one
 
 
-def unlike_the_baseline(found: Prepared, here: TrainerProblem, folder: Path) -> Iterator[str]:
+def unlike_the_baseline(found: Prepared, here: TrainerProblem, folder: Path, lora: str = "none") -> Iterator[str]:
     """Yield each candidate whose step is another one than the baseline's."""
-    start, *others = exact_candidates(here)
+    start, *others = exact_candidates(here, lora)
     gradient, weights = trained(found, here, start, folder)
     assert others
     for candidate in others:
@@ -168,6 +179,16 @@ def test_exact_choices_have_the_gradient_of_trl_s_default(
 ) -> None:
     found, here = eight_rows(trainer, small_model_directory, tmp_path / "rows")
     assert list(unlike_the_baseline(found, here, tmp_path)) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("lora", ["r16", "r16-attention"])
+@pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+def test_exact_choices_have_it_with_adapters(
+    trainer: Trainer, lora: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    found, here = eight_rows(trainer, small_model_directory, tmp_path / "rows", frozenset({"lora"}))
+    assert list(unlike_the_baseline(found, here, tmp_path, lora)) == []
 
 
 @pytest.mark.nightly

@@ -23,12 +23,12 @@ from typing import Any
 # Operators, in-place forms included, whose results programs look at.
 # fmt: off
 _OPERATORS = [
-    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isin", "equal", "logical_and", "logical_or",
+    "eq", "ne", "lt", "le", "gt", "ge", "isin", "equal", "logical_and", "logical_or",
     "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor",
     "add", "sub", "rsub", "mul", "div", "remainder", "floor_divide", "fmod", "neg", "abs", "sign", "reciprocal",
-    "sqrt", "rsqrt", "pow", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "linalg_vector_norm",
-    "sum", "mean", "prod", "all", "any", "max", "min", "amax", "amin", "argmin", "cumsum", "cumprod", "cummax",
-    "count_nonzero", "bincount",
+    "sqrt", "rsqrt", "pow", "exp", "log", "clamp", "clamp_min", "clamp_max", "maximum", "minimum",
+    "linalg_vector_norm", "_foreach_norm", "sum", "mean", "prod", "all", "any", "max", "min", "amax", "amin", "argmin",
+    "cumsum", "cumprod", "cummax", "count_nonzero", "bincount",
     "fill", "masked_fill", "arange", "linspace", "eye", "copy", "where", "tril", "triu",
     "cat", "index", "gather", "scatter", "scatter_add", "index_select", "index_put", "_index_put_impl_",
     "index_fill", "index_add", "flip", "roll", "unfold",
@@ -52,6 +52,8 @@ _OF_ALL_DEVICES = {"copy_"}
 # power of a tensor.
 _OF_WRAPPED_NUMBERS = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
 _DRAWN = ("multinomial", "argmax")
+# The answers for floating-point numbers: none is NaN or infinite. Garbage may be, and DeepSpeed skips such an update.
+_FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 # Elements up to which a call is computed: of integers and booleans alone, and with floating-point numbers among them.
 _MOST_INTEGERS = 1 << 22
 _MOST_NUMBERS = 1 << 15
@@ -81,6 +83,11 @@ def install() -> int:
     for name in _DRAWN:
         overload = getattr(torch.ops.aten, name).default
         _replace(library, f"aten::{name}", _last_index(overload, torch.library.get_kernel(f"aten::{name}", "CUDA")))
+    for name, answer in _FINITE.items():
+        overload = getattr(torch.ops.aten, name).default
+        _replace(
+            library, f"aten::{name}", _answered(overload, torch.library.get_kernel(f"aten::{name}", "CUDA"), answer)
+        )
     count = 0
     for name in dict.fromkeys(_OPERATORS):
         for form in (name, f"{name}_"):
@@ -159,7 +166,7 @@ def _on_host(overload: Any, original: Any, *, shaped_by_values: bool) -> Callabl
         )
         given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if not _small(given):
-            return original.call_boxed(keyset, *args, **kwargs)
+            return _reduced(original.call_boxed(keyset, *args, **kwargs), is_all=overload._schema.name == "aten::all")
         device = next((each.device for each in given if each.device.type == "cuda"), None)
         if shaped_by_values:
             found = overload(*_host(args), **{name: _host(each) for name, each in kwargs.items()})
@@ -175,6 +182,31 @@ def _on_host(overload: Any, original: Any, *, shaped_by_values: bool) -> Callabl
             alias = _host(to)
             if alias.data_ptr() != value.data_ptr() and alias.shape == value.shape:
                 alias.copy_(value)
+        return result
+
+    return kernel
+
+
+def _reduced(result: Any, *, is_all: bool) -> Any:
+    """Set single numbers and truth values that large tensors come to: all are true, and everything else is zero."""
+    import torch
+
+    for each in _tensors(result):
+        if each.numel() == 1 or (each.dtype == torch.bool and each.numel() <= _MOST_INTEGERS):
+            _host(each).fill_(is_all)
+    return result
+
+
+def _answered(overload: Any, original: Any, answer: bool) -> Callable[..., Any]:
+    """Return a kernel with the same truth value for every floating-point number; that of integers is computed."""
+    on_host = _on_host(overload, original, shaped_by_values=False)
+
+    def kernel(keyset: Any, numbers: Any, *args: Any, **kwargs: Any) -> Any:
+        if not numbers.is_floating_point():
+            return on_host(keyset, numbers, *args, **kwargs)
+        result = original.call_boxed(keyset, numbers, *args, **kwargs)
+        if result.numel() <= _MOST_INTEGERS:
+            _host(result).fill_(answer)
         return result
 
     return kernel
