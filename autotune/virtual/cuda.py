@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import flash, flex, softmax
+from autotune.virtual import flash, flex
 from autotune.virtual.records import Capabilities, Capability
 from autotune.virtual.tensors import argument, operator_name
 from autotune.virtual.work import GROUPED
+from autotune.virtual.workspaces import common
 
 _aten = torch.ops.aten
 # Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
@@ -50,9 +51,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
     if packet is _CUDNN_BACKWARD:
         return gpus.decide(lambda capability: _cudnn_backward(args[1], capability))
     rule = _RULES.get(operator_name(func))
-    if rule is not None:
-        return rule(args, kwargs, result)
-    return softmax.contiguous_copies(func, args) if packet in softmax.KERNELS else ()
+    return common(func, args) if rule is None else rule(args, kwargs, result)
 
 
 def kernels_in_a_row(func: Any, args: Any, kwargs: Any, *, gpus: Capabilities) -> int:
@@ -97,12 +96,6 @@ def _embedding_backward(
     return (each * count,) * 3 + (each * distinct,) * 2 + (each * segments, 4 * segments * width)
 
 
-def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: that of FlashAttention 2. Sizes are
-    # [B, H, tokens, D].
-    return flash.backward_workspace(query.transpose(1, 2), key.transpose(1, 2), 1, 2)
-
-
 def _cudnn_backward(query: torch.Tensor, capability: Capability) -> tuple[int, ...]:
     # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
     # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
@@ -136,6 +129,19 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
         return taken
     expanded = batch * heads * key.size(2) * head * key.itemsize
     return (*taken, expanded, expanded)
+
+
+def _masked_scatter(args: Any, *_: Any) -> tuple[int, ...]:
+    # aten/src/ATen/native/cuda/IndexKernel.cpp, masked_scatter__cuda, and IndexKernel.cu, launch_masked_scatter_kernel:
+    # the sums of the mask before each element in int64, and the mask where it is not as large or not contiguous.
+    elements, mask = args[0].numel(), args[1]
+    return (8 * elements,) if mask.is_contiguous() and mask.numel() == elements else (8 * elements, elements)
+
+
+def _masked_select(args: Any, _: Any, result: torch.Tensor) -> tuple[int, ...]:
+    # The same file, masked_select_out_cuda_impl: it indexes with the mask, whose places are found first. So does the
+    # gradient of what was scattered (TensorAdvancedIndexing.cpp, masked_scatter_backward_symint).
+    return (8 * max(tensor.dim() for tensor in args[:2]) * result.numel(),)
 
 
 def _gemm_4bit(args: Any, kwargs: Any, _result: Any) -> tuple[int, ...]:
@@ -224,7 +230,11 @@ def _power_of_two_below(count: int) -> int:
 
 
 _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
-    "aten._scaled_dot_product_flash_attention_backward.default": lambda args, *_: _flash_backward(args[1], args[2]),
+    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: that of FlashAttention 2. Sizes are
+    # [B, H, tokens, D].
+    "aten._scaled_dot_product_flash_attention_backward.default": (
+        lambda args, *_: flash.backward_workspace(args[1].transpose(1, 2), args[2].transpose(1, 2), 1, 2)
+    ),
     "aten._scaled_dot_product_efficient_attention_backward.default": (
         lambda args, *_: _efficient_backward(args[1], args[2])
     ),
@@ -232,6 +242,10 @@ _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
     "aten._softmax_backward_data.default": lambda args, *_: _softmax_backward(args[0], args[1]),
     **dict.fromkeys(flash.BACKWARD, lambda args, *_: flash.backward_workspace(args[1], args[2], args[-2], args[-1])),
     "autotune_flex_attention.backward.default": lambda args, *_: flex.backward_workspace(args[2]),
+    "aten.masked_scatter.default": _masked_scatter,
+    "aten.masked_scatter_.default": _masked_scatter,
+    "aten.masked_scatter_backward.default": _masked_select,
+    "aten.masked_select.default": _masked_select,
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
     "bitsandbytes.int8_mm_dequant.default": _int8_dequant,
 }
