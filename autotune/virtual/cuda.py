@@ -173,18 +173,17 @@ def _reduction(func: Any, args: Any, result: torch.Tensor, capability: Capabilit
     casts = (given.numel() * result.itemsize,) if cast else ()
     if func.overloadpacket not in _BY_BLOCKS or not result.numel():
         return casts
-    kept = given.shape[-1] if _keeps_neighbours(given, args[1:2]) else 1
-    return (*casts, *_partial_results(given.numel(), kept, result, capability))
+    return (*casts, *_partial_results(given.numel(), _kept(given, args[1:2]), result, capability))
 
 
 def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
-    """Return the bytes of blocks' partial results, and of their semaphores; none for sums over the last dimension.
+    """Return the bytes of blocks' partial results, and of their semaphores; none for sums over neighbours in memory.
 
     Those have partial results of a few KiB, which are left out.
 
     Args:
         elements: of the input.
-        kept: size of the last dimension, or 1 if it is summed over.
+        kept: see :func:`_kept`.
         result: the sums.
         capability: compute capability of the GPU.
     """
@@ -212,17 +211,18 @@ def _partial_results(elements: int, kept: int, result: torch.Tensor, capability:
     return (accumulated * outputs * share * width * vector, _SEMAPHORE_BYTES * columns)
 
 
-def _keeps_neighbours(given: torch.Tensor, dimensions: Any) -> bool:
-    """Whether elements that are neighbours in memory belong to different results.
+def _kept(given: torch.Tensor, dimensions: Any) -> int:
+    """Return the size of the dimension whose elements are neighbours in memory, or 1 if it is summed over.
 
     Args:
         given: the input.
         dimensions: a tuple of the argument that names those summed over, or an empty one if all are.
     """
-    if not given.dim() or given.stride(-1) != 1 or not dimensions or not dimensions[0]:
-        return False
-    named = dimensions[0] if isinstance(dimensions[0], (tuple, list)) else [dimensions[0]]
-    return all(number % given.dim() != given.dim() - 1 for number in named)
+    if not given.dim() or not dimensions or not dimensions[0]:
+        return 1
+    summed = {number % given.dim() for number in dimensions[0]}
+    sizes = enumerate(zip(given.shape, given.stride(), strict=True))
+    return next((size for number, (size, stride) in sizes if stride == 1 < size and number not in summed), 1)
 
 
 def _power_of_two_below(count: int) -> int:
