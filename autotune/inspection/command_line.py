@@ -132,7 +132,8 @@ def read_command_line(words: Sequence[str]) -> Command:
         # The name of a program may also be the value of an option of what starts it: `uv run --with trl trl dpo`.
         for start in (index for index, word in enumerate(part) if launches(word)):
             try:
-                return _from(part, start)
+                assigned = (word.partition("=") for word in part[:start] if ASSIGNMENT.fullmatch(word))
+                return _of_program(part[start:], {name: value for name, _, value in assigned})
             except InputError as error:
                 errors.append(error)
     raise errors[0] if errors else refused
@@ -183,12 +184,6 @@ def launches(word: str) -> bool:
     """Return whether a word of a command is a program that starts trainings, or Python."""
     name = PurePath(word).name
     return name in _LAUNCHERS or PYTHON.fullmatch(name) is not None
-
-
-def _from(words: Sequence[str], start: int) -> Command:
-    """Return the command whose program is the word at a place."""
-    assigned = (word.partition("=") for word in words[:start] if ASSIGNMENT.fullmatch(word))
-    return _of_program(words[start:], {name: value for name, _, value in assigned})
 
 
 def _of_program(words: Sequence[str], env: Mapping[str, str]) -> Command:

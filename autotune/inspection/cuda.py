@@ -7,6 +7,8 @@ import os
 from contextlib import suppress
 from typing import Any
 
+import pynvml
+
 from autotune.core.machine import Hardware
 from autotune.inspection.cpu import cpu
 
@@ -27,8 +29,6 @@ def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
     Raises:
         NoGpuError: there is no driver, no device, or none that is visible.
     """
-    import pynvml
-
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -53,8 +53,6 @@ def _words(visible: str | None, count: int) -> list[str]:
 
 
 def _visible(visible: str | None) -> list[Any]:
-    import pynvml
-
     count = pynvml.nvmlDeviceGetCount()
     if count == 0:
         raise NoGpuError("the NVIDIA driver reports no device")
@@ -72,8 +70,6 @@ def _visible(visible: str | None) -> list[Any]:
 
 def _whole_or_instance(device: Any) -> Any:
     """Return a device as CUDA uses it: a card with MIG by its first instance, or None if it has none."""
-    import pynvml
-
     with suppress(pynvml.NVMLError):  # neither cards without MIG nor instances have the mode
         if pynvml.nvmlDeviceGetMigMode(device)[0]:
             for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
@@ -85,8 +81,6 @@ def _whole_or_instance(device: Any) -> Any:
 
 def _named(word: str, count: int) -> Any:
     """Return the device that a word of ``CUDA_VISIBLE_DEVICES`` names, or None."""
-    import pynvml
-
     if word.isdigit() and int(word) < count:
         return pynvml.nvmlDeviceGetHandleByIndex(int(word))
     if word.startswith("MIG-"):
@@ -101,8 +95,6 @@ def _named(word: str, count: int) -> Any:
 
 
 def _describe(handle: Any) -> Hardware:
-    import pynvml
-
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         total_bytes, used_bytes = memory.total - memory.reserved, memory.used

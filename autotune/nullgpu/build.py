@@ -15,7 +15,7 @@ from autotune.core.files import cache_directory, remove_left
 from autotune.emit.files import check_writable
 from autotune.errors import AutotuneError
 from autotune.nullgpu.installation import Installation, installation
-from autotune.nullgpu.symbols import Needed, needed, stubs, version_script, written
+from autotune.nullgpu.symbols import needed, stubs, version_script, written
 
 _SOURCES = Path(__file__).parent
 _LIBRARY = "libnullgpu.so"
@@ -99,10 +99,6 @@ def _build(found: Installation, folder: Path) -> None:
     )
     for each in objects:
         each.unlink()
-    _link(libraries, folder)
-
-
-def _link(libraries: dict[str, Needed], folder: Path) -> None:
     sonames = [each.soname for each in libraries.values()]
     for soname in sonames:
         (folder / soname).symlink_to(_LIBRARY)

@@ -1,4 +1,4 @@
-"""Runs a training command on null GPUs and reads what its processes wrote down (``hook/nullgpu_dry_run.py``)."""
+"""Runs a training command on null GPUs and reads what its processes wrote down (``hook/nullgpu_dry_run/``)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from autotune.core.codec import DecodeError, decode
+from autotune.core.codec import decode
 from autotune.core.dry_run import CommandExit, Followed, Refused
 from autotune.errors import InputError
 from autotune.inspection.command_line import ASSIGNMENT
 from autotune.nullgpu.devices import NullDevice
 from autotune.nullgpu.environment import environment
+from autotune.nullgpu.hook.nullgpu_dry_run import FOLDER
 from autotune.nullgpu.interpreter import interpreter, library
 
-FOLDER = "AUTOTUNE_DRY_RUN"
 _GLANCE_SECONDS = 0.1
 # A launcher looks after its ranks every so often; a script that goes on by itself after a training is not waited for.
 _GRACE_SECONDS = 20.0
@@ -119,15 +119,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         _, left = psutil.wait_procs(left, _KILL_SECONDS)
 
 
-def _followed(folder: Path) -> Iterator[Followed]:
-    found = []
-    for file in folder.glob("process-*.json"):
-        document: Mapping[str, object] = json.loads(file.read_text(encoding="utf-8"))
-        try:
-            found.append(decode(Followed, document))
-        except DecodeError as error:
-            raise AssertionError(f"{file.name}: {error}") from error
-    yield from sorted(found, key=lambda each: (each.rank, each.pid))
+def _followed(folder: Path) -> list[Followed]:
+    files = folder.glob("process-*.json")
+    found = (decode(Followed, json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    return sorted(found, key=lambda each: (each.rank, each.pid))
 
 
 def _refused(file: Path) -> Iterator[Refused]:

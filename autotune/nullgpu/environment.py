@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.nullgpu.build import SONAMES, built
@@ -18,10 +17,9 @@ def environment(
     count: int = 1,
     table: Path | None = None,
     alone: bool = False,
-    base: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a process that finds null GPUs; those that it starts find them too.
+    """Return this environment for a process that finds null GPUs; those that it starts find them too.
 
     Builds the library where none is given and it is not in the cache yet.
 
@@ -31,7 +29,6 @@ def environment(
         table: file in which processes keep what they hold, made on first use: those that share it share the GPUs. None:
             one for all processes of this user.
         alone: one process stands for all ranks of a distributed run.
-        base: environment to start from; None: that of this process. What it says of visible devices is left out.
         folder: with the library that the process finds; None: that for this environment.
 
     Raises:
@@ -39,7 +36,7 @@ def environment(
         AutotuneError: the library could not be built.
     """
     folder = folder or built()
-    variables = dict(os.environ if base is None else base)
+    variables = dict(os.environ)
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     sonames = (folder / SONAMES).read_text(encoding="utf-8").split()
     # Where pip has installed NVIDIA's libraries, PyTorch's RPATH would find those first: what is preloaded by a name is

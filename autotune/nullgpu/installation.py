@@ -51,19 +51,17 @@ def installation() -> Installation:
     Raises:
         InputError: a null GPU cannot be built here; one sentence names all that lacks.
     """
-    what = lacking()
-    if what:
+    what, torch, headers = lacking(), _folder("torch"), _headers()
+    if what or torch is None or headers is None:
         raise InputError(f"A null GPU needs {what}.", hint=_HINT)
-    torch, triton = _folder("torch"), _folder("triton") / "backends" / "nvidia"
     version = torch_cuda_version() or ""
-    bitsandbytes = importlib.util.find_spec("bitsandbytes")
     modules = sorted((torch / "lib").glob("*.so"))
-    if bitsandbytes is not None and bitsandbytes.origin is not None:
-        modules += Path(bitsandbytes.origin).parent.glob(f"libbitsandbytes_cuda{version.replace('.', '')}.so")
+    if (bitsandbytes := _folder("bitsandbytes")) is not None:
+        modules += bitsandbytes.glob(f"libbitsandbytes_cuda{version.replace('.', '')}.so")
     return Installation(
         modules=tuple(modules),
-        includes=triton / "include",
-        triton_driver=triton / "driver.c",
+        includes=headers,
+        triton_driver=headers.with_name("driver.c"),
         compiler=shutil.which("g++") or "",
         packages=" ".join(f"{name}=={_version(name)}" for name in ("torch", "triton", "bitsandbytes")),
         cuda=_number(version, (1000, 10)),
@@ -83,31 +81,35 @@ def _lacking() -> Iterator[str]:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         yield f"Linux on x86-64 (this is {platform.system()} on {platform.machine()})"
     cuda = torch_cuda_version()
-    if importlib.util.find_spec("torch") is None or cuda is None:
+    if cuda is None:
         yield f"a CUDA build of PyTorch (torch {_version('torch')} is installed)"
     elif not cuda.startswith(f"{_CUDA_MAJOR}."):
         yield f"a build of PyTorch for CUDA {_CUDA_MAJOR} (torch {_version('torch')} is for CUDA {cuda})"
     for program in ("g++", "nm", "readelf"):
         if shutil.which(program) is None:
             yield f"{program} ({'a C++ compiler' if program == 'g++' else 'of binutils'})"
-    spec = importlib.util.find_spec("triton")
-    if spec is None or not (_folder("triton") / "backends" / "nvidia" / "include" / "cuda.h").is_file():
+    headers = _headers()
+    if headers is None:
         yield "CUDA's headers, which Triton brings (pip install triton)"
-    elif _header_major() != _CUDA_MAJOR:
-        yield f"CUDA {_CUDA_MAJOR}'s headers (triton {_version('triton')} brings those of CUDA {_header_major()})"
+    elif (major := _major_of(headers)) != _CUDA_MAJOR:
+        yield f"CUDA {_CUDA_MAJOR}'s headers (triton {_version('triton')} brings those of CUDA {major})"
 
 
-def _header_major() -> int:
-    text = (_folder("triton") / "backends" / "nvidia" / "include" / "cuda.h").read_text(encoding="utf-8")
-    found = re.search(r"#define CUDA_VERSION (\d+)", text)
+def _headers() -> Path | None:
+    """Return the folder of CUDA's headers that Triton brings, or None where there is none."""
+    triton = _folder("triton")
+    found = triton / "backends" / "nvidia" / "include" if triton is not None else None
+    return found if found is not None and (found / "cuda.h").is_file() else None
+
+
+def _major_of(headers: Path) -> int:
+    found = re.search(r"#define CUDA_VERSION (\d+)", (headers / "cuda.h").read_text(encoding="utf-8"))
     return int(found[1]) // 1000 if found else 0
 
 
-def _folder(package: str) -> Path:
+def _folder(package: str) -> Path | None:
     spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise AssertionError(f"{package} was there a moment ago")
-    return Path(spec.origin).parent
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _version(package: str) -> str:

@@ -41,7 +41,6 @@ class CachingAllocator:
         expandable_segments: PyTorch's setting of that name.
         allocated_bytes, reserved_bytes: current values.
         peak_allocated_bytes, peak_reserved_bytes: maxima since the beginning.
-        retries: how often the cache had to be released before a request could be met (``num_alloc_retries``).
     """
 
     def __init__(self, limit_bytes: int | None = None, *, expandable_segments: bool = False) -> None:
@@ -51,22 +50,16 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
-        self.retries = 0
         self._lists: dict[tuple[int, bool], FreeList] = {}
         # As on a device, no segment begins at address zero.
         self._next_address = SMALL_BUFFER_BYTES
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Allocate a block of at least ``nbytes``; release it with :meth:`free`.
+        """Allocate a block of at least ``nbytes``, which are some; release it with :meth:`free`.
 
         Raises:
             OutOfMemoryError: it does not fit the device.
-            ValueError: the size is negative.
         """
-        if nbytes <= 0:
-            if nbytes < 0:
-                raise ValueError(f"an allocation cannot have {nbytes} bytes")
-            return Block(0, 0, self._free_list(stream, True))
         size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
         small = size <= SMALL_BYTES
         free_list = self._lists.get((stream, small)) or self._free_list(stream, small)
@@ -75,7 +68,6 @@ class CachingAllocator:
             block = self._reserve(size, free_list)
             if block is None:
                 self.empty_cache()
-                self.retries += 1
                 block = self._reserve(size, free_list)
             if block is None:
                 raise OutOfMemoryError(
@@ -97,8 +89,6 @@ class CachingAllocator:
         Raises:
             ValueError: the block has been freed already.
         """
-        if block.size == 0:
-            return
         if not block.allocated:
             raise ValueError(f"the block at {block.address:#x} was freed twice")
         self.allocated_bytes -= block.size

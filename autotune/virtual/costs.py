@@ -91,8 +91,6 @@ class Work:
 
     def part(self, parts: int) -> Work:
         """Return the work of one of so many equal parts."""
-        if parts == 1:
-            return self
         sizes = (self.flops, self.bytes_read, self.bytes_written)
         flops, bytes_read, bytes_written = (size // parts for size in sizes)
         return replace(self, flops=flops, bytes_read=bytes_read, bytes_written=bytes_written)

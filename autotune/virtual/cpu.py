@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import softmax
+from autotune.virtual.workspaces import common
 
 _aten = torch.ops.aten
 # aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first casts its input to the type of its result.
-_REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum})
+_REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum, _aten.cumprod})
+# aten/src/ATen/native/cpu/ScatterGatherKernel.cpp, create_acc_buffer: in half precision, results are made in float32.
+_IN_FLOAT32 = frozenset({_aten.gather, _aten.scatter, _aten.scatter_, _aten.scatter_add, _aten.scatter_add_})
 # These are tagged as pointwise, but cast element by element or take a mask in addition to their data.
 _CONVERT_THEMSELVES = frozenset({
     _aten.copy_, _aten._to_copy, _aten.where, _aten.clone, _aten.masked_fill, _aten.masked_fill_,
@@ -26,13 +28,18 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _flash(args[0], args[1])
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
-    if func.overloadpacket in softmax.KERNELS:
-        return softmax.contiguous_copies(func, args)
-    if func.overloadpacket in _REDUCTIONS:
+    packet = func.overloadpacket
+    in_half = isinstance(result, torch.Tensor) and result.dtype in _REDUCED
+    if packet in _IN_FLOAT32:
+        return (4 * result.numel(),) if in_half else ()
+    if packet is _aten.mean and in_half:
+        # aten/src/ATen/native/ReduceOps.cpp, mean_out: the sum is one of float32, and so is what it is divided into.
+        return (*_converted((args[0],), torch.float32), 4 * result.numel())
+    if packet in _REDUCTIONS:
         return _converted((args[0],), result.dtype)
-    if torch.Tag.pointwise in func.tags and func.overloadpacket not in _CONVERT_THEMSELVES:
+    if torch.Tag.pointwise in func.tags and packet not in _CONVERT_THEMSELVES:
         return _promoted(args)
-    return ()
+    return common(func, args)
 
 
 def _promoted(args: Any) -> tuple[int, ...]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import flash, flex, softmax
+from autotune.virtual import flash, flex
 from autotune.virtual.records import Capabilities, Capability
 from autotune.virtual.tensors import argument, operator_name
 from autotune.virtual.work import GROUPED
+from autotune.virtual.workspaces import common
 
 _aten = torch.ops.aten
 # Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
@@ -50,9 +51,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
     if packet is _CUDNN_BACKWARD:
         return gpus.decide(lambda capability: _cudnn_backward(args[1], capability))
     rule = _RULES.get(operator_name(func))
-    if rule is not None:
-        return rule(args, kwargs, result)
-    return softmax.contiguous_copies(func, args) if packet in softmax.KERNELS else ()
+    return common(func, args) if rule is None else rule(args, kwargs, result)
 
 
 def kernels_in_a_row(func: Any, args: Any, kwargs: Any, *, gpus: Capabilities) -> int:
@@ -97,12 +96,6 @@ def _embedding_backward(
     return (each * count,) * 3 + (each * distinct,) * 2 + (each * segments, 4 * segments * width)
 
 
-def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: that of FlashAttention 2. Sizes are
-    # [B, H, tokens, D].
-    return flash.backward_workspace(query.transpose(1, 2), key.transpose(1, 2), 1, 2)
-
-
 def _cudnn_backward(query: torch.Tensor, capability: Capability) -> tuple[int, ...]:
     # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
     # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
@@ -138,6 +131,19 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     return (*taken, expanded, expanded)
 
 
+def _masked_scatter(args: Any, *_: Any) -> tuple[int, ...]:
+    # aten/src/ATen/native/cuda/IndexKernel.cpp, masked_scatter__cuda, and IndexKernel.cu, launch_masked_scatter_kernel:
+    # the sums of the mask before each element in int64, and the mask where it is not as large or not contiguous.
+    elements, mask = args[0].numel(), args[1]
+    return (8 * elements,) if mask.is_contiguous() and mask.numel() == elements else (8 * elements, elements)
+
+
+def _masked_select(args: Any, _: Any, result: torch.Tensor) -> tuple[int, ...]:
+    # The same file, masked_select_out_cuda_impl: it indexes with the mask, whose places are found first. So does the
+    # gradient of what was scattered (TensorAdvancedIndexing.cpp, masked_scatter_backward_symint).
+    return (8 * max(tensor.dim() for tensor in args[:2]) * result.numel(),)
+
+
 def _gemm_4bit(args: Any, kwargs: Any, _result: Any) -> tuple[int, ...]:
     # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is dequantised, then multiplied; scales
     # that are quantised themselves are dequantised first. (A, B, shapeB, absmax, blocksize, quant_type).
@@ -167,18 +173,17 @@ def _reduction(func: Any, args: Any, result: torch.Tensor, capability: Capabilit
     casts = (given.numel() * result.itemsize,) if cast else ()
     if func.overloadpacket not in _BY_BLOCKS or not result.numel():
         return casts
-    kept = given.shape[-1] if _keeps_neighbours(given, args[1:2]) else 1
-    return (*casts, *_partial_results(given.numel(), kept, result, capability))
+    return (*casts, *_partial_results(given.numel(), _kept(given, args[1:2]), result, capability))
 
 
 def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
-    """Return the bytes of blocks' partial results, and of their semaphores; none for sums over the last dimension.
+    """Return the bytes of blocks' partial results, and of their semaphores; none for sums over neighbours in memory.
 
     Those have partial results of a few KiB, which are left out.
 
     Args:
         elements: of the input.
-        kept: size of the last dimension, or 1 if it is summed over.
+        kept: see :func:`_kept`.
         result: the sums.
         capability: compute capability of the GPU.
     """
@@ -206,17 +211,18 @@ def _partial_results(elements: int, kept: int, result: torch.Tensor, capability:
     return (accumulated * outputs * share * width * vector, _SEMAPHORE_BYTES * columns)
 
 
-def _keeps_neighbours(given: torch.Tensor, dimensions: Any) -> bool:
-    """Whether elements that are neighbours in memory belong to different results.
+def _kept(given: torch.Tensor, dimensions: Any) -> int:
+    """Return the size of the dimension whose elements are neighbours in memory, or 1 if it is summed over.
 
     Args:
         given: the input.
         dimensions: a tuple of the argument that names those summed over, or an empty one if all are.
     """
-    if not given.dim() or given.stride(-1) != 1 or not dimensions or not dimensions[0]:
-        return False
-    named = dimensions[0] if isinstance(dimensions[0], (tuple, list)) else [dimensions[0]]
-    return all(number % given.dim() != given.dim() - 1 for number in named)
+    if not given.dim() or not dimensions or not dimensions[0]:
+        return 1
+    summed = {number % given.dim() for number in dimensions[0]}
+    sizes = enumerate(zip(given.shape, given.stride(), strict=True))
+    return next((size for number, (size, stride) in sizes if stride == 1 < size and number not in summed), 1)
 
 
 def _power_of_two_below(count: int) -> int:
@@ -224,7 +230,11 @@ def _power_of_two_below(count: int) -> int:
 
 
 _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
-    "aten._scaled_dot_product_flash_attention_backward.default": lambda args, *_: _flash_backward(args[1], args[2]),
+    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: that of FlashAttention 2. Sizes are
+    # [B, H, tokens, D].
+    "aten._scaled_dot_product_flash_attention_backward.default": (
+        lambda args, *_: flash.backward_workspace(args[1].transpose(1, 2), args[2].transpose(1, 2), 1, 2)
+    ),
     "aten._scaled_dot_product_efficient_attention_backward.default": (
         lambda args, *_: _efficient_backward(args[1], args[2])
     ),
@@ -232,6 +242,10 @@ _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
     "aten._softmax_backward_data.default": lambda args, *_: _softmax_backward(args[0], args[1]),
     **dict.fromkeys(flash.BACKWARD, lambda args, *_: flash.backward_workspace(args[1], args[2], args[-2], args[-1])),
     "autotune_flex_attention.backward.default": lambda args, *_: flex.backward_workspace(args[2]),
+    "aten.masked_scatter.default": _masked_scatter,
+    "aten.masked_scatter_.default": _masked_scatter,
+    "aten.masked_scatter_backward.default": _masked_select,
+    "aten.masked_select.default": _masked_select,
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
     "bitsandbytes.int8_mm_dequant.default": _int8_dequant,
 }

@@ -113,15 +113,10 @@ class VirtualMode(TorchDispatchMode):
         self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
         return result
 
-    @property
-    def tolist(self) -> Callable[[Any], Any]:
-        """The method of fake tensors that returns their values in nested lists, for which the host waits."""
-
-        def tolist(tensor: Any) -> Any:
-            self._synchronize(_aten._to_copy.default, tensor)
-            return listed(tensor)
-
-        return tolist
+    def tolist(self, tensor: Any) -> Any:
+        """Return the values of a fake tensor in nested lists, for which the host waits."""
+        self._synchronize(_aten._to_copy.default, tensor)
+        return listed(tensor)
 
     def _compose(self, composed: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator by those that it consists of."""

@@ -176,19 +176,13 @@ def _backward(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _flops(per_pair: int, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    query = args[1 if per_pair == 10 else 0]
-    pairs = next(argument for argument in args if isinstance(argument, int))
-    return int(per_pair * pairs * query.size(-2) * query.size(-1))
-
-
 _BACKWARD = (
     "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs, int documents, int version)"
     " -> (Tensor, Tensor, Tensor)"
 )
 _FORWARD = "(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)"
 _LIBRARIES = [
-    defined(namespace, (_FORWARD, _forward), (_BACKWARD, _backward), _flops)
+    defined(namespace, (_FORWARD, _forward), (_BACKWARD, _backward), heads=-2)
     for namespace in sorted(set(_NAMESPACES.values()))
 ]
 

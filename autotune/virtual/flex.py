@@ -254,14 +254,9 @@ def backward_workspace(query: Tensor) -> tuple[int, ...]:
     return (4 * query.shape[:3].numel(),)
 
 
-def _flops(per_pair: int, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    query = args[2 if per_pair == 10 else 0]
-    return int(per_pair * args[-1] * query.size(1) * query.size(3))
-
-
 _FORWARD = "(Tensor q, Tensor k, Tensor v, int pairs) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = (
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs)"
     " -> (Tensor, Tensor, Tensor)"
 )
-_LIBRARY = defined(_NAMESPACE, (_FORWARD, _forward), (_BACKWARD, _backward), _flops)
+_LIBRARY = defined(_NAMESPACE, (_FORWARD, _forward), (_BACKWARD, _backward), heads=1)

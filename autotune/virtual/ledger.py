@@ -41,6 +41,7 @@ class Ledger:
         keeps_gradients: whether parameters keep their gradients; if not, an engine moves each to a buffer of its own.
         again: micro-batches that are not traced, and for which functions are compiled again.
         streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
+        next_number: the number of the next storage.
         recency: the storages on the device that were read or written last, by their numbers.
     """
 
@@ -60,7 +61,7 @@ class Ledger:
         self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}
         self.recency = Recency()
-        self._next = 0
+        self.next_number = 0
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Return whether a tensor is on the device or the host."""
@@ -79,10 +80,10 @@ class Ledger:
         if key in self._live:
             self.resized(storage)
             return
-        number, place = self._next, self.place(tensor)
+        number, place = self.next_number, self.place(tensor)
         pinned = pinned and place is Place.HOST
         size = _held_bytes(storage, pinned=pinned)
-        self._next += 1
+        self.next_number += 1
 
         def free(_: object) -> None:
             size = self._live.pop(key).size
@@ -90,7 +91,7 @@ class Ledger:
             if number in self.kept:
                 self.kept[number] = len(self.events)
             else:
-                self._add(-size, place, number, operator=-1)
+                self._add(-size, place, number)
 
         self._live[key] = _Live(number, size, place, weakref.ref(storage, free), pinned)
         if place is Place.DEVICE:
@@ -119,12 +120,12 @@ class Ledger:
         """Record workspaces that a kernel allocates and frees before it returns."""
         taken = []
         for size in sizes:
-            self._add(size, place, self._next)
-            self.categories[self._next] = Category.TEMPORARY
-            taken.append((self._next, size))
-            self._next += 1
+            self._add(size, place, self.next_number)
+            self.categories[self.next_number] = Category.TEMPORARY
+            taken.append((self.next_number, size))
+            self.next_number += 1
         for number, size in reversed(taken):
-            self._add(-size, place, number, operator=-1)
+            self._add(-size, place, number)
 
     def empty_cache(self) -> None:
         """Record that the caching allocator gives its cache back to the device."""
@@ -135,14 +136,6 @@ class Ledger:
         if in_backward not in self._multiplied:
             self._multiplied.add(in_backward)
             self.events.append(MemoryEvent(0, Place.DEVICE, CUBLAS_WORKSPACE, len(self.operators)))
-
-    def number(self, storage: torch.UntypedStorage) -> int:
-        """Return the number of a live storage, which no other one of the trace has.
-
-        Raises:
-            KeyError: it was never recorded: its tensors are on the meta device.
-        """
-        return self._live[storage._cdata].number
 
     def address(self, storage: torch.UntypedStorage) -> int:
         """Return an address for a storage, which is not used again and so far from others that no two views share one.
@@ -182,24 +175,19 @@ class Ledger:
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Record that a tensor's storage stays allocated when its last tensor is destroyed."""
-        self.kept.setdefault(self.number(storage_of(tensor)), None)
+        self.kept.setdefault(self._live[storage_of(tensor)._cdata].number, None)
 
     def record_leaked_copy(self, tensor: torch.Tensor, share: float) -> None:
         """Record a storage of a share of a tensor's size that stays allocated without a tensor."""
-        self._add(round(share * storage_of(tensor).nbytes()), self.place(tensor), self._next)
-        self.kept[self._next] = len(self.events)
-        self._next += 1
+        self._add(round(share * storage_of(tensor).nbytes()), self.place(tensor), self.next_number)
+        self.kept[self.next_number] = len(self.events)
+        self.next_number += 1
 
     def tag_live(self, category: Category, *, since: int = 0) -> None:
         """Set the category of every live storage that has none and whose number is at least ``since``."""
         for known in self._live.values():
             if known.number >= since:
                 self.categories.setdefault(known.number, category)
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next storage."""
-        return self._next
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -210,9 +198,9 @@ class Ledger:
         finally:
             self.phases.append(Phase(name, first_event, len(self.events), first_operator, len(self.operators)))
 
-    def _add(self, change_bytes: int, place: Place, number: int, operator: int | None = None) -> None:
+    def _add(self, change_bytes: int, place: Place, number: int) -> None:
         if change_bytes:
-            operator = len(self.operators) if operator is None else operator
+            operator = len(self.operators) if change_bytes > 0 else -1
             self.events.append(MemoryEvent(change_bytes, place, number, operator))
 
 

@@ -31,10 +31,7 @@ def _faked(meta: torch.Tensor, device: torch.device, fake: FakeTensorMode) -> Fa
         _attributes[device] = {name: value for name, value in first.__dict__.items() if value is not fake}
         return first
     made = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
-    if fake._allow_unsafe_data_ptr_access:
-        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
-    else:
-        torch._C._set_throw_on_mutable_data_ptr(made)
+    torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
     made.__dict__.update(kept)
     made.fake_mode = fake
     return made

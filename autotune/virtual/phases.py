@@ -21,10 +21,7 @@ def step_name(number: int) -> str:
 def inside(trace: Trace, step: Phase, name: str) -> list[Phase]:
     """Return the phases with a name that lie within a step, in order."""
     found = (phase for phase in trace.phases if phase.name == name)
-    return sorted(
-        (phase for phase in found if step.first_event <= phase.first_event < step.end_event),
-        key=lambda phase: phase.first_event,
-    )
+    return [phase for phase in found if step.first_event <= phase.first_event < step.end_event]
 
 
 def micro_batches(trace: Trace, step: Phase) -> list[Phase]:

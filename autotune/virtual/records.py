@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
@@ -213,14 +213,18 @@ def _peaks(trace: Trace, place: Place, stretches: Iterable[tuple[int, int]]) -> 
     levels = _levels(trace, place)
     # Each is the number of events after which a range is at its peak.
     highest = [first + levels[first : end + 1].index(max(levels[first : end + 1])) for first, end in stretches]
-    parts: dict[int, dict[str, int]] = {}
+    parts = dict(held_after(trace, place, sorted(set(highest))))
+    return [Peak(levels[taken], parts[taken]) for taken in highest]
+
+
+def held_after(trace: Trace, place: Place, counts: Iterable[int]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Yield rising numbers of events, each with the live bytes at a place after so many, by category."""
     held: dict[Category, int] = {}
     counted = 0
-    for taken in sorted(set(highest)):
+    for taken in counts:
         for event in trace.events[counted:taken]:
             if event.place is place:
                 category = trace.categories.get(event.storage, Category.TEMPORARY)
                 held[category] = held.get(category, 0) + event.change_bytes
         counted = taken
-        parts[taken] = {category.value: size for category, size in held.items() if size}
-    return [Peak(levels[taken], parts[taken]) for taken in highest]
+        yield taken, {category.value: size for category, size in held.items() if size}

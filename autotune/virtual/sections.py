@@ -11,7 +11,7 @@ from operator import not_
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP, StepProgram
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
-from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Position, Trace
+from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Position, Trace, held_after
 
 # Looked up for every event: an enumeration's own `value` takes longer.
 _NAMES = {category: category.value for category in Category}
@@ -97,11 +97,7 @@ def _highest(moments: Iterable[_Moment]) -> _Moment:
 
 def _held(trace: Trace, event: int) -> _Moment:
     """Return the device's live bytes before an event, by category, as a moment of no operator."""
-    levels: dict[str, int] = defaultdict(int)
-    for before in trace.events[:event]:
-        if before.place is Place.DEVICE:
-            levels[_NAMES[trace.categories.get(before.storage, Category.TEMPORARY)]] += before.change_bytes
-    return _Moment(event, None, {name: size for name, size in levels.items() if size})
+    return _Moment(event, None, dict(held_after(trace, Place.DEVICE, [event]))[event])
 
 
 def _in_step(trace: Trace, step: Phase, program: StepProgram) -> Iterator[tuple[Part, Phase]]:

@@ -95,7 +95,8 @@ def trace(
             stack.enter_context(patch)
         mode = VirtualMode(ledger, fake, *kernels)
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
-        stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
+        # A bound method would not get the tensor.
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", lambda tensor: mode.tolist(tensor)))  # noqa: PLW0108
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from autotune.virtual import softmax
 from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.tensors import argument, changes, operator_name, tensors_of, type_of_device
+from autotune.virtual.workspaces import further_bytes
 
 _aten = torch.ops.aten
 
@@ -110,8 +110,7 @@ def operator_work(
     elif func.namespace == "fsdp" and packet.__name__ == "all_gather_copy_in":
         # Of the buffer that it is given for the shards of all ranks, it writes its own.
         bytes_read = bytes_written = sum(map(_touched, args[0]))
-    if packet in softmax.KERNELS:
-        bytes_read += softmax.further_bytes(func, args, kwargs)
+    bytes_read += further_bytes(func, args, kwargs)
     flops = _flops(func, args, kwargs, result)
     kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
     if flops is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -114,7 +113,7 @@ class Driver(SimpleNamespace):
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     made = Driver(CARDS)
-    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.setattr("autotune.inspection.cuda.pynvml", made)
     return made
 
 

@@ -113,6 +113,19 @@ def _embedded(device: torch.device) -> None:
     embedding(torch.zeros(4096, dtype=torch.int64, device=device)).float().mean().backward()
 
 
+def _placed(device: torch.device) -> None:
+    """Put features of images in the place of their tokens, as models with images do."""
+    embedded = torch.empty(4, ROWS, WIDTH, dtype=torch.bfloat16, device=device, requires_grad=True)
+    features = torch.empty(2 * ROWS, WIDTH, dtype=torch.bfloat16, device=device, requires_grad=True)
+    mask = (torch.arange(ROWS, device=device) < ROWS // 2)[:, None].expand(4, ROWS, 1)
+    made = embedded.masked_scatter(mask, features)
+    made.backward(torch.empty_like(made))
+
+
+def _drawn(device: torch.device) -> None:
+    torch.multinomial(torch.ones(ROWS, WIDTH, device=device), 1)
+
+
 def _cast(device: torch.device) -> None:
     with device:
         layer = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
@@ -150,6 +163,9 @@ CASES: dict[str, Step] = {
     "indexed": _pointwise(_first_rows),
     "bias": _biased,
     "embedding": _embedded,
+    "layer_norm of another order": _pointwise(lambda given: functional.layer_norm(given.t(), (ROWS,))),
+    "images": _placed,
+    "drawn": _drawn,
     "cast": _cast,
     "offloaded": _offloaded,
     "emptied": _emptied,

@@ -131,6 +131,23 @@ def test_the_gradient_of_many_embedded_tokens_is_summed_by_segments(traced: dict
     assert 4 * WIDTH * (4096 // 10 + 2048) in traced["embedding"]["sizes"]
 
 
+def test_features_of_images_are_placed_by_sums_of_the_mask_and_their_gradient_is_found_by_its_places(
+    traced: dict[str, Any],
+) -> None:
+    elements = 4 * ROWS * WIDTH
+    # Of half of the elements, three indices each.
+    assert {8 * elements, 3 * 8 * elements // 2} <= set(traced["images"]["sizes"])
+
+
+def test_a_layer_norm_copies_what_is_not_contiguous(traced: dict[str, Any]) -> None:
+    # In the forward pass its input, in the backward pass that and the gradient.
+    assert traced["layer_norm of another order"]["sizes"].count(BYTES) == 4 + 3
+
+
+def test_a_token_is_drawn_by_a_random_number_for_each_probability(traced: dict[str, Any]) -> None:
+    assert traced["drawn"]["sizes"].count(4 * ROWS * WIDTH) == 2
+
+
 def test_autocast_casts_the_weight_before_the_input(traced: dict[str, Any]) -> None:
     weight, given = 2 * 4 * WIDTH * WIDTH, 2 * ROWS * WIDTH
     sizes = traced["cast"]["sizes"]

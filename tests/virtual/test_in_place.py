@@ -24,6 +24,14 @@ _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "index": lambda given, index: given[index],
     "logsumexp": lambda given, _: given.logsumexp(0),
     "isinf": lambda given, _: given.masked_fill(given.isinf(), 0.0),
+    "layer_norm of another order": lambda given, _: nn.functional.layer_norm(
+        given.detach().repeat(4, 1).view(16, 16, 256).transpose(0, 1), (256,), given[0]
+    ),
+    "cumprod of integers": lambda given, _: given[:, :1] * (given == 0).int().cumprod(-1)[:, :1],
+    "multinomial": lambda given, _: given[:, :1] * given.detach().exp().multinomial(1),
+    "gather in bfloat16": lambda given, index: given.bfloat16().gather(0, index[:, None]),
+    "scatter in bfloat16": lambda given, _: given.bfloat16().repeat(4, 1).max(-1)[0],
+    "mean in bfloat16": lambda given, _: given.bfloat16().repeat(4, 1).mean(-1),
 }
 
 

@@ -65,6 +65,14 @@ def test_a_gpu_is_alike_only_if_reductions_have_the_workspaces_that_they_have_on
     assert gpus.alike == alike
 
 
+def test_sums_over_rows_have_the_same_partial_results_in_either_order_of_the_dimensions() -> None:
+    given, total = _tensor(16_384, 512), _tensor(512)
+
+    taken = _on_ampere(_aten.sum.dim_IntList, (given, [0]), {}, total)
+
+    assert taken == _on_ampere(_aten.sum.dim_IntList, (given.t(), [1]), {}, total) != ()
+
+
 def test_cudnn_takes_one_block_for_deltas_and_gradients_of_queries_in_float32() -> None:
     query = _tensor(2, 8, 100, 64)
     backward = _aten._scaled_dot_product_cudnn_attention_backward.default

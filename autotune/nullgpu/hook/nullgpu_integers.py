@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 # Operators, in-place forms included, whose results programs look at.
 # fmt: off
 _OPERATORS = [
@@ -66,15 +68,11 @@ _SETTLED_SECONDS, _LONGEST_SETTLING_SECONDS = 0.02, 20.0
 def hook() -> None:
     """Replace operators at the first use of CUDA on null GPUs."""
     if os.environ.get("NULLGPU_DEVICE") and os.environ.get("NULLGPU_INTEGERS", "1") != "0":
-        import torch
-
         torch.cuda._lazy_call(install)
 
 
 def install() -> int:
     """Replace the CUDA kernels of the operators, and return of how many overloads."""
-    import torch
-
     if _libraries:
         return 0
     library = torch.library.Library("aten", "IMPL")
@@ -132,16 +130,12 @@ def _autograd_threads() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def _overloads(name: str) -> Iterator[Any]:
-    import torch
-
     packet = getattr(torch.ops.aten, name, None)
     for overload in packet.overloads() if packet is not None else ():
         yield getattr(packet, overload)
 
 
 def _has_cuda_kernel(full: str, form: str) -> bool:
-    import torch
-
     try:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CUDA")) or form in _OF_ALL_DEVICES
     except RuntimeError:
@@ -154,8 +148,6 @@ def _replace(library: Any, full: str, kernel: Callable[..., Any]) -> None:
 
 def _on_host(overload: Any, original: Any, *, shaped_by_values: bool) -> Callable[..., Any]:
     """Return a kernel that computes small calls of an operator on the host, and leaves the others to the original."""
-    import torch
-
     of_tensors = [str(argument.type) == "Tensor" for argument in overload._schema.arguments]
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,8 +220,6 @@ def _last_index(overload: Any, original: Any) -> Callable[..., Any]:
 
 def _host(value: Any) -> Any:
     """Return the same arguments with CPU tensors on the same bytes in place of CUDA tensors."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return _alias(value) if value.device.type == "cuda" else value
     if isinstance(value, (list, tuple)):
@@ -241,8 +231,6 @@ def _host(value: Any) -> Any:
 
 def _alias(tensor: Any) -> Any:
     """Return a CPU tensor on the bytes of a CUDA tensor."""
-    import torch
-
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -254,8 +242,6 @@ def _alias(tensor: Any) -> Any:
 
 def _tensors(value: Any) -> Iterator[Any]:
     """Yield the tensors among arguments or results."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -265,8 +251,6 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 def _small(tensors: list[Any]) -> bool:
     """Return whether all are plain tensors, and few enough elements to be computed on the host."""
-    import torch
-
     if any(type(each) is not torch.Tensor or each.layout is not torch.strided for each in tensors):
         return False
     numbers = sum(each.numel() for each in tensors if each.is_floating_point() or each.is_complex())

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+from torch.optim import optimizer
+
 from . import completions, longest, places
 
 # A rank that ends while another still reads what they exchanged would fail that one.
@@ -58,14 +61,11 @@ class Followed:
 
     def follow(self) -> None:
         """Register this object's hooks with PyTorch."""
-        import torch
-        from torch.optim import optimizer
-
         optimizer.register_optimizer_step_pre_hook(self._enters_step)
         optimizer.register_optimizer_step_post_hook(self._leaves_step)
         torch.cuda._lazy_call(self._uses_cuda)
         for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
-            self._keep_peaks(torch._C, name)
+            self._keep_peaks(name)
         iterate = torch.utils.data.DataLoader.__iter__
 
         def iterated(loader: Any) -> Any:
@@ -84,17 +84,13 @@ class Followed:
         os.register_at_fork(after_in_child=self._begin)
 
     def _uses_cuda(self) -> None:
-        import torch
-
         self.record["uses_cuda"] = True
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None:
-            attach(self._runs_out)
+        torch._C._cuda_attach_out_of_memory_observer(self._runs_out)
         self._write()
 
-    def _keep_peaks(self, module: Any, name: str) -> None:
+    def _keep_peaks(self, name: str) -> None:
         """Keep a peak that the script itself resets."""
-        original = getattr(module, name, None)
+        original = getattr(torch._C, name, None)
         if original is None:
             return
 
@@ -102,12 +98,10 @@ class Followed:
             self._note_peaks()
             return original(device)
 
-        setattr(module, name, reset)
+        setattr(torch._C, name, reset)
         self._reset = self._reset or original
 
     def _note_peaks(self) -> None:
-        import torch
-
         for device in range(torch.cuda.device_count()):
             reserved = torch.cuda.max_memory_reserved(device)
             if reserved:
@@ -175,8 +169,6 @@ class Followed:
 
     def _close(self, step: int) -> None:
         """Write down the peaks since the last time; step 0 is all before the first batch."""
-        import torch
-
         if not torch.cuda.is_initialized():
             return
         self._note_peaks()
@@ -194,8 +186,6 @@ class Followed:
         self._write()
 
     def _runs_out(self, device: int, requested: int, allowed: int, free: int) -> None:
-        import torch
-
         # A step that this ends is never left.
         self._depth.clear()
         with contextlib.suppress(Exception):
@@ -266,8 +256,6 @@ class Followed:
 
 def _ranks() -> dict[str, int]:
     """Return this process's rank, and how many ranks there are on this machine: by PyTorch, else by the launcher."""
-    import torch
-
     variables = {name: int(os.environ.get(name) or 0) for name in ("RANK", "LOCAL_WORLD_SIZE")}
     rank, local = variables["RANK"], variables["LOCAL_WORLD_SIZE"]
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from torch.utils import data
+
 from .rows import Sizes, UnmeasuredError, sizes
 
 # Sampling loops that never end have no length; those with one are read as a whole.
@@ -36,8 +38,6 @@ class LargestFirst:
 
     def _choice(self) -> Sequence[int] | None:
         """Return the rows that the sampler may draw at some time, or None if they are known only after drawing."""
-        from torch.utils import data
-
         drawing_any = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
         return range(len(self._sizes.rows)) if isinstance(self._sampler, drawing_any) else None
 
@@ -83,8 +83,6 @@ def order(loader: Any) -> Sizes:
     Raises:
         UnorderedError: it has to stay as it is.
     """
-    from torch.utils import data
-
     dataset = loader.dataset
     if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise UnorderedError("its dataset is iterated, and has no rows by index")
@@ -113,13 +111,11 @@ def _innermost(loader: Any) -> Any:
     Raises:
         UnorderedError: batches are made by another class, which may look at the rows.
     """
-    import torch
-
     holder = loader.batch_sampler
     if holder is None:
         raise UnorderedError("it makes no batches (batch_size=None)")
     while hasattr(holder, "batch_sampler"):
         holder = holder.batch_sampler
-    if type(holder) is not torch.utils.data.BatchSampler:
+    if type(holder) is not data.BatchSampler:
         raise UnorderedError(f"its batches are made by a batch sampler of its own, {type(holder).__name__}")
     return holder

@@ -68,10 +68,10 @@ class Column:
         unmeasured: whether it has images or sounds.
     """
 
-    def __init__(self, unit: str = "", *, unmeasured: bool = False) -> None:
+    def __init__(self, unit: str = "") -> None:
         self.sizes = array("q")
         self.unit = unit
-        self.unmeasured = unmeasured
+        self.unmeasured = False
 
     def add(self, row: int, size: int, unit: str) -> None:
         """Add the size of the field in a row; of several fields without a name, the largest counts."""
