@@ -30,8 +30,6 @@ _ALIKE = 16
 """Candidates after which a search ends if none could be run, all for the same reason."""
 _WORTH = 0.001
 """Least expected improvement, as a share of the best rate, for which a candidate is traced."""
-_BEST = 3
-"""Best candidates whose changes are considered."""
 _RANDOM = 100
 """Random candidates that are considered as well."""
 _STEPS = 3
@@ -168,7 +166,8 @@ class Improvements:
         fastest = misfits[int(np.argmax(rates))]
         if rates.max() <= math.log(best.tokens_per_second or 1.0):
             return []
-        return [each for each in self._changes(fastest) if self._is_open(each)]
+        changes = [each for each in self._changes(fastest) if self._is_open(each)]
+        return [each for each, chance in zip(changes, self._chances(changes), strict=True) if chance]
 
     def _need(self) -> Figure:
         """Return the need of candidates, over the memory there is."""
@@ -195,10 +194,8 @@ class Improvements:
         return np.asarray(chances(self._codes, ran, candidates) >= LIKELY, float)
 
     def _pool(self, best: Estimate, need: Figure, rate: Figure) -> list[Candidate]:
-        """Return open candidates: changes of the best ones, random ones, and changes of the most promising of these."""
-        starts = [each.candidate for each in self._traced()[:_BEST]]
-        pool = dict.fromkeys(change for each in starts for change in self._changes(each))
-        pool.update(dict.fromkeys(self._by_chance()))
+        """Return open candidates: changes of the best one, random ones, and changes of the most promising of these."""
+        pool = dict.fromkeys((*self._changes(best.candidate), *self._by_chance()))
         considered = [each for each in pool if self._is_open(each)]
         for _ in range(_STEPS if considered else 0):
             first = considered[int(np.argmax(self._gains(best, considered, need, rate)))]
