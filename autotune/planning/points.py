@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import lcm
 
 from autotune.core.batch_geometry import Layout, Shape
@@ -10,9 +10,8 @@ from autotune.core.gpu import Gpu
 from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.traced import TraceRequest
 from autotune.core.workload import Workload
-from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.series import LAYERS_AT_EDGES
 from autotune.techniques.traits import impact_in
 from autotune.trainers import find_trainer
@@ -54,11 +53,6 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
     while first < max(_FEWEST, start + period * (_WITH_EDGES if edges else 1)):
         first += period
     return (layers,) if first + period >= layers else (first, first + period)
-
-
-def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], replies: Mapping[int, TraceReply]) -> Fit:
-    """Return what follows for a micro-batch from the traces of a plan at its depths."""
-    return Fit(replies, len(layer_kinds), edges=impact_in(plan).gathers_ahead)
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:

@@ -15,12 +15,12 @@ from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times, memory_estimate
 from autotune.planning.extrapolation.series import Levels
-from autotune.planning.points import depths_of, fit_of, trace_request
+from autotune.planning.points import depths_of, trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.attention import unmasked_may_need_more
-from autotune.techniques.traits import untimed
+from autotune.techniques.traits import impact_in, untimed
 from autotune.trainers import find_trainer
 
 Size = tuple[Layout, Shape]
@@ -284,7 +284,7 @@ class PlanTracer:
             failed = next((reply for reply in found.values() if isinstance(reply, Untraceable)), None)
             if failed is not None:
                 return failed
-            fits[size] = fit_of(plan, self._layer_kinds, good)
+            fits[size] = Fit(good, len(self._layer_kinds), edges=impact_in(plan).gathers_ahead)
         at_worst = {size: sized.at_worst(size, fits) for size in self._largest(sized)}
         layout, shape = decisive = max(at_worst, key=lambda size: at_worst[size].reserved_bytes)
         worst, timed = at_worst[decisive], fits.keys() >= sized.sizes(timed=True).keys()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -121,31 +121,18 @@ class ServerTracer:
         """
         # Not in a thread: an interrupted command has to end while its server starts, too.
         self.server.wait()
-        left = dict(enumerate(requests))
-        found: dict[int, Traced] = {}
         self._given_up = False
-
-        def run() -> None:
-            if (index := self._next(left)) is not None:
-                found[index] = self._traced(requests[index])
-
         with ThreadPoolExecutor(self._count) as pool:
-            running = [pool.submit(run) for _ in requests]
+            running = [pool.submit(self._traced, request) for request in requests]
             try:
-                yield from self._in_order(running, found)
+                self._listener(Tracing(0, len(running)))
+                for done, job in enumerate(running, start=1):
+                    traced = job.result()
+                    self._listener(Tracing(done, len(running)))
+                    yield traced
             except BaseException:
                 self._give_up(running)
                 raise
-
-    def _next(self, left: dict[int, TraceRequest]) -> int | None:
-        """Take the index of the next request: the first one, preferably of those for which a worker is idle."""
-        with self._lock:
-            if self._given_up or not left:
-                return None
-            known = {libraries for libraries, _ in self._idle}
-            index = next((index for index, request in left.items() if _libraries(request) in known), next(iter(left)))
-            del left[index]
-            return index
 
     def _traced(self, request: TraceRequest) -> Traced:
         """Return the result of a request.
@@ -195,20 +182,11 @@ class ServerTracer:
             else:
                 worker.close()
 
-    def _in_order(self, running: Sequence[Future[None]], found: Mapping[int, Traced]) -> Iterator[Traced]:
-        """Yield what is found by its index until all is traced, or the first error, and report progress."""
-        yielded = 0
-        self._listener(Tracing(0, len(running)))
-        for done, ended in enumerate(as_completed(running), start=1):
-            ended.result()
-            self._listener(Tracing(done, len(running)))
-            while yielded in found:
-                yield found[yielded]
-                yielded += 1
-
-    def _give_up(self, running: Sequence[Future[None]]) -> None:
+    def _give_up(self, running: Sequence[Future[Traced]]) -> None:
         """End all traces that run: threads wait for them, and an interrupted command has to end now."""
         self._given_up = True
+        for job in running:
+            job.cancel()
         while not all(job.done() for job in running):
             with self._lock:
                 for worker in self._busy:

@@ -1,11 +1,11 @@
-"""The search by traces: traces next the candidates that may be faster than the best so far, by a Gaussian process."""
+"""The search by traces: traces next the candidates that are expected to improve the best so far the most."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, Runner, rank
 from autotune.study.conflicts import legal_changes, next_smaller
-from autotune.study.gaussian import LIKELY, Array, Codes, Figure, chances
+from autotune.study.gaussian import LIKELY, Array, Codes, Figure, below, chances, expected_improvement
 from autotune.study.problem import Problem
 
 Batch = Sequence[Candidate]
@@ -25,17 +25,11 @@ of them."""
 _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
 _PATIENCE = 24
-"""Candidates in a row that bring nothing faster, after which only uncertain ones are run; after twice as many, none."""
+"""Candidates in a row that bring nothing better, after which only changes of the fastest misfit are left to run."""
 _ALIKE = 16
 """Candidates after which a search ends if none could be run, all for the same reason."""
-_WORTH = 0.002
-"""Share of speed or memory that a candidate has to gain to count."""
-_BEST = 3
-"""Best candidates whose changes are considered, and as many that would be faster and do not fit."""
-_DOUBT = 2.0
-"""Standard deviations by which rates may be underestimated at last: the gain of one choice depends on the others.
-Examples: LoRA of attention alone is a quarter faster than LoRA of all layers with packed rows, and a tenth with padded
-rows and 4-bit weights; how much slower fewer rows are depends on such weights, dequantised for each micro-batch."""
+_WORTH = 0.001
+"""Least expected improvement, as a share of the best rate, for which a candidate is traced."""
 _RANDOM = 100
 """Random candidates that are considered as well."""
 _STEPS = 3
@@ -83,9 +77,9 @@ class Improvements:
     """A search from the baseline and the documented recipes, in the order of :meth:`proposals`.
 
     Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
-    a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next; at last,
-    changes of the fastest that did not fit, and what may be faster if it is underestimated by a lot. While nothing
-    fits, those that may need the least do. Choices that rules forbid are considered with changes that make them legal.
+    a few choices, or are random, the ones with the largest expected improvement come next; at last, changes of the
+    fastest that did not fit. While nothing fits, or no speed is known, what improves is the need of memory. Choices
+    that rules forbid are considered with changes that make them legal.
 
     Args:
         starts: what is run first after the baseline; None: the recipes.
@@ -118,26 +112,15 @@ class Improvements:
             yield from self._new(self._changes(baseline))
             best = self._best()
         since = 0
-        while best is not None and (batch := next(filter(None, self._attempts(best, since)), None)):
+        while best is not None and (
+            batch := (self._promising(best) if since < _PATIENCE else []) or self._neighbours_of_fastest_misfit(best)
+        ):
             yield batch
             found = self._best() or best
             since = 0 if _better(found, best) else since + len(batch)
             best = found
         if best is not None:
-            yield from self._rows_for_the_table(self._best() or best)
-
-    def _attempts(self, best: Estimate, since: int) -> Iterator[Batch]:
-        """Yield batches that may be empty, of which the first that is not comes next.
-
-        Args:
-            since: candidates in a row that brought nothing better.
-        """
-        if since < _PATIENCE:
-            yield self._promising(best)
-        if best.fits:
-            yield self._neighbours_of_fastest_misfit(best)
-        if best.fits and since < 2 * _PATIENCE:
-            yield self._promising(best, _DOUBT)
+            yield from self._rows_for_the_table(best)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
         """Run the candidates that are legal and were not run."""
@@ -155,19 +138,15 @@ class Improvements:
     def _best(self) -> Estimate | None:
         return next(iter(self._traced()), None)
 
-    def _promising(self, best: Estimate, doubt: float = 1.0) -> list[Candidate]:
-        """Return the next batch: the most promising candidate, then the next as if that one were as expected.
-
-        Args:
-            doubt: standard deviations by which a rate may be underestimated; above 1, only what may fit is considered.
-        """
+    def _promising(self, best: Estimate) -> list[Candidate]:
+        """Return the next batch: the most promising candidate, then the next as if that one were as expected."""
         need, rate = self._need(), self._rate()
-        pool = self._pool(best, need, rate, doubt)
+        pool = self._pool(best, need, rate)
         batch: list[Candidate] = []
         while pool and len(batch) < _TOGETHER:
-            scores = self._scores(best, pool, need, rate, doubt)
-            index = int(np.argmax(scores))
-            if scores[index] == -np.inf:
+            gains = self._gains(best, pool, need, rate)
+            index = int(np.argmax(gains))
+            if gains[index] < _WORTH:
                 break
             chosen = pool.pop(index)
             batch.append(chosen)
@@ -180,17 +159,15 @@ class Improvements:
         A choice may free memory with one other choice alone: there is little to offload where all layers are
         checkpointed.
         """
-        larger = self._larger(self._rate())
-        fastest = next(iter(larger), None)
-        if fastest is None or larger[fastest] <= _least_worth(best):
+        misfits, rate = [each.candidate for each in self._traced() if not each.fits], self._rate()
+        if not best.fits or not misfits or not rate.predicted:
             return []
-        changes = (each for each in self._changes(fastest) if self._is_open(each))
-        return [each for each in changes if self._problem.ordered.isdisjoint(each.differences(fastest))]
-
-    def _larger(self, rate: Figure) -> dict[Candidate, float]:
-        """Return what does not fit with the logarithms of the expected rates, the fastest first."""
-        found = [each.candidate for each in self._traced() if not each.fits]
-        return dict(sorted(zip(found, rate(found).mean, strict=True), key=lambda each: -each[1]))
+        rates = rate(misfits).mean
+        fastest = misfits[int(np.argmax(rates))]
+        if rates.max() <= math.log(best.tokens_per_second or 1.0):
+            return []
+        changes = [each for each in self._changes(fastest) if self._is_open(each)]
+        return [each for each, chance in zip(changes, self._chances(changes), strict=True) if chance]
 
     def _need(self) -> Figure:
         """Return the need of candidates, over the memory there is."""
@@ -198,44 +175,31 @@ class Improvements:
 
     def _rate(self) -> Figure:
         """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
-        known = self.known.values()
-        scaled = {each.candidate: each.scaled_tokens_per_second or each.tokens_per_second for each in known}
-        exact = {each.candidate: each.tokens_per_second for each in known}
-        return Figure(self._codes, _logarithms(scaled), _logarithms(exact))
+        rates = {each.candidate: each.tokens_per_second or each.scaled_tokens_per_second for each in self._traced()}
+        return Figure(self._codes, {each: math.log(rate) for each, rate in rates.items() if rate}, {})
 
-    def _scores(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure, doubt: float) -> Array:
-        """Return what candidates are ordered by; minus infinity for what is not worth a trace.
-
-        What may fit and be faster than the best comes first, by the rate that it may have; then what would be faster
-        and should not fit, by the memory that it may need.
-        """
-        expected = need(pool)
-        least = expected.mean - expected.untraced
+    def _gains(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure) -> Array:
+        """Return the expected improvement by each candidate, as a share of the best rate, or of the least need."""
+        expected, chance = need(pool), self._chances(pool)
         if not best.fits or not rate.predicted:
-            return -least
+            return np.asarray(chance * expected_improvement(_excess(best) - expected.mean, expected.untraced))
+        fits = below(-expected.mean, expected.untraced)
         expected = rate(pool)
-        gain = expected.mean + doubt * expected.untraced - _least_worth(best)
-        return np.where(gain <= 0, -np.inf, np.where(least > 0, -least if doubt == 1 else -np.inf, gain))
+        ahead = expected.mean - math.log(best.tokens_per_second or 1.0)
+        return np.asarray(chance * fits * expected_improvement(ahead, expected.untraced))
 
-    def _can_run(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates that can probably be run: what fails is often one choice, whatever the others are."""
-        found = chances(self._codes, {each: run.memory is not None for each, run in self.known.items()}, candidates)
-        return [each for each, chance in zip(candidates, found, strict=True) if chance >= LIKELY]
+    def _chances(self, candidates: Sequence[Candidate]) -> Array:
+        """Return 0 for what can probably not be run, and 1 for all else: what fails is often one choice alone."""
+        ran = {each: run.memory is not None for each, run in self.known.items()}
+        return np.asarray(chances(self._codes, ran, candidates) >= LIKELY, float)
 
-    def _pool(self, best: Estimate, need: Figure, rate: Figure, doubt: float) -> list[Candidate]:
-        """Return open candidates: changes of the best and of what would be faster, and random ones."""
-        traced = [each.candidate for each in self._traced()]
-        starts = [*traced[:_BEST], *itertools.islice(self._larger(rate), _BEST)]
-        pool = {change: None for each in starts for change in self._changes(each)}
-        pool.update(dict.fromkeys(self._by_chance()))
-        considered = self._can_run([each for each in pool if self._is_open(each)])
-        for _ in range(_STEPS):
-            if not considered:
-                break
-            first = considered[int(np.argmax(self._scores(best, considered, need, rate, doubt)))]
-            further = self._can_run([e for e in self._changes(first) if e not in pool and self._is_open(e)])
-            if not further:
-                break
+    def _pool(self, best: Estimate, need: Figure, rate: Figure) -> list[Candidate]:
+        """Return open candidates: changes of the best one, random ones, and changes of the most promising of these."""
+        pool = dict.fromkeys((*self._changes(best.candidate), *self._by_chance()))
+        considered = [each for each in pool if self._is_open(each)]
+        for _ in range(_STEPS if considered else 0):
+            first = considered[int(np.argmax(self._gains(best, considered, need, rate)))]
+            further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
             pool.update(dict.fromkeys(further))
             considered += further
         return considered
@@ -279,21 +243,10 @@ def _excess(estimate: Estimate) -> float:
     return math.log(max(1, memory.device_bytes) / max(1, memory.device_bytes + spare_bytes))
 
 
-def _logarithms(rates: Mapping[Candidate, float | None]) -> dict[Candidate, float]:
-    return {candidate: math.log(rate) for candidate, rate in rates.items() if rate}
-
-
-def _least_worth(best: Estimate) -> float:
-    """Return the logarithm of the rate above which a candidate is faster than the best by a share that counts."""
-    return math.log((best.tokens_per_second or 1.0) * (1 + _WORTH))
-
-
 def _better(found: Estimate, best: Estimate) -> bool:
     """Return whether a result is better than another by a share that counts."""
-    if rank(found) >= rank(best) or found.memory is None:
-        return False
-    if best.memory is None or found.fits != best.fits:
-        return True
+    if found.fits != best.fits or best.memory is None or found.memory is None:
+        return rank(found) < rank(best)
     if found.fits and (found.tokens_per_second or best.tokens_per_second):
-        return math.log(found.tokens_per_second or 1.0) > _least_worth(best)
+        return (found.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0) * (1 + _WORTH)
     return found.memory.device_bytes < best.memory.device_bytes * (1 - _WORTH)

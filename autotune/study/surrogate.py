@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.gaussian import LIKELY, Array, Codes, Figure, chances
+from autotune.study.gaussian import LIKELY, Array, Codes, Figure, below, chances, expected_improvement
 from autotune.study.problem import Record
 from autotune.study.trial_documents import violation
 
@@ -19,9 +18,6 @@ _LEAST = -0.99
 
 _BROKEN = frozenset({ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED})
 """Results of a probe that say something about its choices, whatever the memory and the time."""
-
-_CERTAIN = 1e-9
-"""Smallest standard deviation of a logarithm that is divided by."""
 
 
 class Surrogate:
@@ -111,18 +107,10 @@ class Surrogate:
         counts as known.
         """
         need, rate = self._need(candidates), self._rate(candidates)
-        unknown = need.untraced if self._need.predicted else need.unmeasured
-        fits = _below(-need.mean / np.maximum(unknown, _CERTAIN))
+        fits = below(-need.mean, need.untraced if self._need.predicted else need.unmeasured)
         best = self._rate(standing).mean.max() if standing else rate.mean.max()
-        ahead = rate.mean - best
-        deviation = np.maximum(np.hypot(rate.untraced, rate.unmeasured), _CERTAIN)
-        faster = np.exp(ahead + deviation**2 / 2) * _below(ahead / deviation + deviation)
-        return np.asarray(self._chances(candidates) * fits * (faster - _below(ahead / deviation)))
-
-
-def _below(deviations: Array) -> Array:
-    """Return the probability that a normal variable is below its mean plus so many standard deviations."""
-    return np.asarray([(1 + math.erf(each / math.sqrt(2))) / 2 for each in deviations])
+        improvement = expected_improvement(rate.mean - best, np.hypot(rate.untraced, rate.unmeasured))
+        return np.asarray(self._chances(candidates) * fits * improvement)
 
 
 def _lacked_device_memory(record: Record) -> bool:

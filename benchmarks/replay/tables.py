@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
 from autotune.inspection.space_file import load
+from autotune.study.problem import Problem
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 
@@ -100,6 +102,24 @@ class Table:
         problem = self.problem()
         recorded = frozenset(row.candidate for row in self.rows)
         return RecordedProblem(problem.trainer, problem.space, problem.setting, recorded)
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A problem whose knobs come in another order."""
+
+    problem: Problem
+    seed: int
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.problem, name)
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
+        """The choices of every knob, in another order."""
+        knobs = list(self.problem.choices)
+        random.Random(self.seed).shuffle(knobs)
+        return {knob: self.problem.choices[knob] for knob in knobs}
 
 
 class RecordedRunner:

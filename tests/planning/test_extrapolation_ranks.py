@@ -11,11 +11,13 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
+from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.planning.points import depths_of, fit_of
+from autotune.planning.points import depths_of
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.techniques.sharding import zero_stage
+from autotune.techniques.traits import impact_in
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 
@@ -114,7 +116,7 @@ def _foretold(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
     *small, full = _traced(worker, folder, source, plan, [*wanted, layers])
-    fit = fit_of(plan, kinds, dict(zip(wanted, small, strict=True)))
+    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=impact_in(plan).gathers_ahead)
     return fit.forecast(2), full
 
 
