@@ -78,7 +78,7 @@ def workload(
         model_source=ModelSource("/models/small"),
         dataset_source=DatasetSource("rows.jsonl", "json", "/data/rows.jsonl"),
         model=ModelProfile(
-            "/models/small", model_type, "LlamaForCausalLM", 1_000_000, layers, 512, 2048, None, linear_modules, True,
+            "/models/small", model_type, "LlamaForCausalLM", 1_000_000, layers, 512, 2048, linear_modules, True,
             "model-fingerprint", fused_experts=fused_experts,
         ),
         dataset=DatasetProfile(

@@ -128,7 +128,6 @@ class ModelProfile:
         layers: number of transformer layers.
         vocabulary: rows of the embedding.
         max_positions: largest number of positions that the model supports, or None if it has no limit.
-        experts: number of experts per layer, or None for a dense model.
         linear_modules: last names of the linear modules inside the layers, such as ``q_proj``.
         has_weights: whether loadable weights lie next to the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.
@@ -153,7 +152,6 @@ class ModelProfile:
     layers: int
     vocabulary: int
     max_positions: int | None
-    experts: int | None
     linear_modules: tuple[str, ...]
     has_weights: bool | None
     fingerprint: str

@@ -148,6 +148,29 @@ def control_groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
                     break
 
 
+def out_of_memory_kills(root: Path = Path("/")) -> int:
+    """Return the number of out-of-memory kills in this process's control group and those above it.
+
+    It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
+    whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.
+
+    Args:
+        root: of the file system in which ``proc`` and ``sys`` lie.
+    """
+    return sum(
+        _oom_kills(group / ("memory.oom_control" if "memory" in controllers else "memory.events"))
+        for controllers, group in control_groups(root)
+    )
+
+
+def _oom_kills(file: Path) -> int:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
 def _quota(group: Path) -> float | None:
     both = _words(group / "cpu.max") or [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
     if len(both) != 2 or not both[0].isdigit():  # "max" in version 2 and -1 in version 1 mean no limit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -19,7 +19,6 @@ from typing import IO, Any
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
-_SHOWN_BYTES = 4000
 # Longest wait at once: of the time for which this process was stopped meanwhile, no more counts into a time limit.
 _WAIT_SECONDS = 1.0
 # Variables by which torchrun, accelerate and DeepSpeed pass a process its rank in a group, and its engine
@@ -53,9 +52,6 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._unread = b""
-        # Neither limited to descriptors under 1,024, as select() is, nor a descriptor itself, as epoll is.
-        self._readable = selectors.PollSelector()
-        self._readable.register(end, selectors.EVENT_READ)
         self.ready = False
         self.pid: int | None = None
 
@@ -78,25 +74,22 @@ class Channel:
         Raises:
             ChannelClosed: the process has ended, or the channel is closed.
         """
-        if self._end.fileno() < 0:
-            raise ChannelClosed
-        left = timeout_seconds
+        left = math.inf if timeout_seconds is None else timeout_seconds
         while b"\n" not in self._unread:
-            wait_seconds = None if left is None else min(left, _WAIT_SECONDS)
-            began = time.monotonic()
-            readable = self._readable.select(wait_seconds)
-            if left is not None and wait_seconds is not None:
-                left -= min(wait_seconds, time.monotonic() - began) if readable else wait_seconds
-            if not readable and left is not None:
+            wait_seconds, began = min(left, _WAIT_SECONDS), time.monotonic()
+            try:
+                self._end.settimeout(wait_seconds)
+                received = self._end.recv(65536)
+            except (TimeoutError, BlockingIOError):
+                left -= wait_seconds
                 if left <= 0:
                     return None
                 continue
-            try:
-                received = self._end.recv(65536)
-            except OSError:
-                received = b""
+            except OSError as error:
+                raise ChannelClosed from error
             if not received:
                 raise ChannelClosed
+            left -= min(wait_seconds, time.monotonic() - began)
             self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
@@ -107,12 +100,11 @@ class Channel:
         return event
 
     def kill(self) -> None:
-        """Kill the process with its group; one that is still to be started will find the connection ended."""
-        with contextlib.suppress(OSError):
-            if self.pid is None:
-                self._end.shutdown(socket.SHUT_RDWR)
-            else:
-                os.killpg(self.pid, signal.SIGKILL)
+        """Kill the process with its group, if its end was not reported."""
+        # Another thread may receive that report meanwhile.
+        if (pid := self.pid) is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
 
     def disconnect(self) -> None:
         """Close this end, at which the process ends unless a job runs in it."""
@@ -171,7 +163,7 @@ class Started(Channel):
         self.pid = self._process.pid
 
     def start(self) -> Channel:
-        """Have the server start a process for jobs; return the connection, whose first event is that it is ready.
+        """Have the server start a process for jobs, and return the connection to it.
 
         Raises:
             ChannelClosed: the server has ended.
@@ -183,7 +175,10 @@ class Started(Channel):
             except OSError as error:
                 ours.close()
                 raise ChannelClosed from error
-        return Channel(ours)
+        process = Channel(ours)
+        while not process.ready:
+            process.receive()
+        return process
 
     def status(self) -> int | None:
         """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
@@ -212,7 +207,7 @@ def signal_name(number: int | None) -> str:
     return next((known.name for known in signal.Signals if known == number), "a real-time signal")
 
 
-def end_of(file: IO[bytes]) -> str:
+def end_of(file: IO[bytes], most_bytes: int = 4000) -> str:
     """Return the end of a file, whose other users go on where they were."""
     size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), _SHOWN_BYTES, max(0, size - _SHOWN_BYTES)).decode(errors="replace").strip()
+    return os.pread(file.fileno(), most_bytes, max(0, size - most_bytes)).decode(errors="replace").strip()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.inspection.cpu import control_groups
 from autotune.probing.channel import signal_name
 from autotune.probing.server import JobExit
 from autotune.units import format_bytes, format_duration
@@ -62,26 +60,3 @@ def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None
     if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
         return True
     return _DEVICE_OUT_OF_MEMORY in line.lower()
-
-
-def out_of_memory_kills(root: Path = Path("/")) -> int:
-    """Return the number of out-of-memory kills in this process's control group and those above it.
-
-    It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
-    whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.
-
-    Args:
-        root: of the file system in which ``proc`` and ``sys`` lie.
-    """
-    return sum(
-        _oom_kills(group / ("memory.oom_control" if "memory" in controllers else "memory.events"))
-        for controllers, group in control_groups(root)
-    )
-
-
-def _oom_kills(file: Path) -> int:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
@@ -23,7 +22,6 @@ from autotune.core.protocol import (
     CheckPackingReply,
     CheckPackingRequest,
     Failure,
-    InputProblem,
     Job,
     OperatorsReply,
     OperatorsRequest,
@@ -37,11 +35,13 @@ from autotune.core.scratch import is_temporary
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
-from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
-from autotune.probing.classify import classify, out_of_memory_kills
+from autotune.errors import AutotuneError, JobLostError
+from autotune.probing.channel import end_of
+from autotune.probing.classify import classify
 from autotune.probing.server import JobExit, JobServer, Worker, received_reply
 from autotune.units import format_duration
 
+Q = TypeVar("Q")
 R = TypeVar("R")
 _SHOWN_LINES = 5
 
@@ -54,7 +54,7 @@ def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_se
         JobLostError: it took longer than it may.
         AutotuneError: the job failed in another way; the message names its log.
     """
-    ending = _run(server, Job.PREPARE, request, folder, timeout_seconds)
+    ending = server.run(Job.PREPARE, request, folder, timeout_seconds)
     if ending.timed_out:
         raise JobLostError(
             f"Reading {request.model.name} and tokenising {request.dataset.name} was ended after "
@@ -64,73 +64,43 @@ def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_se
     return _expect(Workload, Job.PREPARE, ending, folder)
 
 
-def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path) -> CheckPackingReply:
-    """Compare packed with separate logits for each attention implementation, on a shrunken copy of the model.
-
-    Raises:
-        InputError: the model cannot be used.
-        AutotuneError: the job failed in another way; the message names its log.
-    """
-    return _ask(CheckPackingReply, server, Job.CHECK_PACKING, request, folder)
-
-
-def trace(
-    server: JobServer | Worker, request: TraceRequest, folder: Path, timeout_seconds: float | None = None
-) -> TraceReply:
-    """Run training steps of a plan on the virtual accelerator, with no GPU.
+@dataclass(frozen=True)
+class _Asks(Generic[Q, R]):
+    """A job as a function from a request to its reply.
 
     Raises:
         InputError: the model cannot be used, or the disk is full.
         JobLostError: another try may succeed.
-        AutotuneError: the step cannot be traced; the message names the operator or the combination.
+        AutotuneError: the job failed; the message names its log, or what cannot be traced.
     """
-    return _ask(TraceReply, server, Job.TRACE, request, folder, timeout_seconds)
+
+    job: Job
+    request: type[Q]
+    reply: type[R]
+
+    def __call__(self, server: JobServer | Worker, request: Q, folder: Path, timeout_seconds: float | None = None) -> R:
+        return _expect(self.reply, self.job, server.run(self.job, request, folder, timeout_seconds), folder)
 
 
-def read_command(server: JobServer, request: ReadCommandRequest, folder: Path) -> ReadCommand:
-    """Read a user's command with TRL's own parser and classes.
-
-    Raises:
-        AutotuneError: the job failed; the message names its log.
-    """
-    return _ask(ReadCommand, server, Job.READ_COMMAND, request, folder)
-
-
-def build(server: JobServer, request: TraceRequest, folder: Path) -> Built:
-    """Build the trainer of a plan on the virtual device, and return what TRL refuses, changes, or warns of.
-
-    Raises:
-        InputError: the model cannot be used.
-        AutotuneError: the job failed; the message names its log.
-    """
-    return _ask(Built, server, Job.BUILD, request, folder)
-
-
-def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> GpuSpeeds:
-    """Measure the CPU that the server's jobs run on.
-
-    Raises:
-        AutotuneError: the job failed; the message names its log.
-    """
-    return _ask(GpuSpeeds, server, Job.MEASURE_SPEEDS, request, folder)
-
-
-def measure_operators(
-    server: JobServer, request: OperatorsRequest, folder: Path, timeout_seconds: float | None = None
-) -> OperatorsReply:
-    """Measure operators on the device of the server's jobs.
-
-    Raises:
-        AutotuneError: the job failed; the message names its log.
-    """
-    return _ask(OperatorsReply, server, Job.MEASURE_OPERATORS, request, folder, timeout_seconds)
+check_packing = _Asks(Job.CHECK_PACKING, CheckPackingRequest, CheckPackingReply)
+"""Compares packed with separate logits for each attention implementation, on a shrunken copy of the model."""
+trace = _Asks(Job.TRACE, TraceRequest, TraceReply)
+"""Runs training steps of a plan on the virtual accelerator, with no GPU."""
+read_command = _Asks(Job.READ_COMMAND, ReadCommandRequest, ReadCommand)
+"""Reads a user's command with TRL's own parser and classes."""
+build = _Asks(Job.BUILD, TraceRequest, Built)
+"""Builds the trainer of a plan on the virtual device, and returns what TRL refuses, changes, or warns of."""
+measure_speeds = _Asks(Job.MEASURE_SPEEDS, SpeedsRequest, GpuSpeeds)
+"""Measures the CPU that the server's jobs run on."""
+measure_operators = _Asks(Job.MEASURE_OPERATORS, OperatorsRequest, OperatorsReply)
+"""Measures operators on the device of the server's jobs."""
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
     """Run training steps and return the measurement. A probe that fails is a measurement as well, not an exception.
 
-    A probe that is killed, and not for want of memory as far as can be seen, runs once more: what killed it may have
-    nothing to do with its candidate.
+    A probe that is killed, and not for want of memory as far as can be seen, runs once more where as much time is left:
+    what killed it may have nothing to do with its candidate.
 
     Args:
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
@@ -140,8 +110,9 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
         ProbeServerError: probes cannot be started at all.
     """
     ending, measurement = _probed(server, request, folder, timeout_seconds)
-    if ending.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
-        left = None if timeout_seconds is None else max(0.0, timeout_seconds - ending.wall_seconds)
+    left = None if timeout_seconds is None else timeout_seconds - ending.wall_seconds
+    is_time = left is None or left >= ending.wall_seconds
+    if ending.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED and is_time:
         again, measurement = _probed(server, request, folder, left)
         if again.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
             measurement = replace(measurement, reason=f"twice {measurement.reason}")
@@ -156,7 +127,7 @@ def _probed(
         measurement = _of_group(server, request, folder, timeout_seconds)
         ending = JobExit(time.monotonic() - began)
     else:
-        ending = _run(server, Job.PROBE, request, folder, timeout_seconds)
+        ending = server.run(Job.PROBE, request, folder, timeout_seconds)
         measurement = _measurement(ending, request, folder)
     return ending, replace(measurement, wall_seconds=ending.wall_seconds)
 
@@ -166,7 +137,7 @@ def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_se
 
     When a rank fails, the others are killed: they would wait for it in a collective operation for ever.
     """
-    count, kills_before = request.plan.launch.processes, out_of_memory_kills()
+    count = request.plan.launch.processes
     folders = [folder / RANK_FOLDER.format(rank=rank) for rank in range(count)]
     found: dict[int, Measurement] = {}
     failed: list[int] = []
@@ -183,8 +154,7 @@ def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_se
             for rank in range(count)
         }
         for ended in as_completed(running):
-            rank = running[ended]
-            ending = replace(ended.result(), kills=out_of_memory_kills() - kills_before)
+            rank, ending = running[ended], ended.result()
             if failed and ending.signal == signal.SIGKILL and not ending.kills:
                 continue
             found[rank] = _measurement(ending, request, folders[rank])
@@ -206,41 +176,13 @@ def _interrupt(workers: Iterable[Worker]) -> None:
 
 def _measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> Measurement:
     try:
-        return _replied(received_reply(folder, Measurement))
+        reply = received_reply(folder, Measurement)
     except ExchangeError as error:
         lines = last_lines(folder, 50)
         return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes)
-
-
-def _replied(reply: Measurement | InputProblem | Failure) -> Measurement:
-    if isinstance(reply, InputProblem):
-        raise _refused(reply)
     if isinstance(reply, Failure):
         return Measurement(ProbeStatus.CRASHED, f"{reply.kind}: {reply.message}")
     return reply
-
-
-def _refused(problem: InputProblem) -> InputError:
-    return (UnreadError if problem.unread else InputError)(problem.message, hint=problem.hint)
-
-
-def _run(server: JobServer | Worker, job: Job, request: object, folder: Path, timeout_seconds: float | None) -> JobExit:
-    """Run a job; return how it ended, with the number of processes that the kernel killed out of memory meanwhile."""
-    kills_before = out_of_memory_kills()
-    ending = server.run(job, request, folder, timeout_seconds)
-    return replace(ending, kills=out_of_memory_kills() - kills_before)
-
-
-def _ask(
-    expected: type[R],
-    server: JobServer | Worker,
-    job: Job,
-    request: object,
-    folder: Path,
-    timeout_seconds: float | None = None,
-) -> R:
-    """Run a job and return its reply."""
-    return _expect(expected, job, _run(server, job, request, folder, timeout_seconds), folder)
 
 
 def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
@@ -248,8 +190,6 @@ def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
         reply = received_reply(folder, expected)
     except ExchangeError as error:
         raise _failed(JobLostError, f"The job {job} {_lost(ending, error)}.", folder) from error
-    if isinstance(reply, InputProblem):
-        raise _refused(reply)
     if isinstance(reply, Failure):
         kind = JobLostError if reply.transient else AutotuneError
         failed = _failed(kind, f"A job failed with {reply.kind}: {reply.message.rstrip('.')}.", folder)
@@ -286,8 +226,7 @@ def last_lines(folder: Path, count: int) -> list[str]:
     """Return up to ``count`` of the last lines of a job's log that are not blank; none when there is no log."""
     try:
         with (folder / LOG_FILE).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
-            text = log.read().decode(errors="replace")
+            text = end_of(log, _READ_BYTES)
     except OSError:
         return []
     lines = [hidden(line.strip()) for line in text.splitlines()]

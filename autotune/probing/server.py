@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.core.protocol import Failure, InputProblem
 from autotune.core.scratch import is_temporary
-from autotune.errors import InputError, ProbeServerError
-from autotune.inspection.cpu import cpu_variables
+from autotune.errors import InputError, ProbeServerError, UnreadError
+from autotune.inspection.cpu import cpu_variables, out_of_memory_kills
 from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
 
 R = TypeVar("R")
@@ -224,43 +224,30 @@ class Worker:
             InputError: the folder cannot be written, or the disk is full.
             ProbeServerError: the server died and could not be replaced.
         """
-        sent_seconds = send_request(job, request, folder)
+        sent_seconds, kills_before = send_request(job, request, folder), out_of_memory_kills()
+        event: Mapping[str, Any] | None = {"event": "ended"}
         try:
-            self._wait_until_started()
             self._channel.send(start=str(folder.resolve()), env=env or {})
             event = self._channel.receive(timeout_seconds)
+            lost = False
         except ChannelClosed:
+            lost = True
             if not self._interrupted:
                 self._server.replace(self._started_by)
+        else:
+            self.jobs += 1
+            self._server.job_completed()
+        wall_seconds, ending = time.monotonic() - sent_seconds, event or {}
+        if ending.get("event") != "done":
             self.close()
-            return JobExit(time.monotonic() - sent_seconds, server_died=True)
-        self.jobs += 1
-        self._server.job_completed()
-        wall_seconds = time.monotonic() - sent_seconds
-        if event is None or event["event"] == "ended":
-            self.close()
-        if event is None:
-            return JobExit(wall_seconds, timed_out=True)
-        return JobExit(wall_seconds, event["code"], event["signal"])
-
-    def _wait_until_started(self) -> None:
-        """Wait for the process, and have a new server start it if the former one ended before it did.
-
-        Raises:
-            ChannelClosed: this worker was interrupted, or the server closed.
-            ProbeServerError: the server could not be replaced.
-        """
-        while not self._channel.ready:
-            try:
-                if self._interrupted:
-                    # Another thread may have killed the former connection, and not this one.
-                    raise ChannelClosed
-                self._channel.receive()
-            except ChannelClosed:
-                if self._interrupted or self._server.pid is None:
-                    raise
-                self._channel.disconnect()
-                self._channel, self._started_by = self._server.start()
+        return JobExit(
+            wall_seconds,
+            ending.get("code"),
+            ending.get("signal"),
+            timed_out=event is None,
+            server_died=lost,
+            kills=out_of_memory_kills() - kills_before,
+        )
 
     def interrupt(self) -> None:
         """Kill the process; for another thread than the one that waits for a job."""
@@ -288,15 +275,16 @@ def send_request(job: str, request: object, folder: Path) -> float:
         raise _unwritable(folder, error) from error
 
 
-def received_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failure:
+def received_reply(folder: Path, expected: type[R]) -> R | Failure:
     """Return the reply in the folder of a job that has ended.
 
     Raises:
         ExchangeError: it is absent or cannot be read.
-        InputError: it is, because the folder was removed or cannot be written, or the disk is full.
+        InputError: it is, because the folder was removed or cannot be written, or the disk is full; or it names a
+            problem of the user's input.
     """
     try:
-        return read_reply(folder, expected)
+        reply = read_reply(folder, expected)
     except ExchangeError:
         try:
             check_reply_fits(folder)
@@ -306,6 +294,9 @@ def received_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failur
         except OSError as error:
             raise _unwritable(folder, error) from error
         raise
+    if isinstance(reply, InputProblem):
+        raise (UnreadError if reply.unread else InputError)(reply.message, hint=reply.hint)
+    return reply
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:

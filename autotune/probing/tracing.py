@@ -52,7 +52,7 @@ class ServerTracer:
     Args:
         cores: number of cores that may be used.
         lent: a running server that sees no GPU, to start workers by; it is left running. None: one is started.
-        early: start it when this object is entered: it imports what traces need while something else is done.
+        early: start it when this object is made: it imports what traces need while something else is done.
 
     Attributes:
         folder: the directory for the folders of jobs.
@@ -62,8 +62,6 @@ class ServerTracer:
         self._count = max(1, min(_MOST_AT_ONCE, cores))
         self._listener = listener
         self._lent = lent
-        self._early = early
-        self._server: JobServer | None = lent
         self._idle: list[tuple[str, Worker]] = []
         self._busy: set[Worker] = set()
         self._lock = Lock()
@@ -72,10 +70,9 @@ class ServerTracer:
         self._numbers = count()
         self._given_up = False
         self._end_seconds = math.inf
+        self._server = JobServer("cpu", threads=1) if early and lent is None else lent
 
     def __enter__(self) -> ServerTracer:
-        if self._early:
-            self._server = self.server
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -120,8 +120,7 @@ def preload(device: str) -> None:
 def import_libraries() -> None:
     """Import all modules of jobs, so that imports do not count as memory of a job."""
     if importlib.util.find_spec(_TOUCHES_CUDA) is not None:
-        # Whether it has an attribute is known once it is executed.
-        hasattr(importlib.import_module(_TOUCHES_CUDA), "nn")
+        importlib.import_module(_TOUCHES_CUDA)
     _import(_PRELOADED)
 
 
@@ -131,11 +130,7 @@ def _import(names: Iterable[str]) -> None:
 
 
 def accelerator_is_initialized() -> bool:
-    """Whether this process has initialised CUDA, in PyTorch or by a bare driver call, so that it must not fork."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return True
+    """Whether PyTorch or a bare call has initialised CUDA's driver in this process, so that it must not fork."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

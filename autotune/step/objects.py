@@ -48,7 +48,7 @@ def model_arguments(plan: TrainingPlan) -> ModelConfig:
 
 def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
     """Return the keyword arguments with which a model is loaded, composed as in ``trl/scripts/``."""
-    return {**_init_kwargs(plan, model_arguments(plan).model_revision, "model_init_kwargs"), "trust_remote_code": False}
+    return _init_kwargs(plan, model_arguments(plan).model_revision, "model_init_kwargs")
 
 
 def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
@@ -62,13 +62,13 @@ def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
 def _init_kwargs(plan: TrainingPlan, revision: object, field: str) -> dict[str, Any]:
     """Return what TRL passes to ``from_pretrained``, with what the plan adds in the given field of its ``args``."""
     arguments, own = model_arguments(plan), plan.args.get(field)
-    kwargs: dict[str, Any] = {
+    return {
         "revision": revision,
-        "trust_remote_code": False,
         "attn_implementation": arguments.attn_implementation,
         "dtype": arguments.dtype,
+        **(own if isinstance(own, dict) else {}),
+        "trust_remote_code": False,
     }
-    return {**kwargs, **own} if isinstance(own, dict) else kwargs
 
 
 def model_makers(

@@ -58,7 +58,6 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
 
     import numpy as np
 
-    from autotune.step.run.batches import Batches
     from autotune.step.run.meters import METERS
     from autotune.step.run.progress import Progress
     from autotune.step.run.timing import Timed, WholeStep, timing
@@ -67,8 +66,8 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
     class Recording(Progress):
         """Keeps the wall clock of each step from the end of the one before."""
 
-        def _time_step(self, index: int, now: float, batches: Batches) -> None:
-            super()._time_step(index, now, batches)
+        def _time_step(self, index: int, now: float) -> None:
+            super()._time_step(index, now)
             walls[index] = now - (self.last_step_seconds or now)
 
     walls: dict[int, float] = {}
@@ -80,7 +79,6 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
     progress = Recording(schedule, METERS[request.device]())
     train(replace(request, schedule=schedule), folder, progress)
     batches = progress.batches
-    assert batches is not None
     # Steps that begin with the worst micro-batches are no typical ones.
     typical = [index for index in walls if index >= batches.worst_steps]
     places = {int(place): count for count, place in enumerate(np.flatnonzero(batches.timed))}

@@ -54,48 +54,48 @@ def test_accelerate_takes_such_a_process_for_one_alone(job_server: JobServer, mo
 LIMIT_SECONDS = 100.0
 
 
-class Piped(Channel):
-    """A channel whose events a test writes, and whose wait takes as long as a test says, by a clock of its own.
+class Piped(socket.socket):
+    """An end of a channel, whose wait takes as long as a test says, by a clock of its own.
 
     Attributes:
-        waits: seconds that each of the next waits takes; afterwards there is an event.
+        waits: seconds that each of the next waits takes, 0 for as long as was asked; afterwards there is an event.
         now: the clock.
     """
 
     def __init__(self, *waits: float) -> None:
+        super().__init__(socket.AF_UNIX)
         self.waits, self.now = list(waits), 0.0
-        ours, self._theirs = socket.socketpair()
-        super().__init__(ours)
-        self._readable = self  # type: ignore[assignment]
 
-    def select(self, seconds: float) -> list[object]:
+    def recv(self, *_: object) -> bytes:
         """Wait."""
         if self.waits:
-            self.now += self.waits.pop(0) or seconds
-            return []
-        self._theirs.sendall(json.dumps({"event": "done"}).encode() + b"\n")
-        return [self]
-
-    def close(self) -> None:
-        """Close both ends."""
-        self.disconnect()
-        self._theirs.close()
+            self.now += self.waits.pop(0) or self.gettimeout() or 0.0
+            raise TimeoutError
+        return json.dumps({"event": "done"}).encode() + b"\n"
 
 
 @pytest.fixture
 def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Piped]:
-    made = Piped()
-    monkeypatch.setattr(time, "monotonic", lambda: made.now)
-    yield made
-    made.close()
+    with Piped() as made:
+        monkeypatch.setattr(time, "monotonic", lambda: made.now)
+        yield made
 
 
 def test_the_time_for_which_this_process_is_stopped_does_not_count_into_a_time_limit(piped: Piped) -> None:
     piped.waits = [0.0, 3600.0, 0.0]
-    assert piped.receive(LIMIT_SECONDS) == {"event": "done"}
+    assert Channel(piped).receive(LIMIT_SECONDS) == {"event": "done"}
 
 
 def test_a_time_limit_without_an_event_is_kept(piped: Piped) -> None:
     piped.waits = [0.0] * 1000
-    assert piped.receive(LIMIT_SECONDS) is None
+    assert Channel(piped).receive(LIMIT_SECONDS) is None
     assert piped.now == pytest.approx(LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_an_event_that_is_there_is_returned_however_short_the_limit(seconds: float) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert Channel(ours).receive(seconds) is None
+        theirs.sendall(json.dumps({"event": "done"}).encode() + b"\n")
+        assert Channel(ours).receive(seconds) == {"event": "done"}

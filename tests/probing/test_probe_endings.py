@@ -66,6 +66,26 @@ def test_a_probe_that_something_killed_runs_once_more(misbehaving_server: JobSer
     assert probe(misbehaving_server, request("kill_itself_at_first"), tmp_path, timeout_seconds=30.0).ok
 
 
+@pytest.mark.parametrize(("limit_seconds", "runs"), [(None, 2), (250.0, 2), (150.0, 1)])
+def test_a_probe_that_is_killed_late_does_not_run_again_into_its_time_limit(
+    misbehaving_server: JobServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit_seconds: float | None,
+    runs: int,
+) -> None:
+    limits: list[float | None] = []
+
+    def killed(server: JobServer, job: str, asked: object, folder: Path, seconds: float | None) -> JobExit:
+        limits.append(seconds)
+        return JobExit(100.0, signal=signal.SIGKILL)
+
+    monkeypatch.setattr(JobServer, "run", killed)
+    found = probe(misbehaving_server, request("behave"), tmp_path, limit_seconds)
+    assert (found.status, len(limits)) == (ProbeStatus.CRASHED, runs)
+    assert limits[1:] == [None if limit_seconds is None else 150.0][: runs - 1]
+
+
 def test_an_allocation_that_fails_in_cpp_under_a_limit_is_out_of_memory(
     misbehaving_server: JobServer, tmp_path: Path
 ) -> None:
@@ -105,6 +125,8 @@ def test_nothing_lies_in_a_probe_folder_but_request_reply_and_log(
 class Rank(Worker):
     """The first of two ranks fails, and the second one is killed."""
 
+    kills = 0
+
     def __init__(self, server: JobServer) -> None:
         self.killed = threading.Event()
 
@@ -122,7 +144,7 @@ class Rank(Worker):
             write_reply(folder, Measurement(ProbeStatus.CRASHED, "connection closed by peer"))
             return JobExit(1.0, code=0)
         assert self.killed.wait(60)
-        return JobExit(1.0, signal=signal.SIGKILL)
+        return JobExit(1.0, signal=signal.SIGKILL, kills=self.kills)
 
     def interrupt(self) -> None:
         self.killed.set()
@@ -147,8 +169,7 @@ def test_a_rank_that_is_killed_after_another_has_failed_counts_only_if_memory_ra
     reason: str,
 ) -> None:
     monkeypatch.setattr("autotune.probing.jobs.Worker", Rank)
-    counts = iter([0, 0])
-    monkeypatch.setattr("autotune.probing.jobs.out_of_memory_kills", lambda: next(counts, kills))
+    monkeypatch.setattr(Rank, "kills", kills)
     asked = request("behave")
     found = probe(misbehaving_server, replace(asked, plan=replace(asked.plan, launch=Launch(2))), tmp_path / "probe")
     assert found.status is status

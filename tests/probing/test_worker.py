@@ -14,7 +14,6 @@ import pytest
 
 from autotune.core.protocol import LOG_FILE, REPLY_FILE, Job
 from autotune.probing import JobServer, probe
-from autotune.probing.channel import Channel, Started
 from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
 from tests.probing.processes import quick_servers, running, stop, timed_from, wait_until
@@ -53,6 +52,15 @@ def test_one_that_dies_is_told_from_one_that_ran_its_job(server: JobServer, tmp_
     # It is gone for good, and the server is not.
     assert worker.run(Job.PROBE, request("behave"), tmp_path / "2").server_died
     assert probe(server, request("behave"), tmp_path / "3").ok
+
+
+def test_the_kernel_s_kills_during_a_job_are_counted(
+    server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter((3, 5))
+    monkeypatch.setattr("autotune.probing.server.out_of_memory_kills", lambda: next(counts))
+    ending = Worker(server).run(Job.PROBE, request("kill_itself"), tmp_path)
+    assert (ending.signal, ending.kills, ending.ran_out_of_memory) == (signal.SIGKILL, 2, True)
 
 
 def test_a_job_that_takes_too_long_is_killed_with_all_that_it_started(server: JobServer, tmp_path: Path) -> None:
@@ -101,45 +109,16 @@ def test_it_ends_with_its_server_and_the_next_one_gets_another(tmp_path: Path) -
     assert wait_until(lambda: not running(pids))
 
 
-def test_one_whose_server_dies_before_it_forks_is_forked_by_the_next(tmp_path: Path) -> None:
-    with JobServer("cpu", jobs_module=MODULE) as server:
-        server.wait()
-        assert server.pid is not None
-        stop(server.pid)
-        worker = Worker(server)
-        psutil.Process(server.pid).kill()
-        assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
-
-
-def test_one_that_is_interrupted_while_the_next_server_starts_runs_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with JobServer("cpu", jobs_module=MODULE) as server:
-        server.wait()
-        assert server.pid is not None
-        stop(server.pid)
-        worker, start = Worker(server), server.start
-        psutil.Process(server.pid).kill()
-
-        def interrupted() -> tuple[Channel, Started]:
-            worker.interrupt()
-            return start()
-
-        monkeypatch.setattr(server, "start", interrupted)
-        assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").server_died
-
-
 def test_all_whose_server_dies_before_it_forks_are_forked_by_the_next(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         server.wait()
         assert server.pid is not None
         stop(server.pid)
-        workers = [Worker(server) for _ in range(8)]
-        psutil.Process(server.pid).kill()
         with ThreadPoolExecutor(8) as pool:
             endings = pool.map(
-                lambda number: workers[number].run(Job.PROBE, request("behave"), tmp_path / f"job-{number}"), range(8)
+                lambda number: Worker(server).run(Job.PROBE, request("behave"), tmp_path / f"job-{number}"), range(8)
             )
+            psutil.Process(server.pid).kill()
             assert [ending.code for ending in endings] == [0] * 8
 
 

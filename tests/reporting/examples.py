@@ -54,7 +54,6 @@ def a_workload(**changes: Any) -> Workload:
             layers=24,
             vocabulary=151_936,
             max_positions=32_768,
-            experts=None,
             linear_modules=("down_proj", "q_proj"),
             has_weights=None,
             fingerprint="m0",

@@ -90,8 +90,6 @@ def test_a_probe_generates_whole_generation_batches_and_runs_few_micro_batches_o
     request = request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=micro_batches)
     progress, trainer = trained(request, tmp_path)
     batches, whole = progress.batches, progress.whole_step
-    assert batches is not None
-    assert whole is not None
     assert batches.step_micro_batches == 2
     # The data loader yields all rows of a generation batch, each prompt twice in succession.
     assert batches.order.shape[1] == 2 * micro_batches
@@ -133,7 +131,6 @@ def test_continuous_batching_generates_as_many_tokens_as_are_timed(
 def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prepared, tmp_path: Path) -> None:
     progress, _ = trained(request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=8), tmp_path)
     whole, generation = progress.whole_step, progress.timed.generations[0]
-    assert whole is not None
     passes = sum(seconds for name, seconds in generation.phases.items() if "log-probabilities" in name)
     assert whole.whole(generation) == pytest.approx(generation.seconds + 3 * passes)
 
@@ -203,7 +200,6 @@ def test_typical_completions_are_as_long_as_a_column_says(small_model_directory:
     assert lengths is not None
     assert lengths.rows == len(TEXTS)
     progress, trainer = trained(request_of(found), tmp_path)
-    assert progress.batches is not None
     is_worst = np.repeat(progress.batches.is_worst, progress.batches.order.shape[1])
     wanted = np.array(trainer.train_dataset[WANTED])[:, 0]
     assert 1 <= wanted[~is_worst].min() < wanted[~is_worst].mean() < wanted[~is_worst].max() <= MOST

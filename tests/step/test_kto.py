@@ -106,7 +106,6 @@ def test_answers_are_exchanged_in_evaluation_among_as_many_rows_as_in_training(
 def test_a_probe_s_micro_batches_are_whole_blocks(found: Prepared, tmp_path: Path) -> None:
     progress, trainer = trained(request_of(found), tmp_path)
     batches = progress.batches
-    assert batches is not None
     whole = {tuple(block) for block in block_rows(batches.population, 5).tolist()}
     assert all(tuple(rows) in whole for rows in batches.order.tolist())
     rows = trainer.train_dataset
@@ -118,7 +117,6 @@ def test_a_probe_s_micro_batches_are_whole_blocks(found: Prepared, tmp_path: Pat
 
 def test_every_block_that_may_need_the_most_memory_runs_when_gradients_exist(found: Prepared, tmp_path: Path) -> None:
     progress, trainer = trained(request_of(found, max_length=200), tmp_path)
-    assert progress.batches is not None
     said = KTO.geometry(request_of(found, max_length=200).plan, found.reply.dataset.documents)
     counted = ADAPTER.sizes(trainer).trainable.reshape(-1, 5).sum(axis=1)
     ran, most = [], []
@@ -140,8 +138,8 @@ def test_the_rows_to_evaluate_on_do_not_count_for_those_to_train_on(
     found: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_of(found, precompute_ref_log_probs=True, eval_strategy="epoch", per_device_eval_batch_size=5)
-    asked, after = ADAPTER.trainer_class(request.plan), {}
-    ask = asked._precompute_ref_logps
+    asked: Any = ADAPTER.on_rows
+    ask, after = asked._precompute_ref_logps, {}
 
     def noted(trainer: Any, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         rows = ask(trainer, dataset, name, batch_size)
@@ -152,7 +150,7 @@ def test_the_rows_to_evaluate_on_do_not_count_for_those_to_train_on(
     request = replace(request, evaluation_directory=request.tokenized_directory)
     trainer = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
     assert list(after) == ["train", "eval"]
-    assert ADAPTER.pass_seconds_per_row(trainer) == after["train"]
+    assert trainer.seconds_per_row == after["train"]
 
 
 def test_pairs_become_desirable_answers_then_undesirable_ones(small_model_directory: Path, tmp_path: Path) -> None:
@@ -259,7 +257,6 @@ def test_blocks_of_pictured_rows_are_those_of_trl_s_loader(pictured: Prepared, e
 def test_a_probe_runs_the_blocks_with_the_most_tokens_and_image_data(pictured: Prepared, tmp_path: Path) -> None:
     real = sizes_of(pictured_trainer(pictured, tmp_path / "real").get_train_dataloader())
     progress, trainer = trained(pictured_request(pictured), tmp_path)
-    assert progress.batches is not None
     blocks = [list(range(start, start + TRAINED)) for start in range(0, len(COUNTS) - 1, TRAINED)]
     assert all(sorted(set(rows)) in [*blocks, [12]] for rows in progress.batches.order.tolist())
     rows = [trainer.train_dataset.select(range(place * 3, place * 3 + 3)) for place in progress.batches.worst]

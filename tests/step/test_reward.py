@@ -74,7 +74,6 @@ def test_rows_are_dropped_as_trl_drops_them_and_none_is_cut(
 
     request = request_of(pairs, max_length=length)
     progress, _ = trained(request, tmp_path)
-    assert progress.batches is not None
     assert progress.batches.population == len(kept)
     geometry = REWARD.geometry(request.plan, documents)
     assert progress.worst_tokens == 2 * geometry.worst.rows * geometry.worst.tokens

@@ -20,6 +20,7 @@ from autotune.step.objects import (
     model_init_kwargs,
     peft_config,
     quantization_config,
+    teacher_init_kwargs,
 )
 from autotune.step.trainers import adapter
 from tests.step.requests import plan, probe_request, trained
@@ -41,7 +42,6 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
     small_workload: Workload, tmp_path: Path, training_plan: TrainingPlan
 ) -> None:
     progress, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
-    assert progress.batches is not None
     assert progress.steps_done == progress.batches.steps
     assert trainer._total_train_tokens == adapter("sft").sizes(trainer).tokens.sum()
     assert progress.phase == FORWARD
@@ -79,7 +79,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
 def test_batches_come_in_the_order_that_was_chosen(small_workload: Workload, tmp_path: Path, seen: type[Seen]) -> None:
     request = probe_request(small_workload, plan(rows=2, micro_batches=2), schedule=SCHEDULE)
     progress, trainer = trained(request, tmp_path)
-    assert progress.batches is not None
     lengths = [len(row) for row in trainer.train_dataset["input_ids"][:]]
     count = len(seen.lengths)
     assert seen.lengths == [lengths[start : start + 2] for start in range(0, 2 * count, 2)]
@@ -102,7 +101,6 @@ def test_micro_batches_are_as_large_as_trls_collator_makes_them(
     small_workload: Workload, tmp_path: Path, seen: type[Seen], training_plan: TrainingPlan
 ) -> None:
     progress, _ = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
-    assert progress.batches is not None
     assert seen.collated == progress.batches.collated.tolist()
     assert progress.worst_tokens == seen.collated[0] == max(seen.collated)
 
@@ -113,7 +111,6 @@ def test_a_run_of_whole_steps_ends_with_the_worst_micro_batches_again(
     schedule = replace(SCHEDULE, whole_steps=True, worst_last=True, max_seconds=0.0)
     request = probe_request(small_workload, plan(rows=2, micro_batches=5), schedule=schedule)
     progress, _ = trained(request, tmp_path)
-    assert progress.batches is not None
     steps = [seen.lengths[start : start + 5] for start in range(0, len(seen.lengths), 5)]
     assert len(steps) == progress.steps_done
     assert len(steps[-1]) == 5
@@ -136,7 +133,6 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
     monkeypatch.setattr(type(adapter("sft")), "trainer", Counting)
     request = probe_request(small_workload, plan(rows=2, micro_batches=7), schedule=SCHEDULE)
     progress, _ = trained(request, tmp_path)
-    assert progress.batches is not None
     worst = progress.batches.worst_steps * 2
     assert held == [5] * worst + [0] * (len(held) - worst)
 
@@ -193,3 +189,11 @@ def test_objects_are_those_of_trls_own_script() -> None:
     plain = TrainingPlan("sft")
     assert peft_config(plain) is None
     assert quantization_config(plain) is None
+
+
+def test_the_code_of_neither_model_nor_teacher_is_trusted_whatever_the_arguments_say() -> None:
+    trusting = {"trust_remote_code": True, "dtype": "bfloat16"}
+    names = ("model_init_kwargs", "teacher_model_init_kwargs")
+    training_plan = TrainingPlan("distillation", {"teacher_model_name_or_path": "t", **dict.fromkeys(names, trusting)})
+    for kwargs in (model_init_kwargs(training_plan), teacher_init_kwargs(training_plan)):
+        assert (kwargs["trust_remote_code"], kwargs["dtype"]) == (False, "bfloat16")

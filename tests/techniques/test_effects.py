@@ -149,7 +149,7 @@ def test_micro_batches_change_training_where_each_process_divides_by_its_own_tok
 def test_the_balance_of_experts_depends_on_the_micro_batch(
     trainer: str, args: dict[str, Any], weight: float, knobs: set[str]
 ) -> None:
-    model = replace(workload().model, experts=8, router_aux_loss_coef=weight)
+    model = replace(workload().model, router_aux_loss_coef=weight)
     assert find_trainer(trainer).loss_depends_on(args, model).keys() == knobs
 
 

@@ -33,8 +33,6 @@ from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-# Names of the number of experts in transformers' configurations.
-_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _FINGERPRINT_DIGITS = 16
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # Keys that transformers writes there of how it read the tokenizer (``PreTrainedTokenizerBase.from_pretrained``).
@@ -46,7 +44,6 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
     text = config.get_text_config()
     architecture = model_class(config)
     model = meta_model(architecture, config)
-    experts = [getattr(text, name, None) for name in _EXPERT_COUNTS]
     directory = Path(source.name)
     return ModelProfile(
         name=source.name,
@@ -56,7 +53,6 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         layers=text.num_hidden_layers,
         vocabulary=model.get_input_embeddings().weight.shape[0],
         max_positions=positions(text),
-        experts=next((count for count in experts if count), None),
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
         fingerprint=_model_fingerprint(config, processor, folder),

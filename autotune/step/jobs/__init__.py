@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.core.protocol import Job
 from autotune.step.job import Runs
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
@@ -16,12 +15,6 @@ from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace
 
 JOBS: Mapping[str, Runs] = {
-    Job.PREPARE: prepare,
-    Job.CHECK_PACKING: check_packing,
-    Job.PROBE: probe,
-    Job.TRACE: trace,
-    Job.BUILD: build,
-    Job.READ_COMMAND: read_command,
-    Job.MEASURE_SPEEDS: measure_speeds,
-    Job.MEASURE_OPERATORS: measure_operators,
+    run.__name__: run
+    for run in (build, check_packing, measure_operators, measure_speeds, prepare, probe, read_command, trace)
 }

@@ -277,11 +277,11 @@ def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any,
     profile = model_profile(source, config, processor, folder)
     if source.init == "pretrained":
         check_weights(Path(source.name))
-    if source.init == "pretrained" and profile.has_weights is False:
-        raise InputError(
-            f"{source.name} has no weights to load.",
-            hint="Use --init random: memory and speed do not depend on the weights' values.",
-        )
+        if profile.has_weights is False:
+            raise InputError(
+                f"{source.name} has no weights to load.",
+                hint="Use --init random: memory and speed do not depend on the weights' values.",
+            )
     return config, processor, profile
 
 

@@ -19,6 +19,7 @@ from autotune.step.distributed.group import leave, prepare_rank
 from autotune.step.job import JobContext, lacks_space, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.process import counted_stops
+from autotune.step.run.batches import Batches
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import METERS, Meter
 from autotune.step.run.progress import Progress
@@ -58,7 +59,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
         logged(error)
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
-        pass_seconds = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
+        # Of a reference that is precomputed (OnTokenizedRows).
+        pass_seconds = getattr(trainer, "seconds_per_row", 0.0)
         measurement = _finished(request.plan, progress, meter, context.sent_seconds, pass_seconds)
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
     return measurement
@@ -69,8 +71,6 @@ def _finished(
 ) -> Measurement:
     batches, step = progress.batches, progress.whole_step
     first, last = progress.first_step_seconds, progress.last_step_seconds
-    assert batches is not None
-    assert step is not None
     assert first is not None
     assert last is not None
     known = timing(progress.timed, step)
@@ -124,7 +124,7 @@ def _failed(
     elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # The device's memory does not show the host's, and the host has no limit of its own.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
-    batches = progress.batches
+    batches: Batches | None = getattr(progress, "batches", None)
     first = progress.first_step_seconds
     return Measurement(
         status=judged.status,

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
-
-import datasets.arrow_dataset
-import datasets.fingerprint
 
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.plan import TrainingPlan
@@ -147,7 +141,7 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
     """
 
     def trace_as(world: World | None) -> Trace:
-        with computed_once():
+        with vocabularies_read_once():
             return run_virtually(
                 steps,
                 target=request.target,
@@ -261,26 +255,3 @@ def _after_others(traced: Trace, facts: TraceFacts) -> Trace:
     batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
     step = traced.phase(step_name(1))
     return varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))
-
-
-# accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).
-_metadata = cache(importlib.metadata.metadata)
-
-
-@contextmanager
-def computed_once() -> Iterator[None]:
-    """Keep vocabularies and packages' metadata in this context, and name rows by chance instead of hashing them.
-
-    The name of rows is that of their file in datasets' cache, which traces do not have.
-    """
-    with (
-        vocabularies_read_once(),
-        mock.patch.object(importlib.metadata, "metadata", _metadata),
-        mock.patch.object(datasets.fingerprint, "update_fingerprint", _named),
-        mock.patch.object(datasets.arrow_dataset, "update_fingerprint", _named),
-    ):
-        yield
-
-
-def _named(*_: object) -> str:
-    return str(datasets.fingerprint.generate_random_fingerprint())

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
@@ -36,8 +35,6 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
 
         def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
             began, batches, whole_step = time.monotonic(), progress.batches, progress.whole_step
-            assert batches is not None
-            assert whole_step is not None
             if progress.finishing:
                 epoch_iterator = self._ending_worst(epoch_iterator, batches)
             samples, items = super().get_batch_samples(epoch_iterator, *args, **kwargs)
@@ -85,7 +82,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
 
 
 def _copied(batch: Any, device: Any) -> Any:
-    return recursively_apply(lambda tensor: torch.clone(tensor).to(device), batch)
+    return recursively_apply(lambda tensor: tensor.to(device, copy=True), batch)
 
 
 def with_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPhase) -> type[Any]:

@@ -35,14 +35,17 @@ class Progress(TrainerCallback):
         last_step_seconds: when the last step ended.
         timed: what was timed so far.
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
-        batches: the batches that the trainer trains on, or None before they are chosen.
-        whole_step: the composition of a step of the plan, or None before it is known.
+        batches: the batches that the trainer trains on, set when they are chosen.
+        whole_step: the composition of a step of the plan, set with them.
         program: the phases of the run; before they are known, those that every trainer has.
         peaks: by completed phase, the device's peak in bytes above the baseline during it.
         evaluation_seconds: time of an evaluation on all its rows, or None before it is known.
         evaluated_seconds: when each micro-batch of evaluation ended.
         finishing: whether the next step is the last, and ends with the worst micro-batches again.
     """
+
+    batches: Batches
+    whole_step: WholeStep
 
     def __init__(self, schedule: Schedule, meter: Meter, stops: Callable[[], int] = lambda: 0) -> None:
         self.phase = CONSTRUCTION
@@ -51,8 +54,6 @@ class Progress(TrainerCallback):
         self.last_step_seconds: float | None = None
         self.timed = Timed()
         self.worst_tokens: int | None = None
-        self.batches: Batches | None = None
-        self.whole_step: WholeStep | None = None
         self.evaluation_seconds: float | None = None
         self.evaluated_seconds: list[float] = []
         self.finishing = False
@@ -148,8 +149,6 @@ class Progress(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
         """Time the step, and stop the trainer after the last step that is needed."""
-        assert self.batches is not None
-        assert self.whole_step is not None
         self._meter.synchronize()
         now = time.monotonic()
         index, self.steps_done = self.steps_done, self.steps_done + 1
@@ -159,7 +158,7 @@ class Progress(TrainerCallback):
             others_left = self.steps_done < self.batches.steps - self._schedule.worst_last
             stopped, self._stopped = self._stopped, self._stops()
             if stopped == self._stopped or not (self.timed.micro_batches or others_left):
-                self._time_step(index, now, self.batches)
+                self._time_step(index, now)
             passed_seconds = now - self._began_seconds
             done = not others_left or enough(self._schedule, self.timed, self.whole_step, passed_seconds)
             # Ranks time their steps differently, and all have to stop after the same one.
@@ -180,8 +179,8 @@ class Progress(TrainerCallback):
         """Record the device's peak in a phase that ends."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self._meter.lap())
 
-    def _time_step(self, index: int, now: float, batches: Batches) -> None:
-        first = index * batches.step_micro_batches
+    def _time_step(self, index: int, now: float) -> None:
+        batches, first = self.batches, index * self.batches.step_micro_batches
         took = [end.seconds_after(began) for began, end in self._marks]
         generated = [(one.micro_batch, one.timed()) for one in self._generations]
         for place, one in generated:
@@ -189,7 +188,6 @@ class Progress(TrainerCallback):
         timed = [place for place in range(len(took)) if batches.timed[first + place]]
         if not timed:
             return
-        assert self.whole_step is not None
         fetch_seconds, special = self._fetch_seconds / len(took), self.whole_step.special % len(took)
         self.timed.micro_batches += [
             TimedMicroBatch(

@@ -22,7 +22,6 @@ from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import worst_rank
 from autotune.step.distributed.zero import engine_on, gradients_of_ranks
 from autotune.step.objects import config
-from autotune.step.run.batches import StepSize
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
@@ -188,20 +187,17 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) 
     Args:
         ranks: to how many ranks accelerate deals the micro-batches out, in turn; each of them gets all of these.
     """
-    step = StepSize(
-        trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps, known.drawing(trainer)
-    )
-    at_once, run = step.drawn.rows, step.micro_batches
-    sizes = known.sizes(trainer)
+    in_micro_batch, run = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+    drawing, sizes = known.drawing(trainer), known.sizes(trainer)
     if rows.chosen is None:
-        worst = worst_order(sizes, at_once, known.collation(trainer))[0]
+        worst = worst_order(sizes, drawing.rows, known.collation(trainer))[0]
     else:
-        worst = np.resize(np.arange(len(trainer.train_dataset)), at_once)
-    trainer.facts.tokens = float(sizes.tokens[worst].sum() * step.rows / at_once)
-    yielded = np.repeat(worst, step.drawn.copies)
+        worst = np.resize(np.arange(len(trainer.train_dataset)), drawing.rows)
+    trainer.facts.tokens = float(sizes.tokens[worst].sum() * in_micro_batch / drawing.rows)
+    yielded = np.repeat(worst, drawing.copies)
     # Gradients exist in the last micro-batch that is run, which therefore changes places with the first.
-    yielded[: run * step.rows] = np.roll(yielded[: run * step.rows], (run - 1) * step.rows)
-    dealt = np.tile(yielded, (step.micro_batches * rows.steps * ranks, 1))
+    yielded[: run * in_micro_batch] = np.roll(yielded[: run * in_micro_batch], (run - 1) * in_micro_batch)
+    dealt = np.tile(yielded, (run * rows.steps * ranks, 1))
     # TRL counts as if all were run, so that the next step begins with a generation.
-    trainer.left_out = -run % step.drawn.uses
+    trainer.left_out = -run % drawing.uses
     trainer.train_dataset = known.arranged(trainer, dealt, np.ones(len(dealt), dtype=bool))

@@ -66,7 +66,8 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     dealt = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
     trainer.train_dataset = known.arranged(trainer, *dealt)
     trainer.args.max_steps = batches.steps
-    known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
+    # Trainers that generate count them.
+    trainer.left_out = step.micro_batches - batches.step_micro_batches
     progress.batches = batches
     generations = step.micro_batches / step.drawn.uses if known.generating else 0.0
     tokens = batches.mean_tokens * step.micro_batches * ranks

@@ -111,6 +111,7 @@ class Adapter(ABC):
     Class attributes:
         name: the trainer's name.
         config, trainer: TRL's classes.
+        on_rows: what a subclass of the trainer inherits first to take tokenised rows; None: TRL's own takes them.
         head: what it trains on top of a model's layers, which determines the model's class.
         processor: transformers' class by which it loads the tokenizer.
         columns: columns of tokenised rows, each of lists of numbers.
@@ -124,6 +125,7 @@ class Adapter(ABC):
     name: ClassVar[str]
     config: ClassVar[type[Any]]
     trainer: ClassVar[type[Any]]
+    on_rows: ClassVar[type[Any] | None] = None
     head: ClassVar[Head] = LANGUAGE_MODEL
     processor: ClassVar[type[Any]] = AutoProcessor
     columns: ClassVar[tuple[str, ...]]
@@ -205,8 +207,10 @@ class Adapter(ABC):
         return rows
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return the trainer class: TRL's own, or a subclass of it that takes tokenised rows."""
-        return self.trainer
+        """Return the trainer class: TRL's own, or a subclass of it that takes tokenised rows and has the plan."""
+        if self.on_rows is None:
+            return self.trainer
+        return type(self.trainer.__name__, (self.on_rows, self.trainer), {"plan": plan, "module": self.module})
 
     def sequences(self, rows: Dataset, length: int | None) -> Counts:
         """Return the tokens of the sequences of tokenised rows, cut to a length; shape (rows, sequences)."""
@@ -242,9 +246,6 @@ class Adapter(ABC):
         """
         return trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
 
-    def leave_out(self, trainer: Any, micro_batches: int) -> None:  # noqa: B027 most trainers count none
-        """Make a trainer that counts micro-batches behave as if each step had so many more of them."""
-
     def run_share(self, trainer: Any) -> Mapping[str, float]:
         """Return which share of a phase's work a probe runs, 0 to 1, by phase name; phases left out run whole."""
         return {}
@@ -267,10 +268,6 @@ class Adapter(ABC):
         """
         parts = zip(self.columns, zip(*rows, strict=True), strict=False)
         return Dataset.from_dict({name: [[TOKEN] * tokens for tokens in part] for name, part in parts})
-
-    def pass_seconds_per_row(self, trainer: Any) -> float:
-        """Return the seconds per row of a phase that runs once over the whole dataset; 0 without one."""
-        return 0.0
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have no such phases
         """Make a built trainer report phases inside its micro-batches that are not methods of their own."""

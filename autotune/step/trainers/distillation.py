@@ -60,7 +60,7 @@ class OnPolicyDistillation(Generating):
     name = "distillation"
     config = DistillationConfig
     trainer = DistillationTrainer
-    on_prompts = _WithTeacher
+    on_rows = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 
     def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:

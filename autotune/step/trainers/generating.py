@@ -119,13 +119,8 @@ class OnTokenizedPrompts(_Trl):
 
 
 class Generating(Prompted):
-    """The child's side of ``autotune.trainers.generating``.
+    """The child's side of ``autotune.trainers.generating``."""
 
-    Class attributes:
-        on_prompts: the subclass of it that takes tokenised prompts.
-    """
-
-    on_prompts: ClassVar[type[Any]]
     generating = "_generate_and_score_completions"
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn"}
 
@@ -138,18 +133,10 @@ class Generating(Prompted):
         """Return the most tokens of a completion."""
         return int(trainer.max_completion_length)
 
-    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return a subclass that takes tokenised prompts."""
-        return type(self.trainer.__name__, (self.on_prompts, self.trainer), {"plan": plan, "module": self.module})
-
     def drawing(self, trainer: Any) -> Drawing:
         """Return that the prompts of all micro-batches of a step are drawn at once."""
         micro_batches = trainer.plan.micro_batches
         return Drawing(trainer.args.per_device_train_batch_size * micro_batches, uses=micro_batches)
-
-    def leave_out(self, trainer: Any, micro_batches: int) -> None:
-        """Make the trainer count micro-batches that are left out of each step."""
-        trainer.left_out = micro_batches
 
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return rows and tokens of a micro-batch that is trained on the completions of a generation batch."""

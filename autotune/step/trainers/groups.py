@@ -23,15 +23,15 @@ _RUN_CHUNKS = 2
 
 
 class _InGroups(OnTokenizedPrompts):
-    """TRL's trainer with the passes over a generation batch, of which a probe runs a few chunks.
+    """TRL's trainer with the passes over a generation batch, of which a probe runs a few chunks."""
 
-    Attributes:
-        run_chunks: most chunks of a pass over a generation batch that are run, or None for all.
-    """
-
-    run_chunks: int | None = None
     beta: float
     _passes: Iterator[str]
+
+    @property
+    def run_chunks(self) -> int | None:
+        """Most chunks of a pass over a generation batch that are run, or None for all."""
+        return _RUN_CHUNKS if self.left_out else None
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
         shuffle = self.module.shuffle_sequence_dict
@@ -80,15 +80,8 @@ class _InGroups(OnTokenizedPrompts):
             assume("every token is trained on, whichever top_entropy_quantile chooses")
             return mask.bool()
 
-    def old_pass(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the log-probabilities of the model before the update."""
-        return self._pass(*args, **kwargs)
-
-    def reference_pass(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the log-probabilities of the reference."""
-        return self._pass(*args, **kwargs)
-
-    def _pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
+    def old_pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the model before the update, or of the reference."""
         run = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
         found, *others = super()._get_per_token_logps_and_entropies(
             model, ids[:run], mask[:run], kept, batch_size, **kwargs
@@ -96,11 +89,14 @@ class _InGroups(OnTokenizedPrompts):
         missing = found.new_zeros(len(ids) - run, *found.shape[1:])
         return (torch.cat([found, missing]) if run < len(ids) else found, *others)
 
+    # A phase of its own.
+    reference_pass = old_pass
+
 
 class Groups(Generating):
     """The child's side of ``autotune.trainers.groups``."""
 
-    on_prompts = _InGroups
+    on_rows = _InGroups
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate_single_turn",
         OLD_PASS: "old_pass",
@@ -130,11 +126,6 @@ class Groups(Generating):
         """Return that each prompt is yielded once for each of its completions."""
         copies = trainer.num_generations_eval
         return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
-
-    def leave_out(self, trainer: Any, micro_batches: int) -> None:
-        """Make the trainer count micro-batches that are left out of each step, and leave out chunks of passes."""
-        super().leave_out(trainer, micro_batches)
-        trainer.run_chunks = _RUN_CHUNKS if micro_batches else None
 
     def run_share(self, trainer: Any) -> Mapping[str, float]:
         """Return the share of chunks that the passes over a generation batch run."""

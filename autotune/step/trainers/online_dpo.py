@@ -114,6 +114,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     name = "online_dpo"
     config = OnlineDPOConfig
     trainer = OnlineDPOTrainer
+    on_rows = _OnTokenizedPrompts
     completions_per_row = COMPLETIONS
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate",
@@ -138,10 +139,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
         It needs as much; a trace cannot copy every architecture (Gemma 3).
         """
         return mock.patch.object(self.module, "create_reference_model", side_effect=lambda _: make_model().eval())
-
-    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return a subclass that takes tokenised prompts."""
-        return type(self.trainer.__name__, (_OnTokenizedPrompts,), {"plan": plan})
 
     def collation(self, trainer: Any) -> Collation:
         """Return that prompts are cut from the left, to what completions leave of the maximum length."""

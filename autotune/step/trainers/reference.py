@@ -13,7 +13,6 @@ import torch
 from datasets import Dataset
 from trl.models import prepare_deepspeed
 
-from autotune.core.plan import TrainingPlan
 from autotune.step.rows import TIMED, Counts, column_lengths, rows_where, spread
 from autotune.step.trainers.base import Adapter, InPhase
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
@@ -98,26 +97,13 @@ class OnTokenizedRows(_Trl):
 
 
 class WithReference(Adapter):
-    """The child's side of trainers that ask a reference, or precompute its log-probabilities.
+    """The child's side of trainers that ask a reference, or precompute its log-probabilities."""
 
-    Class attributes:
-        on_rows: the subclass of the trainer that takes tokenised rows.
-    """
-
-    on_rows: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
-
-    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return a subclass that takes tokenised rows."""
-        return self.on_rows
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report forward passes without gradients, which are those of the reference, whichever model it is."""
         watch_reference(trainer, in_phase)
-
-    def pass_seconds_per_row(self, trainer: Any) -> float:
-        """Return the seconds per row of precomputing the reference."""
-        return float(trainer.seconds_per_row)
 
 
 def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[], bool] = lambda: False) -> None:

@@ -9,7 +9,6 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import RewardConfig, RewardTrainer
 
-from autotune.core.plan import TrainingPlan
 from autotune.step.models.heads import Head
 from autotune.step.rows import Counts, column_lengths, rows_where
 from autotune.step.trainers.base import Adapter
@@ -35,14 +34,11 @@ class RewardModelling(Adapter):
     head = Head(AutoModelForSequenceClassification, {"num_labels": 1})
     processor = AutoTokenizer
     columns = ("chosen_ids", "rejected_ids")
+    on_rows = _OnTokenizedRows
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of both sequences: each has a part in the score."""
         return np.asarray(self.lengths(rows).sum(axis=1))
-
-    def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return a subclass that takes tokenised rows."""
-        return _OnTokenizedRows
 
 
 ADAPTER = RewardModelling()
