@@ -181,7 +181,6 @@ class SearchArguments(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("reward_funcs", "allow", "exclude"):
-            # A generator can be read only once.
             object.__setattr__(self, name, names(getattr(self, name)))
         object.__setattr__(self, "fix", dict(self.fix or {}) or None)
 

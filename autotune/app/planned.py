@@ -244,7 +244,7 @@ def state_of(name: str) -> list[tuple[str, int, int]] | None:
         return None
     seen = []
     for file in [path] if path.is_file() else path.rglob("*"):
-        with suppress(FileNotFoundError):  # it was removed meanwhile, or it is a link to nothing
+        with suppress(OSError):  # it was removed meanwhile, may not be read, or is a link to nothing or to itself
             found = file.stat()
             if S_ISREG(found.st_mode):
                 seen.append((str(file.relative_to(path)), found.st_size, found.st_mtime_ns))

@@ -66,6 +66,10 @@ class Checked:
         types = get_type_hints(type(self))
         for each in fields(self):
             value, declared = getattr(self, each.name), types[each.name]
+            if isinstance(value, Iterator):
+                # It can be read only once.
+                value = tuple(value)
+                object.__setattr__(self, each.name, value)
             if value is None and each.default is not MISSING and NoneType not in kinds_of(declared):
                 object.__setattr__(self, each.name, each.default)
             else:
@@ -162,10 +166,10 @@ def check_type(name: str, value: object, annotation: object) -> None:
     kind = next((kind for kind in kinds_of(annotation) if _is_of(value, kind)), None)
     if kind is None:
         raise _refused(name, value, annotation)
-    # A generator can be read only once.
-    if get_origin(kind) in (Iterable, Sequence) and isinstance(value, Collection):
+    if get_origin(kind) in (Iterable, Sequence, Mapping) and isinstance(value, Collection):
+        part = "A key" if isinstance(value, Mapping) else "An item"
         for item in value:
-            check_type(f"An item of {name}", item, get_args(kind)[0])
+            check_type(f"{part} of {name}", item, get_args(kind)[0])
 
 
 def kinds_of(annotation: object) -> tuple[object, ...]:

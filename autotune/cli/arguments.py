@@ -59,7 +59,7 @@ def _form(annotation: object, placeholder: str | None, default: object) -> dict[
         return {"choices": words}
     form: dict[str, Any] = {"metavar": placeholder or "NAME"}
     if str not in kinds and origins & {Iterable, Mapping}:
-        form["action"] = "append"
+        form |= {"action": "extend", "type": names} if Iterable in origins else {"action": "append"}
     elif words:
         form |= {"type": _number_or_auto, "metavar": f"N|{AUTO}"}
     elif kinds - {NoneType} == {int}:
@@ -110,9 +110,6 @@ def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     as_json: bool = options.pop("json", False)
     if "fix" in options:
         options["fix"] = fixes(options["fix"])
-    for name in ("allow", "exclude", "reward_funcs"):
-        if name in options:
-            options[name] = names(options[name])
     return options, as_json
 
 

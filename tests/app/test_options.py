@@ -142,6 +142,8 @@ class Dataset:
         (PlanArguments, {"fix": "lora=r8"}, "fix cannot be 'lora=r8'. It is a dictionary."),
         (PlanArguments, {"allow": 3}, "allow cannot be 3. It is a list."),
         (PlanArguments, {"allow": ["lora", 3]}, "An item of allow cannot be 3. It is a text."),
+        (PlanArguments, {"allow": iter(["lora", 3])}, "An item of allow cannot be 3. It is a text."),
+        (PlanArguments, {"fix": {3: "r8"}}, "A key of fix cannot be 3. It is a text."),
         (CheckArguments, {"config": ["trl", 3]}, "An item of config cannot be 3. It is a text."),
         (PlanArguments, {"model": None}, "model cannot be None. It is a text or a path."),
         (PlanArguments, {"listener": 3}, "listener cannot be 3. It is a function."),

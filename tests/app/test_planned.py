@@ -19,3 +19,11 @@ def test_a_file_that_vanishes_while_its_directory_is_read_is_left_out(
     found = state_of(str(tmp_path))
     assert found is not None
     assert [name for name, _, _ in found] == ["kept.json"]
+
+
+def test_a_link_to_itself_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "kept.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "loop").symlink_to("loop")
+    found = state_of(str(tmp_path))
+    assert found is not None
+    assert [name for name, _, _ in found] == ["kept.json"]

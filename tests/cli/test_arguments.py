@@ -50,7 +50,7 @@ def test_every_option_of_the_issue_is_understood() -> None:
         "margin": 0.1,
         "global_batch_size": 64,
         "max_length": 2048,
-        "allow": ["lora,quantization"],
+        "allow": ["lora", "quantization"],
         "fix": ["packing=bfd"],
         "exclude": ["liger"],
         "space": "s.yaml",
@@ -115,9 +115,9 @@ def test_knobs_and_choices_become_what_the_api_takes() -> None:
         {
             "model": "M",
             "dataset": "D",
-            "allow": ("lora", "packing", "optimizer"),
+            "allow": ["lora", "packing", "optimizer"],
             "fix": {"packing": "bfd"},
-            "exclude": ("liger",),
+            "exclude": ["liger"],
         },
         True,
     )

@@ -17,7 +17,6 @@ from autotune.core.machine import Machine
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
-from autotune.inspection.command_line import options_of
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
@@ -31,8 +30,6 @@ from autotune.userconfig.written import Written
 _MOST_HASHED_BYTES = 1 << 20
 # Options that a kept verdict is judged by again.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
-# Keys of directories that a training writes to.
-_OUTPUTS = ("output_dir", "logging_dir")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
 """The cached outcomes; any other may differ the next time."""
 
@@ -61,21 +58,19 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
 
     The budget is no part of it, since the free memory of a machine changes all the time.
 
-    Every word and every value of the file that names a file or a directory stands for what is there. So does every file
-    that a document among these names in turn, as accelerate's names DeepSpeed's.
+    Every word and every value of the file that names a file stands for what is there. So does every file that a
+    document among these names in turn, as accelerate's names DeepSpeed's. Of directories, those of models and data do;
+    others may be large, and a training may write to them.
     """
     # What a module does when it is imported does not follow from its own text alone.
     if asked.probe or asked.imports:
         return None
-    options = options_of(written.command.words)
-    words = sorted(set(_words(asked, written)) - {str(options.get(name)) for name in _OUTPUTS})
-    named = {word: _state(Path(word)) for word in words if exists(word)}
-    further = {str(file): _state(file) for file in _named_further(words)}
-    text = written.file.text if written.file is not None else ""
-    options_of_torchrun = {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
     local = _local(asked, written)
-    if not all(name in named for name in local):
+    if not all(map(exists, local)):
         return None
+    named = {str(file): _state(file) for file in (*map(Path, local), *_named(_words(asked, written)))}
+    text = written.file.text if written.file is not None else ""
+    of_torchrun = {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
     folder = written.file.path.parent if written.file is not None else None
     bundle = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
     software = environment(planned)
@@ -83,9 +78,7 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
     settings = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
-    return fingerprint(
-        "verdict", settings, text, named, further, bundle, device, software, options_of_torchrun, package_digest()
-    )
+    return fingerprint("verdict", settings, text, named, bundle, device, software, of_torchrun, package_digest())
 
 
 def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
@@ -93,15 +86,14 @@ def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
     yield from (*asked.command, *command.launch, *command.words, command.script or "")
     yield from (str(asked.model or ""), str(asked.dataset or ""), str(written.default or ""))
     yield from (word.partition("=")[2] for word in (*asked.command, *command.words) if word.startswith("--"))
-    yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
+    yield from _strings(written.values)
 
 
-def _named_further(words: Iterable[str]) -> list[Path]:
+def _named(words: Iterable[str]) -> list[Path]:
     """Return the files that words name, themselves or through documents that they name.
 
     A relative path leads from the working directory, or from the folder of a document
-    (:func:`autotune.userconfig.engine.engine_args`). A directory that a document names is left out: what lies there,
-    such as what is offloaded to it, decides nothing.
+    (:func:`autotune.userconfig.engine.engine_args`).
     """
     found: set[Path] = set()
     folders, names = {Path()}, set(words)

@@ -76,10 +76,12 @@ def test_the_trainer_s_own_document_may_lie_beside_accelerate_s(write: Write, tm
     assert key(asked) != before
 
 
-@pytest.mark.parametrize("joined", [" ", "="])
-def test_what_a_training_writes_to_by_a_word_is_no_part_of_the_key(joined: str, write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["--output_dir ", "--output_dir=", "--run_name "])
+def test_what_lies_in_a_folder_of_neither_model_nor_data_is_no_part_of_the_key(
+    named: str, write: Write, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
-    asked = CheckArguments(f"trl sft --config {write('sft', '')} --output_dir{joined}{tmp_path / 'out'}")
+    asked = CheckArguments(f"trl sft --config {write('sft', '')} {named}{tmp_path / 'out'}")
     before = key(asked)
     (tmp_path / "out" / "checkpoint").touch()
     assert key(asked) == before
