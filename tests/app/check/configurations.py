@@ -188,6 +188,12 @@ CASES = (
         RUNS_NOT,
         {"per_device_eval_batch_size is 0": 2},
     ),
+    _case(
+        "sft: predictions that are kept for no micro-batch",
+        "eval_strategy: epoch\ntest_split_size: 0.2\neval_accumulation_steps: 0\n",
+        RUNS_NOT,
+        {"eval_accumulation_steps is 0": 2},
+    ),
     _case("sft: no rows of an evaluation that there is not", "per_device_eval_batch_size: 0\n", FITS, nightly=True),
     _case(
         "sft: fewer rows than a micro-batch",
@@ -254,6 +260,9 @@ CASES = (
     ),
     _case("dpo: grouped by a length that its rows lack", "train_sampling_strategy: group_by_length\n", UNKNOWN),
     _case("dpo: a loss of another trainer", "loss_type: simpo\n", RUNS_NOT, {"experimental CPO": 0}, nightly=True),
+    _case(
+        "dpo: synchronised at no step", "sync_ref_model: true\nref_model_sync_steps: 0\n", RUNS_NOT, {"is 0, and": 1}
+    ),
     _case("dpo: no divergence", "f_divergence_type: nope\n", RUNS_NOT, {"refuses f_divergence_type": 0}),
     _case("dpo: cut in the middle", "truncation_mode: middle\n", RUNS_NOT, {"truncation_mode": 0}, nightly=True),
     _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
