@@ -78,6 +78,10 @@ def of_values(written: Written, values: Mapping[str, object]) -> Iterator[Findin
         reasons += [f"save_strategy is best, and transformers refuses that without {BEST_METRIC}"]
     if values.get("eval_on_start") and not evaluates and written.own_command:
         reasons += [f"eval_on_start is true, and with {_EVALUATION}: no, TRL gives the trainer no rows to evaluate on"]
+    # Trainer.evaluation_loop, and SyncRefModelCallback.on_step_end
+    divides = {"eval_accumulation_steps": evaluates, "ref_model_sync_steps": values.get("sync_ref_model")}
+    zeros = [name for name in divides if divides[name] and values.get(name) == 0]
+    reasons += [f"{name} is 0, and steps are divided by it" for name in zeros]
     for reason in filter(None, reasons):
         yield finding(written, Severity.ERROR, mentioned(written, reason), f"{reason}.")
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -104,6 +105,17 @@ def test_rows_that_stand_in_for_data_lack_no_column(judges: str, small_model_dir
         prepare(replace(asked, rollouts=rollouts), JobContext(tmp_path, 0.0))
     without = replace(asked, rollouts=rollouts, dataset=replace(asked.dataset, name=NO_DATA))
     assert prepare(without, JobContext(tmp_path, 0.0)).dataset.documents.rows == len(WORDS)
+
+
+def test_a_reward_function_of_messages_needs_prompts_that_are_messages(
+    small_model_directory: Path, tmp_path: Path
+) -> None:
+    rollouts = Rollouts(rewards=("think_format_reward",))
+    messages = [{"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows_of(WORDS)]
+    for rows, refused in ((rows_of(WORDS), True), (messages, False)):
+        asked = prepared_rows(find_trainer("grpo"), rows, small_model_directory, tmp_path / f"{refused}").asked
+        with pytest.raises(InputError, match=r"think_format_reward .* reads messages") if refused else nullcontext():
+            prepare(replace(asked, rollouts=rollouts), JobContext(tmp_path, 0.0))
 
 
 def test_an_error_of_the_user_s_own_reward_function_names_it(judges: str) -> None:

@@ -57,6 +57,13 @@ _REFUSED_IN_A_STEP = {
     "Unknown importance sampling level": "TRL refuses importance_sampling_level in the first step.",
     "Invalid value for scale_rewards": "TRL refuses scale_rewards in the first step.",
     "Invalid multi_objective_aggregation": "TRL refuses multi_objective_aggregation in the first step.",
+    "Unknown f_divergence_type": "TRL refuses f_divergence_type in the first step.",
+    "Unsupported truncation mode": "TRL refuses truncation_mode in the first step.",
+    # transformers/generation/logits_process.py
+    "`temperature` (=": "transformers refuses temperature as it generates.",
+    "`top_k` has to be": "transformers refuses top_k as it generates.",
+    "`min_p` has to be": "transformers refuses min_p as it generates.",
+    "`penalty` has to be": "transformers refuses repetition_penalty as it generates.",
     # ``Trainer._determine_best_metric``
     "The `metric_for_best_model` training argument": "The training ends at its first evaluation.",
     # accelerate/utils/fsdp_utils.py; by default it takes ``_no_split_modules``, which some models have in part.

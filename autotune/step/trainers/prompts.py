@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
+from trl.data_utils import is_conversational
 from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward, think_format_reward
 
 from autotune.core.plan import TrainingPlan
@@ -36,7 +37,8 @@ _OWN_REWARDS: dict[str, Callable[..., Any]] = {
     "think_format_reward": think_format_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
 }
-
+_OF_MESSAGES = _OWN_REWARDS.keys() - {"get_soft_overlong_punishment"}
+"""Those that read messages, as completions are only where prompts are (``completion[0]["content"]``)."""
 
 _GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 _HELD_BACK = ("prompt", "completion")
@@ -79,14 +81,15 @@ class Prompted(Adapter):
         """Return all columns, with the tokens of prompts and of the completions that a column holds.
 
         Raises:
-            InputError: the column or a reward function is missing, or the function asks for a column that is; or TRL
-                refuses the images of a row.
+            InputError: the column or a reward function is missing, or the function asks for a column that is, or for
+                messages where prompts are text; or TRL refuses the images of a row.
         """
         tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
         for name in rollouts.rewards:
             reward_function(name)
             if dataset != NO_DATA:
                 check_columns(name, known)
+                _check_messages(name, trainer.train_dataset)
         if rollouts.column is not None and rollouts.column not in known:
             raise InputError(
                 f"The dataset has no column {rollouts.column!r}, which was named for the length of completions.",
@@ -214,6 +217,20 @@ def check_columns(name: str, columns: Collection[str]) -> None:
             f"The reward function {name} (reward_funcs) needs {', '.join(missing)}, and TRL has no column of that name"
             f" to pass: the dataset has {', '.join(columns)}.",
             hint="Rename a column of the dataset, or name a function that reads those that there are.",
+        )
+
+
+def _check_messages(name: str, rows: Dataset) -> None:
+    """Check that a reward function of TRL's own gets the messages that it reads.
+
+    Raises:
+        InputError: prompts are text, and so completions are.
+    """
+    if name in _OF_MESSAGES and not is_conversational({"prompt": rows[:1]["prompt"][0]}):
+        raise InputError(
+            f"The reward function {name} (reward_funcs) reads messages, and completions are text where prompts are:"
+            " TRL ends at the first step.",
+            hint='Make each prompt a list of messages, such as [{"role": "user", "content": …}].',
         )
 
 

@@ -188,6 +188,12 @@ CASES = (
         RUNS_NOT,
         {"per_device_eval_batch_size is 0": 2},
     ),
+    _case(
+        "sft: predictions that are kept for no micro-batch",
+        "eval_strategy: epoch\ntest_split_size: 0.2\neval_accumulation_steps: 0\n",
+        RUNS_NOT,
+        {"eval_accumulation_steps is 0": 2},
+    ),
     _case("sft: no rows of an evaluation that there is not", "per_device_eval_batch_size: 0\n", FITS, nightly=True),
     _case(
         "sft: fewer rows than a micro-batch",
@@ -254,6 +260,11 @@ CASES = (
     ),
     _case("dpo: grouped by a length that its rows lack", "train_sampling_strategy: group_by_length\n", UNKNOWN),
     _case("dpo: a loss of another trainer", "loss_type: simpo\n", RUNS_NOT, {"experimental CPO": 0}, nightly=True),
+    _case(
+        "dpo: synchronised at no step", "sync_ref_model: true\nref_model_sync_steps: 0\n", RUNS_NOT, {"is 0, and": 1}
+    ),
+    _case("dpo: no divergence", "f_divergence_type: nope\n", RUNS_NOT, {"refuses f_divergence_type": 0}),
+    _case("dpo: cut in the middle", "truncation_mode: middle\n", RUNS_NOT, {"truncation_mode": 0}, nightly=True),
     _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
     _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB", nightly=True),
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
@@ -330,6 +341,10 @@ CASES = (
         {"TRL refuses importance_sampling_level": 0},
         nightly=True,
     ),
+    _case("grpo: no temperature", "temperature: 0.0\n", RUNS_NOT, {"transformers refuses temperature as it": 0}),
+    _case("grpo: no number of tokens", "top_k: -1\n", RUNS_NOT, {"refuses top_k": 0}, nightly=True),
+    _case("grpo: no share", "min_p: 2.0\n", RUNS_NOT, {"refuses min_p": 0}, nightly=True),
+    _case("grpo: no penalty", "repetition_penalty: 0.0\n", RUNS_NOT, {"refuses repetition_penalty": 0}, nightly=True),
     _case("grpo: a length of generations", "generation_kwargs: {max_new_tokens: 8}\n", UNKNOWN),
     _case("grpo: no loss", "loss_type: gspo\n", RUNS_NOT, {"write loss_type: grpo, importance_sampling_level": 0}),
     _case("grpo: a generation for two steps", f"{HALF_A_GROUP}steps_per_generation: 2\n", FITS, nightly=True),
