@@ -288,6 +288,8 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
     quantization = loading.get("quantization_config")
     if quantization is None:
         return words, ()
+    if not isinstance(quantization, Mapping) and not hasattr(quantization, "to_dict"):
+        raise _not_known(f"quantization_config={quantization!r}", "transformers' BitsAndBytesConfig is.")
     facts = dict(quantization if isinstance(quantization, Mapping) else quantization.to_dict())
     method = str(getattr(facts.get("quant_method"), "value", facts.get("quant_method", "bitsandbytes")))
     if method != "bitsandbytes":

@@ -218,7 +218,10 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
         raise InputError(reason)
     for item in items:
         _check_shown(item)
-        for place in DatasetSource("", "", mixture=(item,)).places:
+        places = DatasetSource("", "", mixture=(item,)).places
+        if not places:
+            raise InputError(f"data_files of {item.get('path')} is empty.", hint="Name at least one file.")
+        for place in places:
             _check_unexpanded("datasets", place)
         _check_files(item)
     plain = _plain(items[0]) if len(items) == 1 else None

@@ -375,6 +375,7 @@ CASES = (
         {"the dataset has 48": None},
         nightly=True,
     ),
+    _case("rloo: quantised by a text", "model_init_kwargs: {quantization_config: x}\n", Outcome.UNKNOWN),
     _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
     _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of distillation, grpo, rloo": 0}),
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),

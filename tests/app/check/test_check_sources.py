@@ -136,6 +136,12 @@ def test_broken_files_of_a_mixture_are_told(find: Find, files: list[str], tmp_pa
         find([entry(files[0]), entry(str(tmp_path / "empty.jsonl"))])
 
 
+@pytest.mark.parametrize("listed", [[], {}])
+def test_an_entry_of_no_files_is_refused(find: Find, files: list[str], listed: object) -> None:
+    with pytest.raises(InputError, match="data_files of json is empty"):
+        find([entry(files[0]), {"path": "json", "data_files": listed}])
+
+
 def test_streamed_rows_that_are_here_are_read_and_others_are_not(find: Find, files: list[str], tmp_path: Path) -> None:
     assert find([entry(files[0])], streaming=True, args={"max_steps": 3}).streams
     assert find(dataset_name=str(tmp_path), dataset_streaming=True, args={"max_steps": 3}).streams
