@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Literal
 
 from autotune.core.documents import Documents
@@ -289,12 +290,18 @@ class Workload:
         return tuple(profile for profile in (self.dataset, self.evaluation) if profile is not None)
 
     @property
-    def rows_trained(self) -> int:
-        """The rows of the dataset that are left where TRL splits off some for evaluation (``test_split_size``)."""
+    def rows_split_off(self) -> int:
+        """The rows of the dataset that TRL splits off for evaluation (``test_split_size``); 0 where it does not."""
         size, every = self.dataset_source.test_size, self.dataset.documents.rows
+        if not isinstance(size, float | int):
+            return 0
         # Of a number below 1, datasets.Dataset.train_test_split makes a share.
-        parted = size if isinstance(size, float | int) else 0
-        return round(every * (1 - parted) if parted < 1 else every - parted)
+        return ceil(size * every) if size < 1 else int(size)
+
+    @property
+    def rows_trained(self) -> int:
+        """The rows of the dataset that are left to train on."""
+        return self.dataset.documents.rows - self.rows_split_off
 
     @property
     def has_images(self) -> bool:

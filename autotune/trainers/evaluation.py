@@ -30,7 +30,8 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
         return geometry
     documents = workload.evaluation.documents
     copies = trainer.copies(plan, evaluated=True)
-    rows = min(plan.count("per_device_eval_batch_size"), documents.rows * copies)
+    every = workload.rows_split_off or documents.rows
+    rows = min(plan.count("per_device_eval_batch_size"), every * copies)
     evaluation = trainer.evaluated(plan, documents, rows)
     evaluation = _with_images(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), copies)
     return replace(geometry, evaluation=evaluation)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from datasets import Dataset
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape, mean_shape
 from autotune.core.candidate import Candidate
@@ -17,6 +18,7 @@ from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import end_to_end, padded
 from tests.settings import plan_with, setting, workload
 
@@ -280,3 +282,18 @@ def test_evaluation_has_a_generation_for_each_micro_batch() -> None:
     # A micro-batch has the completions of one prompt.
     assert (found[0].layout, found[0].rows) == (Layout.EQUAL, 80)
     assert found[0].typical.tokens == pytest.approx(156)
+
+
+@pytest.mark.parametrize("size", [0.2, 0.07, 5])
+def test_an_evaluation_has_no_more_rows_than_trl_splits_off(size: float) -> None:
+    parts = Dataset.from_dict({"row": range(48)}).train_test_split(test_size=size)
+    read = workload(lengths={64: 48})
+    read = replace(read, dataset_source=replace(read.dataset_source, test_size=size), evaluation=read.dataset)
+    assert (read.rows_split_off, read.rows_trained) == (len(parts["test"]), len(parts["train"]))
+
+    plan = TrainingPlan(
+        "sft", {"eval_strategy": "steps", "per_device_eval_batch_size": 32, "per_device_train_batch_size": 8}
+    )
+    evaluated = whole_geometry(find_trainer("sft"), plan, read).evaluation
+    assert evaluated is not None
+    assert evaluated.worst.rows == len(parts["test"])
