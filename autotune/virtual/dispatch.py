@@ -35,6 +35,8 @@ result."""
 InARow = Callable[[Any, Any, Any], int]
 """Returns the number of kernels that the host launches one after another for an operator, given its arguments."""
 
+# Operators by which `generate` chooses tokens; the second also runs elsewhere.
+_DRAWN = _aten.multinomial, _aten.argmax
 # The shape of their results depends on values.
 _SHAPED_BY_VALUES = frozenset({
     _aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.unique_consecutive.default,
@@ -186,7 +188,9 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten.topk.default:
             dimension = args[2] if len(args) > 2 else -1
             self.knowledge.balance(result[1], args[0].size(dimension))
-        elif func.overloadpacket is _aten.multinomial:
+        elif func.overloadpacket is _aten.multinomial or (
+            self._ledger.generates and func.overloadpacket is _aten.argmax
+        ):
             self.knowledge.fill("a sampled token does not end its completion", result, SAMPLED)
         elif func.overloadpacket is _aten.isnan:
             self.knowledge.fill("no value is not a number", result, 0)

@@ -365,6 +365,7 @@ CASES = (
     _case("grpo: a server on more GPUs", f"{SERVED}vllm_tensor_parallel_size: 3\n", FITS, nightly=True),
     _case("grpo: vLLM beyond the model", "use_vllm: true\nvllm_max_model_length: 9999\n", RUNS_NOT, {"9,999": 1}),
     _case("grpo: vLLM below prompts", "use_vllm: true\nvllm_max_model_length: 20\n", RUNS_NOT, {"takes only 20": 1}),
+    _case("grpo: the likeliest tokens", "generation_kwargs: {do_sample: false}\n", FITS, {"a sampled token": None}),
     _case("rloo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}, nightly=True),
     _case("rloo: of another algorithm", "rloo_k: 4\nkl_coef: 0.1\nnum_mini_batches: 2\n", RUNS_NOT, {"kl_coef": 1}),
     _case("rloo: a list as text", "reward_weights: one\n", RUNS_NOT, {'reward_weights is "one"': 0}),
