@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 from autotune.core.candidate import Candidate, Choice
@@ -29,6 +29,10 @@ class TrainerProblem:
         # A search asks for the same candidates again and again.
         for method in (self.normal, self.identity, self.illegal, self.knobs_of_violated_rule):
             object.__setattr__(self, method.__name__, cache(method))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what another process makes the same problem of, without what is remembered."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def choices(self) -> Mapping[str, tuple[Choice, ...]]:

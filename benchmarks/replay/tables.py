@@ -123,7 +123,7 @@ class Reordered:
 
 
 class RecordedRunner:
-    """Runs candidates by the recorded traces of a table; implements :class:`autotune.core.runner.Runner`.
+    """Runs candidates by the recorded traces of a table; implements :class:`autotune.core.estimate.Runner`.
 
     Args:
         budget_bytes: memory that training may need; None: that of the recording.

@@ -96,9 +96,9 @@ def test_choices_reach_the_api_in_its_own_types(api: Callable[..., None]) -> Non
     assert given == {
         "model": "M",
         "dataset": "D",
-        "allow": ("lora", "precision"),
+        "allow": ["lora", "precision"],
         "fix": {"packing": "bfd"},
-        "exclude": ("liger",),
+        "exclude": ["liger"],
         "trials": 3,
     }
 

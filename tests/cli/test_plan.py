@@ -196,8 +196,8 @@ def test_words_reach_the_api_in_its_own_types(found: Callable[[Plan], dict[str, 
     plan("M", "D", "--gpu", "T4", "--allow", "lora,precision", "--fix", "packing=bfd", "--exclude", "liger")
     del given["listener"]
     assert given == {
-        "model": "M", "dataset": "D", "gpu": "T4", "allow": ("lora", "precision"), "fix": {"packing": "bfd"},
-        "exclude": ("liger",),
+        "model": "M", "dataset": "D", "gpu": "T4", "allow": ["lora", "precision"], "fix": {"packing": "bfd"},
+        "exclude": ["liger"],
     }  # fmt: skip
 
 

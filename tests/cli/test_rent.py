@@ -45,7 +45,7 @@ def test_the_options_reach_the_api(asked: dict[str, Any], capsys: pytest.Capture
     assert plan(*words.split()) == 0
     assert asked == {
         "model": "M", "dataset": "D", "gpu": "all", "prices": "p.yaml", "num_processes": "auto", "num_machines": 2,
-        "network": 400.0, "allow": ("lora",),
+        "network": 400.0, "allow": ["lora"],
     }  # fmt: skip
     assert "The cheapest: 1 x L40S" in capsys.readouterr().out
 
