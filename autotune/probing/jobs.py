@@ -99,8 +99,8 @@ measure_operators = _Asks(Job.MEASURE_OPERATORS, OperatorsRequest, OperatorsRepl
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
     """Run training steps and return the measurement. A probe that fails is a measurement as well, not an exception.
 
-    A probe that is killed, and not for want of memory as far as can be seen, runs once more where as much time is left:
-    what killed it may have nothing to do with its candidate.
+    A probe in one process that is killed, not for want of memory as far as can be seen, runs once more where as much
+    time is left: what killed it may have nothing to do with its candidate.
 
     Args:
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.

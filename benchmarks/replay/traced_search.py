@@ -45,7 +45,7 @@ RULES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "without changes of the fastest that does not fit": _method("_neighbours_of_fastest_misfit", lambda *_: []),
     "without further changes of the most promising": _of("_STEPS", 0),
     "without random candidates": _of("_RANDOM", 0),
-    "without an end after 24 in vain": _of("_PATIENCE", 1000),
+    "without an end after 24 without improvement": _of("_PATIENCE", 1000),
     "without what is shown beside the best": _method("_rows_for_the_table", lambda *_: iter(())),
     "with the recipes left out": lambda: patch.object(improvement, "search_by_traces", _without_recipes),
 }
