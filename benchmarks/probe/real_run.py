@@ -13,15 +13,26 @@ from pathlib import Path
 
 from autotune.core.result import Result
 
-_PEAK = "PEAK "
+_PEAK, _PASS = "PEAK ", "PASS "
 # Runs in the training process: the baseline is taken after the imports, as in a probe. The kernel's high-water mark
 # counts pages of files as well, which come and go: it is read so often that they hardly change meanwhile.
 _RUNNER = """
-import os, runpy, sys, threading
+import os, runpy, sys, threading, time
 from autotune.step.imports import prepare_environment, preload
 device, script = sys.argv[1:3]
 prepare_environment(device, processes=int(os.environ.get("WORLD_SIZE", "1")))
 preload(device)
+import trl
+def timed(precompute):
+    def timing(trainer, dataset, name, *rest):
+        began = time.monotonic()
+        computed = precompute(trainer, dataset, name, *rest)
+        if name == "train":
+            print("PASS", time.monotonic() - began, flush=True)
+        return computed
+    return timing
+for trainer in (trl.DPOTrainer, trl.KTOTrainer):
+    trainer._precompute_ref_logps = timed(trainer._precompute_ref_logps)
 from autotune.step.run.meters import METERS
 meter, ended = METERS[device](), threading.Event()
 def laps():
@@ -47,12 +58,14 @@ class RealRun:
         code: its exit status.
         lines: seconds and text of each line that it printed.
         peak_bytes: above what the imports take, of the process that needs most; None if it failed.
+        pass_seconds: of the reference's pass over the training rows before the first step; 0 without one.
         errors: lines of its standard error.
     """
 
     code: int
     lines: Sequence[tuple[float, str]]
     peak_bytes: int | None
+    pass_seconds: float
     errors: Sequence[str]
 
 
@@ -86,4 +99,5 @@ def real_run(script: Path, result: Result, options: Mapping[str, str]) -> RealRu
             lines = [(time.monotonic(), line) for line in process.stdout or ()]
         written = log.read_text(encoding="utf-8", errors="replace").splitlines()
     peaks = [int(line.removeprefix(_PEAK)) for _, line in lines if line.startswith(_PEAK)]
-    return RealRun(process.returncode, lines, max(peaks, default=None), written)
+    passes = [float(line.removeprefix(_PASS)) for _, line in lines if line.startswith(_PASS)]
+    return RealRun(process.returncode, lines, max(peaks, default=None), max(passes, default=0.0), written)

@@ -40,7 +40,8 @@ below what TRL's default needs, or near it. Then the bundle's `train.py` trains 
 evaluation and a save every {_EVERY}. Rows are pages of Python's documentation; "long" joins every tenth with the
 {JOINED_ROWS - 1} after it, "short" has their first lines, "chat" is conversations of one to five questions about
 them, and "code" is the source of Python's functions instead. The rate is that of the steps before
-the first evaluation, without the first {_SETTLING_STEPS}; "promised" is the 95 % range of a further run.
+the first evaluation, without the first {_SETTLING_STEPS}; where the reference is precomputed, each step takes its share
+of that pass, which is spread over the epochs. "promised" is the 95 % range of a further run.
 Memory is resident memory above the imports. The training runs under no limit, and its peak is held against the budget:
 `RLIMIT_DATA`, by which a probe is limited, also counts what is allocated and never touched. The peak is read ten times
 a second; "about": it was read at the end, when other pages of files may have been resident than at the peak.
@@ -122,11 +123,16 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def rate_of(trained: RealRun, chosen: Choosable) -> float | None:
-    """Return the tokens per second of the steps before the first evaluation; None if there are too few."""
+    """Return the tokens per second of the steps before the first evaluation; None if there are too few.
+
+    As in the promised rate, each step takes its share of the reference's pass over the rows.
+    """
     ends = [at for at, line in trained.lines if "'loss':" in line][_SETTLING_STEPS:_EVERY]
-    if len(ends) < _SETTLING_STEPS or chosen.tokens_per_step is None:
+    if len(ends) < _SETTLING_STEPS or chosen.tokens_per_step is None or chosen.steps_per_epoch is None:
         return None
-    return (len(ends) - 1) * chosen.tokens_per_step / (ends[-1] - ends[0])
+    steps = len(ends) - 1
+    shared = steps * trained.pass_seconds / (chosen.steps_per_epoch * chosen.plan.epochs)
+    return steps * chosen.tokens_per_step / (ends[-1] - ends[0] + shared)
 
 
 def differing(chosen: Choosable, default: Choosable | None) -> dict[str, str | int]:
