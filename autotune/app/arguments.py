@@ -150,7 +150,7 @@ class SearchArguments(Arguments):
             generate completions in groups these. None: 8 per process, TRL's default.
         max_length (TOKENS): tokens to which rows are cut, or above which the trainer drops them. None: every choice of
             the space that meets the token coverage.
-        token_coverage: share to keep of the dataset's tokens, and of those that the loss counts. None: 0.99.
+        token_coverage: share to keep of the dataset's tokens and of those in the loss. None: 0.99.
         allow (KNOB[,KNOB]): knobs whose choices that change training are searched too, such as ``lora``.
         fix (KNOB=VALUE): search only this choice of a knob.
         exclude (KNOB[,KNOB]): knobs that stay at TRL's default.
@@ -204,7 +204,7 @@ class ProbeArguments(SearchArguments):
             None: those of ``base``; without it, one on each visible GPU, or one on a CPU or with ``workers``.
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or for trainers that
             generate completions in groups these. None: that of ``base``; without it, 8 per process, TRL's default.
-        token_coverage: share to keep of the dataset's tokens, and those in the loss. None: that of ``base``, or 0.99.
+        token_coverage: share to keep of the dataset's tokens and of those in the loss. None: that of ``base``, or 0.99.
         workers: number of candidates to probe at the same time, in one study: each on ``num_processes`` GPUs of its
             own, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
             ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.

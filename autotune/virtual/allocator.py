@@ -55,7 +55,7 @@ class CachingAllocator:
         self._next_address = SMALL_BUFFER_BYTES
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Allocate a block of at least ``nbytes``, which are some; release it with :meth:`free`.
+        """Allocate a block of at least ``nbytes``, one or more; release it with :meth:`free`.
 
         Raises:
             OutOfMemoryError: it does not fit the device.

@@ -188,9 +188,7 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten.topk.default:
             dimension = args[2] if len(args) > 2 else -1
             self.knowledge.balance(result[1], args[0].size(dimension))
-        elif func.overloadpacket is _aten.multinomial or (
-            self._ledger.generates and func.overloadpacket is _aten.argmax
-        ):
+        elif func.overloadpacket in (_DRAWN if self._ledger.generates else _DRAWN[:1]):
             self.knowledge.fill("a sampled token does not end its completion", result, SAMPLED)
         elif func.overloadpacket is _aten.isnan:
             self.knowledge.fill("no value is not a number", result, 0)

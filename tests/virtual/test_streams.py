@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from autotune.virtual import trace
 from autotune.virtual.ranks import World, process_group
@@ -40,3 +42,15 @@ def test_every_rank_is_taken_to_have_the_same_object() -> None:
         dist.all_gather_object(found, {"prompt": "the same"})
         assert found == [{"prompt": "the same"}] * 3
     assert not dist.is_initialized()
+
+
+def test_a_gathered_tensor_that_was_waited_for_is_not_copied() -> None:
+    """On null GPUs, PyTorch's allocator has one whole weight at a time while FSDP2 saves."""
+
+    def fn(device: torch.device) -> None:
+        mesh = init_device_mesh(device.type, (2,))
+        part = torch.empty(256, 512, device=device)
+        DTensor.from_local(part, mesh, [Shard(0)]).full_tensor()
+
+    part_bytes = 256 * 512 * 4
+    assert trace(fn, target="cuda", world=World(2, 0)).device_peak.bytes == part_bytes + 2 * part_bytes

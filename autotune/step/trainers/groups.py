@@ -89,7 +89,7 @@ class _InGroups(OnTokenizedPrompts):
         missing = found.new_zeros(len(ids) - run, *found.shape[1:])
         return (torch.cat([found, missing]) if run < len(ids) else found, *others)
 
-    # A phase of its own.
+    # Phases are named by the methods in which they run.
     reference_pass = old_pass
 
 
