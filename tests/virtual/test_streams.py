@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
 
 from autotune.virtual import trace
 from autotune.virtual.ranks import World, process_group
@@ -54,3 +55,15 @@ def test_a_gathered_tensor_that_was_waited_for_is_not_copied() -> None:
 
     part_bytes = 256 * 512 * 4
     assert trace(fn, target="cuda", world=World(2, 0)).device_peak.bytes == part_bytes + 2 * part_bytes
+
+
+def test_ddp_sends_the_weights_of_the_first_rank_from_a_copy_in_one_piece() -> None:
+    """On a null GPU, GRPO with LoRA reserves 8 MiB (3 %) less for the segment that this leaves in the cache."""
+
+    def fn(device: torch.device) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 2)).to(device)
+        model[0].requires_grad_(False)
+        DistributedDataParallel(model)
+
+    weights_bytes = (512 * 512 + 512 + 512 * 2 + 2) * 4
+    assert trace(fn, target="cuda", world=World(2, 0)).device_peak.bytes == 2 * weights_bytes
