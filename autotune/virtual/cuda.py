@@ -19,8 +19,8 @@ _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536,
 
 _FEW_INDICES = 3072
 _HALF = (torch.bfloat16, torch.float16)
-_REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum, _aten.cumprod})
-_BY_BLOCKS = frozenset({_aten.sum, _aten.mean})
+_BY_BLOCKS = frozenset({_aten.sum, _aten.mean, _aten.linalg_vector_norm})
+_REDUCTIONS = _BY_BLOCKS | {_aten.prod, _aten.cumsum, _aten.cumprod}
 # aten/src/ATen/native/cuda/Reduce.cuh: ReduceConfig and setReduceConfig.
 _WARP = 32
 _MOST_THREADS = 512
@@ -47,7 +47,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
     """
     packet = func.overloadpacket
     if packet in _REDUCTIONS:
-        return gpus.decide(lambda capability: _reduction(func, args, result, capability))
+        summed = argument(func, args, kwargs, "dim")
+        return gpus.decide(lambda capability: _reduction(func, args[0], summed, result, capability))
     if packet is _CUDNN_BACKWARD:
         return gpus.decide(lambda capability: _cudnn_backward(args[1], capability))
     rule = _RULES.get(operator_name(func))
@@ -157,23 +158,25 @@ def _int8_dequant(_args: Any, _kwargs: Any, result: Any) -> tuple[int, ...]:
     return (0 if result.dtype == torch.float16 else 2 * result.numel(),)
 
 
-def _reduction(func: Any, args: Any, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
+def _reduction(
+    func: Any, given: torch.Tensor, summed: Any, result: torch.Tensor, capability: Capability
+) -> tuple[int, ...]:
     """Return the bytes of the blocks that a reduction allocates and frees before it returns.
 
     Args:
         func: one of ``_REDUCTIONS``.
-        args: its positional arguments.
+        given: its input.
+        summed: the dimensions that it sums over; none or None: all.
         result: its return value.
         capability: compute capability of the GPU.
     """
-    given = args[0]
     # aten/src/ATen/native/ReduceOps.cpp, make_reduction_from_out_ty and sum_out: the input is cast to the type of the
     # result first, except from half precision to float32, for which CUDA's kernels accumulate as they read.
     cast = given.dtype != result.dtype and not (given.dtype in _HALF and result.dtype == torch.float32)
     casts = (given.numel() * result.itemsize,) if cast else ()
     if func.overloadpacket not in _BY_BLOCKS or not result.numel():
         return casts
-    return (*casts, *_partial_results(given.numel(), _kept(given, args[1:2]), result, capability))
+    return (*casts, *_partial_results(given.numel(), _kept(given, summed), result, capability))
 
 
 def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
@@ -216,11 +219,11 @@ def _kept(given: torch.Tensor, dimensions: Any) -> int:
 
     Args:
         given: the input.
-        dimensions: a tuple of the argument that names those summed over, or an empty one if all are.
+        dimensions: those summed over; none or None: all.
     """
-    if not given.dim() or not dimensions or not dimensions[0]:
+    if not given.dim() or not dimensions:
         return 1
-    summed = {number % given.dim() for number in dimensions[0]}
+    summed = {number % given.dim() for number in dimensions}
     sizes = enumerate(zip(given.shape, given.stride(), strict=True))
     return next((size for number, (size, stride) in sizes if stride == 1 < size and number not in summed), 1)
 

@@ -107,6 +107,10 @@ def _llama(attention: str, dtype: torch.dtype = torch.bfloat16, **further: Any) 
     return step
 
 
+def _lengths_of_columns(device: torch.device) -> None:
+    torch.empty(16 * ROWS, WIDTH, dtype=torch.bfloat16, device=device).norm(dim=0)
+
+
 def _embedded(device: torch.device) -> None:
     with device:
         embedding = nn.Embedding(2048, WIDTH)
@@ -162,6 +166,7 @@ CASES: dict[str, Step] = {
     "selected": _pointwise(lambda given: given.index_select(0, torch.arange(ROWS // 2, device=given.device))),
     "indexed": _pointwise(_first_rows),
     "bias": _biased,
+    "lengths of columns": _lengths_of_columns,
     "embedding": _embedded,
     "layer_norm of another order": _pointwise(lambda given: functional.layer_norm(given.t(), (ROWS,))),
     "images": _placed,

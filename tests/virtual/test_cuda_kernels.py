@@ -107,14 +107,17 @@ def test_logsumexp_has_the_temporaries_of_the_operators_that_it_consists_of(trac
     assert operators["aten.exp_.default"] == operators["aten.amax.default"] == 1
 
 
-def test_the_gradient_of_a_bias_is_summed_by_blocks_with_a_partial_result_for_each_thread(
-    traced: dict[str, Any],
+@pytest.mark.parametrize(
+    ("case", "tensors"), [("bias", 2 * (16 * BYTES + 2 * WIDTH)), ("lengths of columns", 16 * BYTES + 2 * WIDTH)]
+)
+def test_what_is_summed_over_rows_has_a_partial_result_for_each_thread_of_a_block(
+    traced: dict[str, Any], case: str, tensors: int
 ) -> None:
     # 1,024 sums of 4,096 rows: blocks of 32 threads for 4 columns each, by 4 for the rows, of which each takes 16.
     partial_results = 4 * WIDTH * (16 * ROWS // 4 // 16) * (32 * 4)
     semaphores = 4 * WIDTH // (32 * 4)
 
-    assert traced["bias"]["tensors"] == 2 * 16 * BYTES + 2 * 2 * WIDTH + partial_results + semaphores
+    assert traced[case]["tensors"] == tensors + partial_results + semaphores
 
 
 def test_memory_that_another_stream_had_is_not_used_again(traced: dict[str, Any]) -> None:
