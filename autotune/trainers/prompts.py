@@ -153,13 +153,14 @@ class Prompted(Trainer):
         """Return prompts with the tokens of their completions; the adapter makes one of these shorter.
 
         One of several prompts is shorter, too, where prompts of different lengths are completed together: attention
-        then gets a mask, and of 16 prompts of 4,200 tokens that takes 0.8 GiB.
+        then gets a mask, and of 16 prompts of 4,200 tokens that takes 0.8 GiB. That of a single row is in the next
+        micro-batch of its generation batch.
         """
         generated = int(shape.generated)
         # A model generates from a token at least, also where the loss sees none of the prompt.
         prompt = max(1, int(shape.tokens) - generated)
-        last = max(1, prompt - 1) if layout is Layout.PADDED and shape.rows > 1 else prompt
-        return (*((prompt, generated),) * (shape.rows - 1), (last, generated))
+        shorter = ((max(1, prompt - 1), generated),) if layout is Layout.PADDED else ()
+        return (*((prompt, generated),) * max(1, shape.rows - len(shorter)), *shorter)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return that of prompts that are completed together, which may differ in length."""

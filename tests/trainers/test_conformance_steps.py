@@ -62,9 +62,12 @@ def layouts(found: Prepared) -> list[Layout]:
 def shapes(found: Prepared, layout: Layout) -> list[Shape]:
     """Return the shapes to trace in a layout; a third of the tokens are generated if the trainer generates any."""
     generates = found.geometry(found.plan({})).worst.generated > 0
+    single = Shape(1, 30, 10 if generates else 0)
     # TRL refuses KTO of single rows with its default loss; and prompts are padded in their generation batch.
-    alone = layout is Layout.PADDED and not generates and not found.trainer.ordered
-    listed = (Shape(1, 30), *SHAPES[layout]) if alone else SHAPES[layout]
+    alone = layout is Layout.PADDED and not found.trainer.ordered
+    if generates:
+        alone &= found.trainer.rows_per_draw(found.trainer.traced_plan(found.plan({}), layout, single)) > 1
+    listed = (single, *SHAPES[layout]) if alone else SHAPES[layout]
     return [replace(shape, generated=shape.tokens // 3 if generates else 0) for shape in listed]
 
 
