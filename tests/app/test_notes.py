@@ -105,7 +105,6 @@ def test_gpus_with_figures_of_the_same_other_card_share_a_note_of_which_they_are
 def test_what_traces_assume_is_said_once_with_every_function_that_reads_it() -> None:
     read = [f"a float read from a tensor is 1 (in {name} of trainer.py)" for name in ("log", "train")]
     (told,) = notes_on_assumptions([*read, "gradients are finite"])
-    assert told.endswith(
-        "They assumed: a float read from a tensor is 1 (in log of trainer.py, train of trainer.py); gradients are finite."
-    )
+    read_as = "a float read from a tensor is 1 (in log of trainer.py, train of trainer.py)"
+    assert told.endswith(f"They assumed: {read_as}; gradients are finite.")
     assert list(notes_on_assumptions([])) == []
