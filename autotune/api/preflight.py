@@ -92,7 +92,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             AutotuneError: it cannot be checked, and ``when_unsure`` is ``fail``.
         """
         try:
-            found = self._agreed(args, kwargs, ranks_of(args))
+            found = self._agreed(args, _trainer_of(state), kwargs, ranks_of(args))
         except RanksError as error:
             # Each process finds that out for itself, so all of them train, or none.
             found = error
@@ -111,21 +111,21 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             log = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
             log("autotune: %s", found.headline)
 
-    def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
+    def _agreed(self, args: Any, trainer: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.
 
         Raises:
             RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        own = self._asked.memory_budget or _free(args, _trainer_of(self))
+        own = self._asked.memory_budget or _free(args, trainer)
         if ranks.rank > 0:
             ranks.gathered(own)
             return ranks.broadcast(_FirstRankReply()).result()
         answer = _FirstRankReply(ended="it was ended")
         try:
             budgets = ranks.gathered(own)
-            answer = _FirstRankReply(verdict=self._checked(args, kwargs, _least(budgets)))
+            answer = _FirstRankReply(verdict=self._checked(args, trainer, kwargs, _least(budgets)))
         except AutotuneError as error:
             answer = _FirstRankReply(message=error.message, hint=error.hint)
         except OSError as error:
@@ -138,7 +138,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             ranks.broadcast(answer)
         return answer.result()
 
-    def _checked(self, args: Any, kwargs: dict[str, Any], budget: str | int | None) -> Verdict:
+    def _checked(self, args: Any, trainer: Any, kwargs: dict[str, Any], budget: str | int | None) -> Verdict:
         model, processor = kwargs["model"], kwargs["processing_class"]
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
@@ -149,7 +149,6 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             _check_whole(model, adapters)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
-            trainer = _trainer_of(self)
             _check_own_step(trainer, evaluates=args.eval_strategy != NO_EVALUATION)
             _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _saved(base, processor, folder / "model")
@@ -227,12 +226,14 @@ def _check_whole(model: Any, adapters: Mapping[str, Any]) -> None:
         raise InputError(f"The model has {len(adapters)} adapters ({', '.join(adapters)}), and one alone is traced.")
 
 
-def _trainer_of(callback: TrainerCallback) -> Any:
-    """Return the trainer that calls a callback: transformers hands it everything of a trainer but the trainer."""
+def _trainer_of(state: transformers.TrainerState) -> Any:
+    """Return the trainer of a state: transformers hands a callback everything of a trainer but the trainer.
+
+    A callback may be that of several trainers, as of earlier cells of a notebook.
+    """
     trainers = (found for found in gc.get_objects() if issubclass(type(found), Trainer))
-    # One whose construction failed has no handler.
-    handlers = ((found, getattr(found, "callback_handler", None)) for found in trainers)
-    return next((found for found, handler in handlers if callback in getattr(handler, "callbacks", ())), None)
+    # One whose construction failed has no state.
+    return next((found for found in trainers if getattr(found, "state", None) is state), None)
 
 
 def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
@@ -324,6 +325,8 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     if not isinstance(rows, datasets.Dataset):
         raise InputError("The trainer's rows are not a datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
+    # In a format such as torch's, values are not those of JSON.
+    rows = rows.with_format(None)
     names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
     # Rows with images are as the user has them: TRL tokenises them in the collator.
     if names is None or not set(names.values()) <= set(rows.column_names):

@@ -50,8 +50,8 @@ def time_limit(timeout: str | float | None) -> float | None:
         InputError: it is no duration above 0.
     """
     seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
-    if seconds is not None and seconds <= 0:
-        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
+    if seconds is not None and not 0 < seconds < inf:
+        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0, and finite.")
     return seconds
 
 

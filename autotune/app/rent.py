@@ -74,6 +74,8 @@ def rent(asked: RentArguments) -> Rent:
     auto = asked.num_processes == AUTO
     processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
     first = planned_machine(words[0], processes, machines)
+    # Refused before the rows are tokenised.
+    checked_budget(_within(asked.memory_budget, first.hardware.memory_bytes), first.hardware)
     batch = global_batch_of(options, first)
     numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]

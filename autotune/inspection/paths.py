@@ -18,8 +18,10 @@ def user_path(text: str | Path) -> Path:
     """Return the path that a user names, with the home directory in the place of ``~``.
 
     Raises:
-        InputError: it is ``-``, or ``~NAME`` is the home of a user that there is not.
+        InputError: it is ``-``, has a NUL, or ``~NAME`` is the home of a user that there is not.
     """
+    if "\0" in str(text):
+        raise InputError(f"{str(text)!r} has a NUL character, which no path can have.", hint="Give another name.")
     if text == "-":
         raise InputError(
             "'-' is not the name of a file or directory.",

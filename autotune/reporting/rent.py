@@ -32,8 +32,10 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
         return
     unit = "epoch" if found.unit == "epoch" else "1e9 tokens"
     costs = (f"cost per {unit}",) if found.priced else ()
-    columns = ("GPUs", "needs of each", "to spare", "host", "tok/s", "per GPU", f"time per {unit}", *costs)
-    yield Section("GPUs", (Table(columns, tuple(_cells(offer, priced=found.priced) for offer in fitting)),))
+    each = ("per GPU",) if any(offer.processes > 1 for offer in fitting) else ()
+    columns = ("GPUs", "needs of each", "to spare", "host", "tok/s", *each, f"time per {unit}", *costs)
+    rows = tuple(_cells(offer, several=bool(each), priced=found.priced) for offer in fitting)
+    yield Section("GPUs", (Table(columns, rows),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
@@ -72,14 +74,12 @@ def _offer_text(offer: Offer, found: Rent) -> str:
     return f"{offer.gpus}, {rate}, {duration} per {found.unit}{cost}{doubt}"
 
 
-def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
+def _cells(offer: Offer, *, several: bool, priced: bool) -> tuple[str, ...]:
+    rates = (offer.tokens_per_second, *((offer.rate_of_each,) if several else ()))
     return (
         offer.gpus,
         *words.memory_cells(offer.estimate),
-        *(
-            words.predicted_rate(offer.estimate, words.number_or_dash(rate))
-            for rate in (offer.tokens_per_second, offer.rate_of_each)
-        ),
+        *(words.predicted_rate(offer.estimate, words.number_or_dash(rate)) for rate in rates),
         words.duration_or_dash(offer.seconds),
         *((words.cost_text(offer.cost),) if priced else ()),
     )

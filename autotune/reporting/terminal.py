@@ -142,7 +142,9 @@ def _table(table: doc.Table, width: int) -> tables.Table:
     for title, kind in zip(table.columns, kinds, strict=True):
         justify: Literal["left", "right"] = "right" if kind == "figures" else "left"
         size = bar_width if kind == "bars" else None
-        drawn.add_column(title, justify=justify, overflow="fold", width=size, no_wrap=size is not None)
+        # The name of a row is copied to a command, so other columns are wrapped first.
+        whole = size is not None or (narrow and kind == "words")
+        drawn.add_column(title, justify=justify, overflow="fold", width=size, no_wrap=whole)
     for place, row in enumerate(table.rows):
         if place == table.total:
             drawn.add_section()

@@ -191,7 +191,7 @@ class VirtualMode(TorchDispatchMode):
         elif func.overloadpacket in (_DRAWN if self._ledger.generates else _DRAWN[:1]):
             self.knowledge.fill("a sampled token does not end its completion", result, SAMPLED)
         elif func.overloadpacket is _aten.isnan:
-            self.knowledge.fill("no value is not a number", result, 0)
+            self.knowledge.fill("no value is NaN", result, 0)
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
             self.knowledge.fill("scaled gradients are finite", args[1], 0)
 

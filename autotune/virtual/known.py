@@ -248,12 +248,12 @@ class Knowledge:
             with _disable_current_modes():
                 return cast(bool | int | float, value.item())
         if tensor.dtype == torch.bool:
-            self.assume(f"a condition on computed numbers is false {_reader()}")
+            self.assume(f"a boolean read from a tensor is False {_reader()}")
             return False
         if tensor.is_floating_point():
-            self.assume(f"a computed number that is read is one {_reader()}")
+            self.assume(f"a float read from a tensor is 1 {_reader()}")
             return 1.0
-        self.assume(f"a computed integer that is read is one {_reader()}")
+        self.assume(f"an integer read from a tensor is 1 {_reader()}")
         return 1
 
     def balance(self, indices: torch.Tensor, choices: int) -> None:

@@ -99,14 +99,12 @@ def test_a_gpu_without_figures_of_its_own_has_a_note_instead_of_an_error_of_time
 def test_gpus_with_figures_of_the_same_other_card_share_a_note_of_which_they_are() -> None:
     error, sentence = notes_on_gpus([find_gpu(name) for name in ("RTX3090", "A100-80GB", "RTX5090")])
     assert error.startswith("Times are predicted within ±25 %")
-    assert sentence == ("Not measured on RTX3090, RTX5090: the share of the memory bandwidth; that of an A40 is used.")
+    assert sentence == ("Not measured on RTX3090, RTX5090: the share of peak memory bandwidth; that of an A40 is used.")
 
 
 def test_what_traces_assume_is_said_once_with_every_function_that_reads_it() -> None:
-    read = [f"a computed number that is read is one (in {name} of trainer.py)" for name in ("log", "train")]
+    read = [f"a float read from a tensor is 1 (in {name} of trainer.py)" for name in ("log", "train")]
     (told,) = notes_on_assumptions([*read, "gradients are finite"])
-    assert told.endswith(
-        "They assumed: a computed number that is read is one (in log of trainer.py, train of trainer.py); gradients are"
-        " finite."
-    )
+    read_as = "a float read from a tensor is 1 (in log of trainer.py, train of trainer.py)"
+    assert told.endswith(f"They assumed: {read_as}; gradients are finite.")
     assert list(notes_on_assumptions([])) == []

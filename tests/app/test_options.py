@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from math import nan
 from typing import Any, get_args
 
 import pytest
@@ -212,6 +213,7 @@ def test_a_generator_of_names_is_read_once() -> None:
         ({"trials": 0}, "trials of 0"),
         ({"timeout": "soon"}, "'soon' is not a duration"),
         ({"timeout": -1.0}, "A time-out of -1 seconds is not possible"),
+        ({"timeout": nan}, "A time-out of nan seconds is not possible"),
         ({"max_length": 512, "token_coverage": 0.9}, "contradict each other"),
         ({"max_length": 512, "fix": {"max_length": 1024}}, "contradicts --fix max_length=1024. Give one of them."),
         ({"fix": {"packin": "bfd"}}, "Did you mean 'packing'"),

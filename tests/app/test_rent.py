@@ -374,6 +374,10 @@ def test_processes_on_a_cpu_are_in_this_machine_however_many_are_tried(model: st
         ({"memory_budget": "0GiB"}, "'0GiB' is not a size"),
     ],
 )
-def test_what_can_be_used_on_no_gpu_is_one_message(model: str, options: dict[str, object], said: str) -> None:
+def test_what_can_be_used_on_no_gpu_is_one_message_before_anything_is_read(
+    model: str, options: dict[str, object], said: str
+) -> None:
+    events: list[object] = []
     with pytest.raises(InputError, match=said):
-        autotune.rent(model, seq_len=64, **{"fix": ONE_WAY, **options})  # type: ignore[arg-type]
+        autotune.rent(model, seq_len=64, listener=events.append, **{"fix": ONE_WAY, **options})  # type: ignore[arg-type]
+    assert events == []

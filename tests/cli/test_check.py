@@ -88,3 +88,15 @@ def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     lost, other = json.loads(capsys.readouterr().out)["verdicts"]
     assert (lost["outcome"], lost["reason"]) == ("unknown", "The job read_command was killed.")
     assert other["outcome"] == "reads"
+
+
+def test_a_budget_larger_than_the_device_of_one_file_takes_no_verdict_of_another_with_it(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small.yaml"
+    small.write_text("output_dir: out\nuse_cpu: true\n", encoding="utf-8")
+    assert check(small, old, "--memory-budget", "900TiB", "--json") == 2
+    found, other = json.loads(capsys.readouterr().out)["verdicts"]
+    assert found["outcome"] == other["outcome"] == "cannot run"
+    assert "A memory budget of 921600 GiB is larger than" in found["reason"]
+    assert "max_seq_length" in other["findings"][0]["message"]

@@ -43,7 +43,17 @@ def test_a_speed_that_depends_on_an_assumption_about_the_host_is_marked_wherever
     assert estimate.memory is not None
     doubtful = replace(CHEAPEST, estimate=replace(estimate, memory=replace(estimate.memory, time_error=0.5)))
     assert best_text(a_rent(offers=(doubtful,))).startswith("The cheapest and the fastest: 1 x L40S, ~10,000 tok/s, ")
-    assert cells(doubtful, a_rent()).count("~10,000") == 2
+    assert cells(doubtful, a_rent()).count("~10,000") == 1
+
+
+def test_a_rate_per_gpu_stands_beside_that_of_all_only_where_several_train_together() -> None:
+    assert "per GPU" in table(a_rent()).columns
+    assert "per GPU" not in table(a_rent(offers=(CHEAPEST, UNPRICED))).columns
+
+
+def test_the_name_of_a_gpu_is_whole_in_a_terminal_of_80_columns() -> None:
+    named = replace(CHEAPEST, gpu=replace(CHEAPEST.gpu, name="A100-PCIe-80GB"))
+    assert "1 x A100-PCIe-80GB " in drawn(80, offers=(named, UNPRICED))
 
 
 def test_one_gpu_that_is_both_is_named_once() -> None:
@@ -100,4 +110,4 @@ def test_no_line_is_wider_than_the_terminal_and_every_figure_is_there(width: int
     flat = " ".join(text.split())
     assert "12 traces (10 new) in 33 s." in flat
     if width >= 100:
-        assert all(cell in text for offer in (CHEAPEST, FASTEST, UNPRICED) for cell in cells(offer, a_rent()))
+        assert all(str(cell) in text for row in table(a_rent()).rows for cell in row)

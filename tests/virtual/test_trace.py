@@ -136,7 +136,7 @@ def test_what_is_read_of_floating_point_data_is_counted_as_assumed() -> None:
     def fn(device: torch.device) -> None:
         torch.empty(3, device=device).sum().item()
 
-    assert trace(fn, target="cpu").assumptions == {"a computed number that is read is one (in fn of test_trace.py)": 1}
+    assert trace(fn, target="cpu").assumptions == {"a float read from a tensor is 1 (in fn of test_trace.py)": 1}
 
 
 def test_a_shape_that_follows_from_floating_point_data_is_refused() -> None:

@@ -48,7 +48,16 @@ def check(asked: CheckArguments) -> Verdict:
 def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
     """Yield the verdicts on several files or commands, whose jobs share processes."""
     with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
-        yield from (check_written(each, tracer) for each in asked)
+        for each in asked:
+            started = time.monotonic()
+            try:
+                found = check_written(each, tracer)
+            except InputError as error:
+                if len(asked) == 1:
+                    raise
+                # Such as of a budget, which is larger than the device that one file alone trains on.
+                found = _unusable(each, started, error)
+            yield found
 
 
 def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
@@ -59,14 +68,13 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     """
     started = time.monotonic()
     _check_options(asked)
-    text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
     try:
         text = written(asked.file, asked.trainer, asked.command)
     except UnreadError as error:
+        text = _unread(asked)
         return Task(asked, text, _planned(asked, text)[0], 0, started).unknown(error)
     except InputError as error:
-        found = Finding(Severity.ERROR, str(error), file=asked.file or "")
-        return Task(asked, text, None, 0, started).verdict(Outcome.CANNOT_RUN, (found,), reason=error.message)
+        return _unusable(asked, started, error)
     text = replace(text, default=default_file(text.command))
     planned, absent = _planned(asked, text)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware) if planned is not None else 0
@@ -90,6 +98,16 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, verdict)
     return verdict
+
+
+def _unread(asked: CheckArguments) -> Written:
+    return Written(Command(asked.trainer, ()), None, asked.trainer or "")
+
+
+def _unusable(asked: CheckArguments, started: float, error: InputError) -> Verdict:
+    """Return the verdict on a file or a command that cannot be used."""
+    found = Finding(Severity.ERROR, str(error), file=asked.file or "")
+    return Task(asked, _unread(asked), None, 0, started).verdict(Outcome.CANNOT_RUN, (found,), reason=error.message)
 
 
 def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]:

@@ -25,7 +25,7 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.traced import TraceRequest
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import CUSTOM_CODE, Workload
-from autotune.errors import InputError, UnreadError, one_line
+from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
@@ -116,6 +116,11 @@ class Fitting:
         except InputError as error:
             # What was found in the keys is worth reporting even if the rest cannot be found out.
             return self.task.wrong((*self.found, of_error(self.task.written, error)))
+        except ProbeServerError:
+            raise
+        except AutotuneError as error:
+            # A job was killed, took too long or failed: of the need, nothing is known.
+            return self.task.unknown(error, self.found)
 
     def _verdict(self) -> Verdict:
         task, trainer, planned, user = self.task, self.task.trainer, self.planned, self.user

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -54,7 +55,7 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, object]]] = {
 }
 
 
-def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **more: Any) -> Any:
+def built(trainer: str, model: Path, file: Path, folder: Path, budget: str = "4GiB", **more: Any) -> Any:
     kind, config, own = CLASSES[trainer]
     tokenizer = AutoTokenizer.from_pretrained(model)
     head = AutoModelForSequenceClassification if trainer == "reward" else AutoModelForCausalLM
@@ -63,6 +64,7 @@ def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **mo
         loaded.config.pad_token_id = tokenizer.pad_token_id
     plain = {"use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 1}
     args = config(output_dir=str(folder), **{**plain, **own, **more.pop("options", {})})
+    callback = more.pop("callback", None) or autotune.PreflightCallback(memory_budget=budget)
     if trainer == "grpo":
         more.setdefault("reward_funcs", lambda completions, **_: [0.0] * len(completions))
     return kind(
@@ -70,7 +72,7 @@ def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **mo
         args=args,
         processing_class=tokenizer,
         train_dataset=load_dataset("json", data_files=str(file), split="train"),
-        callbacks=[autotune.PreflightCallback(memory_budget=budget)],
+        callbacks=[callback],
         **more,
     )
 
@@ -151,8 +153,7 @@ def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
     own = AutoModelForCausalLM.from_pretrained(small_model_directory, dtype=dtype)
     more = {"options": options, "peft_config": adapter, "ref_model": own}
     training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", **more)
-    (callback,) = (one for one in training.callback_handler.callbacks if type(one) is autotune.PreflightCallback)
-    assert preflight._trainer_of(callback) is training
+    assert preflight._trainer_of(training.state) is training
     with pytest.raises(InputError, match=r"a reference model of its own \(LlamaForCausalLM\), which is not traced"):
         preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
 
@@ -258,6 +259,29 @@ def test_rows_with_images_are_written_as_they_are(config: Any, tmp_path: Path) -
     args = config(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     file = preflight._rows(args, None, SimpleNamespace(dataset=rows), tmp_path)
     assert Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "cache")).to_list() == rows.to_list()
+
+
+def test_rows_in_a_format_of_torch_are_written_as_those_without(tmp_path: Path) -> None:
+    rows = Dataset.from_list([{"prompt_ids": [1, 2], "completion_ids": [3], "label": True}])
+    args = KTOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    loader = SimpleNamespace(dataset=rows.with_format("torch"))
+    file = preflight._rows(args, SimpleNamespace(decode=str), loader, tmp_path)
+    assert json.loads(file.read_text()) == {"prompt": "[1, 2]", "completion": "[3]", "label": True}
+
+
+@pytest.mark.slow
+def test_a_callback_of_several_trainers_checks_the_one_that_begins(
+    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(_callback: object, _args: object, trainer: Any, *_: object) -> Verdict:
+        return Verdict(SCHEMA, Outcome.DOES_NOT_FIT, f"it is number {trainers.index(trainer)}")
+
+    monkeypatch.setattr(autotune.PreflightCallback, "_checked", checked)
+    callback = autotune.PreflightCallback()
+    trainers = [built("sft", small_model_directory, rows("sft"), tmp_path, callback=callback) for _ in range(2)]
+    for number, training in enumerate(trainers):
+        with pytest.raises(WillNotFit, match=f"number {number}"):
+            training.train()
 
 
 def test_a_stream_which_may_have_no_end_is_not_written(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from trl import DPOConfig, SFTConfig
 
 import autotune
 from autotune.app.check import check as of_check
+from autotune.app.check import fitting
 from autotune.app.check.fix import fix_legacy
 from autotune.app.planned import planned_machine
 from autotune.core.codec import decode, encode
 from autotune.core.configuration import ReadCommand
 from autotune.core.verdict import Outcome, Severity, Source, Verdict, WillNotFit
-from autotune.errors import InputError
+from autotune.errors import InputError, JobLostError
 from tests.app.check.conftest import Checked, Write
 from tests.small import write_small_model
 
@@ -275,6 +276,22 @@ def test_a_configuration_object_is_checked_as_a_file_is(
     assert of_file.need is not None
     assert verdict.need is not None
     assert verdict.need.bytes == of_file.need.bytes
+
+
+def test_a_job_that_is_killed_leaves_the_answer_open_and_what_was_found_before(
+    write: Write, checked: Checked, model: Path, rows: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise JobLostError("The job build was killed.", hint="Its log ends with: nothing")
+
+    monkeypatch.setattr(fitting, "build", killed)
+    of_file = checked(config=str(write("dpo", "")), trainer="dpo", gpu=GPU)
+    config = SFTConfig(use_cpu=True, bf16=True, report_to="none")
+    of_object = checked(config=config, model=str(model), dataset=str(rows("sft")), gpu=GPU)
+    for verdict in (of_file, of_object):
+        assert (verdict.outcome, verdict.reason) == (Outcome.UNKNOWN, "The job build was killed.")
+        assert "Its log ends with: nothing" in told(verdict)
+    assert "Nothing sets the number of processes" in told(of_file)
 
 
 @pytest.mark.parametrize(

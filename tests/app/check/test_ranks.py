@@ -106,10 +106,10 @@ def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, mo
 
     def checks() -> Any:
         callback = autotune.PreflightCallback(memory_budget="1GiB", when_unsure="fail")
-        return callback._agreed(SimpleNamespace(), {}, first)
+        return callback._agreed(SimpleNamespace(), None, {}, first)
 
     def waits() -> Any:
-        return autotune.PreflightCallback(memory_budget="1GiB")._agreed(SimpleNamespace(), {}, second)
+        return autotune.PreflightCallback(memory_budget="1GiB")._agreed(SimpleNamespace(), None, {}, second)
 
     found = run(checks, waits)
     assert "sent nothing for 0 s" in str(found[0])
