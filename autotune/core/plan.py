@@ -18,6 +18,9 @@ NO_EVALUATION = "no"
 BEST_METRIC = "metric_for_best_model"
 """The field of ``transformers.TrainingArguments`` that names a result of evaluation, without which training ends."""
 
+PASS_ROWS = "precompute_ref_batch_size"
+"""The field of TRL for the rows that a reference's pass over the dataset has at once; null: those of a micro-batch."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -171,7 +174,7 @@ class TrainingPlan:
     @property
     def pass_share(self) -> float:
         """How many micro-batches of a reference's pass over the dataset come before one of training, on average."""
-        return self.rows / (self.number("precompute_ref_batch_size") or self.rows) / self.epochs
+        return self.rows / (self.number(PASS_ROWS) or self.rows) / self.epochs
 
     def steps_of_epoch(self, rows: int, *, drops_last: bool = False) -> int:
         """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.core.candidate import Candidate
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.workload import Workload
 from autotune.techniques.base import ON
 from autotune.techniques.sharding import ZERO_STAGES, zero_stage
@@ -14,6 +16,12 @@ _OFFLOADING = "activation_offloading"
 
 class FusedHead(Trainer):
     """A trainer that calls its model with TRL's fused head (``add_fused_lm_head`` of ``trl/trainer/utils.py``)."""
+
+    def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+        """Return the plan; a pass over the dataset has no more rows at once than the dataset."""
+        asked = plan.number(PASS_ROWS)
+        args = {PASS_ROWS: min(asked, workload.rows_trained)} if asked is not None else {}
+        return replace(plan, args={**plan.args, **args})
 
     def may_refuse(self, candidate: Candidate) -> bool:
         """Return whether activations are offloaded."""

@@ -21,7 +21,7 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""
         widths = ADAPTER.sequences(dataset, self.args.max_length).max(axis=1)
-        widest = np.resize(np.argsort(-widths, kind="stable"), batch_size)
+        widest = np.argsort(-widths, kind="stable")[:batch_size]
         blocks = block_rows(len(dataset), batch_size)
         columns = ("ref_chosen_logps", "ref_rejected_logps")
         return self.precompute_sample(dataset, name, [widest], blocks, widths[blocks].max(axis=1), columns)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 from unittest import mock
 
+import numpy as np
 import torch
 from datasets import Dataset
 from trl.models import prepare_deepspeed
@@ -58,7 +59,7 @@ class OnTokenizedRows(_Trl):
     ) -> Dataset:
         """Run the reference on the widest micro-batches, then time it on some of all sizes.
 
-        A trace has one micro-batch, whose operators are its time.
+        A trace has the rows of one micro-batch, which it repeats; the operators are its time.
 
         Args:
             name: of the dataset; the time is kept of ``train``.
@@ -67,7 +68,7 @@ class OnTokenizedRows(_Trl):
             sizes: of them, which their times are proportional to.
             columns: that TRL adds with the results; here they are zeros.
         """
-        self.ask_widest(dataset, widest)
+        self.ask_widest(dataset, (np.resize(batch, blocks.shape[1]) for batch in widest) if is_tracing() else widest)
         if is_tracing() and getattr(self, "_precompute_engine", None) is not None:
             # DeepSpeed's engine records the order of modules in its first pass, and in its second takes it up. Where
             # training follows the first, it ends with an error. This second one is outside of the phase, and not timed.

@@ -20,6 +20,7 @@ from autotune.planning.tracing.store import Traces
 from autotune.reporting.check import verdict_report
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB
+from tests.app.check.conftest import Checked, Write
 from tests.planning.stand_in import AnalyticTracer
 from tests.reporting.examples import a_result
 from tests.settings import problem, setting, workload
@@ -86,3 +87,17 @@ def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured
     config = Configuration("SFTConfig", written.args, written.args)
     sized = Sized(written, whole_geometry(here.trainer, plan, here.setting.workload))
     assert (studied(config, sized, tmp_path, rows, machine, 80 * GIB) is not None) is measured
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "kto"])
+def test_a_pass_over_the_dataset_needs_memory_for_the_rows_that_it_has_at_once(
+    trainer: str, write: Write, checked: Checked
+) -> None:
+    body = "use_cpu: true\nbf16: false\nprecompute_ref_log_probs: true\nprecompute_ref_batch_size: {}\n"
+    needs = []
+    for rows in (8, 48, 1000):
+        need = checked(str(write(trainer, body.format(rows))), trainer=trainer, gpu="cpu").need
+        assert need is not None
+        needs.append(need.bytes)
+    # The dataset has 48.
+    assert 2 * needs[0] < needs[1] == needs[2]
