@@ -7,6 +7,7 @@ from autotune.core.setting import Setting
 from autotune.techniques.attention import FLEX
 from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option
 from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
+from autotune.techniques.lora import WITH_NEW_HEAD
 from autotune.techniques.trace_impact import NO_PATCHES
 
 
@@ -26,11 +27,15 @@ class ActivationOffloading(Equipped):
     impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where checkpointing offloads too, or where FlexAttention fails on offloaded tensors.
+        """Return a reason where checkpointing offloads too, or where FlexAttention or a fused head fails.
 
         TRL makes an activation contiguous before it moves it to the host, and restores the strides of that copy.
         FlexAttention's compiled backward pass asserts the strides that its queries, keys and values had, which are
         transposed views, contiguous only with a single head. A checkpointed layer computes them again instead.
+
+        The backward pass of TRL's fused head (``trl/kernels/chunked_logprob.py``) gathers a weight that ZeRO-3 shares
+        out by what DeepSpeed notes on the parameter. PyTorch's hooks on saved tensors, by which TRL offloads
+        activations, hand it another tensor of the same data, on which nothing is noted.
         """
         if choice != ON:
             return None
@@ -43,5 +48,11 @@ class ActivationOffloading(Equipped):
             return CrashReason(
                 f"it restores tensors without their strides, with which attention={FLEX} fails in the backward pass of"
                 f" layers without checkpointing; gradient_checkpointing={ON} trains"
+            )
+        if candidate.get("sharding") == "zero3" and setting.workload.trainer not in WITH_NEW_HEAD:
+            # tests/contract/test_trl_zero3.py
+            return CrashReason(
+                "TRL's fused head fails with sharding=zero3 where activations are offloaded: its backward pass gets a"
+                " tensor back in place of its weight, which DeepSpeed cannot gather"
             )
         return None

@@ -25,8 +25,8 @@ _ATTENTION_MODULES = frozenset(
         "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
     }
 )  # fmt: skip
-_WITH_NEW_HEAD = frozenset({"reward"})
-"""The trainers whose model gets a head for a score, which PEFT trains whole."""
+WITH_NEW_HEAD = frozenset({"reward"})
+"""The trainers whose model gets a head for a score, which PEFT trains whole, in place of the one that TRL fuses."""
 # Ends of the keys whose names or regular expressions PEFT compares with those of modules.
 _KEYS_OF_NAMES = ("modules", "parameters", "pattern", "to_save")
 # A name with a layer's number, such as `layers.31.self_attn.q_proj`, or a regular expression that tells numbers apart,
@@ -61,7 +61,7 @@ def trains_whole_modules(setting: Setting) -> bool:
     PEFT trains a copy of each (``ModulesToSaveWrapper``) in the type of the model's weights, while adapters are in
     float32 (``cast_adapter_dtype``).
     """
-    return setting.workload.trainer in _WITH_NEW_HEAD or bool(setting.users_entry("model.lora_modules_to_save"))
+    return setting.workload.trainer in WITH_NEW_HEAD or bool(setting.users_entry("model.lora_modules_to_save"))
 
 
 class Lora(Technique):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from autotune.core.candidate import Candidate, Watched
 from autotune.core.nested import at, merge
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.program import EVALUATE, SAVE, StepProgram
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
@@ -223,8 +223,10 @@ class Trainer(MicroBatches):
         return self.completed(TrainingPlan(self.name, **tree, launch=hardware.launch), setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return a plan with the entries that follow from the workload."""
-        return plan
+        """Return a plan with the entries that follow from the workload, such as: no pass has more rows than it."""
+        asked = plan.number(PASS_ROWS)
+        args = {PASS_ROWS: min(asked, workload.rows_trained)} if asked is not None else {}
+        return replace(plan, args={**plan.args, **args})
 
 
 def _entries_of(technique: Technique, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -11,8 +11,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.per_device_train_batch_size import ROWS
+from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.fused_head import FusedHead
 
 PRECOMPUTE = "precompute"
 """The pass over the dataset that computes the reference's log-probabilities before training."""
@@ -33,7 +33,7 @@ _ACROSS_ROWS = {
 """By loss of ``DPOTrainer._compute_loss`` that is no mean over rows, why."""
 
 
-class PreferenceOptimization(FusedHead):
+class PreferenceOptimization(Trainer):
     """Pairs of a chosen and a rejected answer, padded together; a frozen reference computes the log-probabilities."""
 
     name = "dpo"

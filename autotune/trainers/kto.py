@@ -18,9 +18,9 @@ from autotune.core.program import StepProgram
 from autotune.core.representatives import representatives
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
+from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.dpo import PASS_SPREAD, PRECOMPUTE, REFERENCE_PASS
-from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import share_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def estimates_kl(loss_type: object) -> bool:
     return loss_type not in WITHOUT_KL
 
 
-class UnpairedPreference(FusedHead):
+class UnpairedPreference(Trainer):
     """Prompts with one answer each and a label; a frozen reference computes the log-probabilities.
 
     The KL divergence is estimated on mismatched pairs: TRL gives each prompt the answer of the row before it in its
@@ -152,13 +152,13 @@ class UnpairedPreference(FusedHead):
         return StepProgram(in_micro_batch=(*policy, *reference))
 
     def may_refuse(self, candidate: Candidate) -> bool:
-        """Return whether activations are offloaded, or a micro-batch has a single row."""
-        return super().may_refuse(candidate) or int(candidate[ROWS]) < _FEWEST_ROWS
+        """Return whether a micro-batch has a single row."""
+        return int(candidate[ROWS]) < _FEWEST_ROWS
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return a reason of the fused head, or where the loss estimates the KL divergence on a single row."""
+        """Return a reason where the loss estimates the KL divergence on a single row."""
         if plan.rows >= _FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
-            return super().refused(plan, workload)
+            return None
         return (
             "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
             f"per_device_train_batch_size has to be at least {_FEWEST_ROWS}"

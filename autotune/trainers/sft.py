@@ -15,8 +15,8 @@ from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import TOKENS_OF_ALL
+from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import end_to_end, packed, padded
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _TRACED_DOCUMENTS = 4
 """Number of documents that a traced row is packed from, if it has a token for each."""
 
 
-class SupervisedFineTuning(FusedHead):
+class SupervisedFineTuning(Trainer):
     """Rows of tokens, all or some of which the loss counts."""
 
     name = "sft"
@@ -49,7 +49,7 @@ class SupervisedFineTuning(FusedHead):
         "`conversations` with from and value.",
     }
     of_tokens = ("labels", "completion_mask", "assistant_masks")
-    further_columns = (*FusedHead.further_columns, *of_tokens, "seq_lengths")
+    further_columns = (*Trainer.further_columns, *of_tokens, "seq_lengths")
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(

@@ -66,11 +66,12 @@ def test_activations_are_not_offloaded_where_the_weight_of_a_fused_head_is_share
     start = Candidate({item.name: item.default(here) for item in trainer.techniques})
     start = start.but(activation_offloading="on", per_device_train_batch_size=2)
 
-    refused = trainer.rule(start.but(sharding="zero3"), here)
+    technique = find("activation_offloading", trainer.techniques)
+    refused = technique.conflict("on", start.but(sharding="zero3"), here)
     # A reward model has a head of its own, of a single score.
     assert refused is None if name == "reward" else "TRL's fused head fails" in str(refused)
     for sharding in ("ddp", "zero1", "zero2", "fsdp2"):
-        assert trainer.rule(start.but(sharding=sharding), here) is None
+        assert technique.conflict("on", start.but(sharding=sharding), here) is None
 
 
 GROUPED = replace(LONG, model=replace(LONG.model, grouped_heads=True))

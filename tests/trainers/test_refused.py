@@ -57,14 +57,6 @@ def test_a_loss_without_a_kl_divergence_trains_on_single_rows() -> None:
     assert refused("kto", **args, loss_type="apo_zero_unpaired") is None
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_fused_head_needs_its_whole_weight_where_activations_are_offloaded(stage: int) -> None:
-    document = {"zero_optimization": {"stage": stage}}
-    said = refused("sft", deepspeed=document, activation_offloading=True)
-    assert (said is not None) is (stage == 3)
-    assert refused("sft", deepspeed=document) is None
-
-
 SIZES = {
     TEACHER: "first",
     "max_completion_length": 16,

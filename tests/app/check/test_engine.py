@@ -231,7 +231,7 @@ def test_choices_that_fail_beside_an_engine_are_errors(write: Write, checked: Ch
     }
     said = {
         "fsdp2": "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shares out",
-        "zero3": "TRL's fused head fails with activation_offloading=on and sharding=zero3",
+        "zero3": "activation_offloading=on: TRL's fused head fails with sharding=zero3",
     }
     for name in ("fsdp2", "zero3"):
         file = write("sft", f"accelerate_config: {name}\nmax_length: 64\nper_device_train_batch_size: 1\n{own[name]}")
