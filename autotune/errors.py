@@ -14,9 +14,11 @@ class AutotuneError(Exception):
         message: one sentence that names the thing that is wrong.
         hint: advice for the user, or an empty string.
         exit_code: exit code of the command line.
+        raised_at: of a failed job, see :attr:`autotune.core.protocol.Failure.raised_at`.
     """
 
     exit_code = 2
+    raised_at = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         # Messages quote input, and errors of libraries about it.

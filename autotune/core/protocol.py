@@ -118,12 +118,15 @@ class Failure:
         message: its text.
         traceback: for ``--debug``.
         transient: whether another try may succeed: the process lacked memory, or a file could not be used.
+        raised_at: of an error in a training, the line of TRL, or of a library below it that reads its arguments, and
+            that of the caller; else empty.
     """
 
     kind: str
     message: str
     traceback: str
     transient: bool = False
+    raised_at: str = ""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,15 @@ That is off by 2 % at most, where the host bounds the time of both."""
 
 
 class UntraceableError(Exception):
-    """A step of the plan cannot be traced; the message has the reason."""
+    """A step of the plan cannot be traced; the message has the reason.
+
+    Attributes:
+        raised_at: see :attr:`autotune.core.protocol.Failure.raised_at`.
+    """
+
+    def __init__(self, found: Untraceable) -> None:
+        super().__init__(found.reason)
+        self.raised_at = found.raised_at
 
 
 class VllmError(Exception):
@@ -186,7 +194,7 @@ class PlanTracer:
         """
         (found,) = self.traced([sized], timed=False)
         if isinstance(found, Untraceable):
-            raise UntraceableError(found.reason)
+            raise UntraceableError(found)
         if whole:
             (found,) = self.whole([found], varied=True)
         shared = with_vllm(found.memory, sized.plan, self._setting)

@@ -43,6 +43,8 @@ from autotune.units import format_duration
 
 Q = TypeVar("Q")
 R = TypeVar("R")
+FAILED = "A job failed with "
+"""The beginning of the message of a job that ended with an error."""
 _SHOWN_LINES = 5
 
 
@@ -192,9 +194,10 @@ def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
         raise _failed(JobLostError, f"The job {job} {_lost(ending, error)}.", folder) from error
     if isinstance(reply, Failure):
         kind = JobLostError if reply.transient else AutotuneError
-        failed = _failed(kind, f"A job failed with {reply.kind}: {reply.message.rstrip('.')}.", folder)
+        failed = _failed(kind, f"{FAILED}{reply.kind}: {reply.message.rstrip('.')}.", folder)
         # Shown by --debug, below the traceback of this process.
         failed.add_note(f"In the process of the job:\n{reply.traceback}")
+        failed.raised_at = reply.raised_at
         raise failed
     return reply
 

@@ -28,10 +28,12 @@ class Untraceable:
     Attributes:
         reason: why, with the name of the operator or the combination.
         lasting: whether another try would fail too, so that the result may be kept.
+        raised_at: see :attr:`autotune.core.protocol.Failure.raised_at`.
     """
 
     reason: str
     lasting: bool = True
+    raised_at: str = ""
 
 
 Traced = TraceReply | Untraceable
@@ -153,7 +155,7 @@ class ServerTracer:
             except AutotuneError as error:
                 lasting = not isinstance(error, JobLostError)
                 if lasting or was_new or self._given_up:
-                    return Untraceable(error.message, lasting=lasting)
+                    return Untraceable(error.message, lasting, error.raised_at)
             finally:
                 self._release(libraries, worker, usable=usable)
 

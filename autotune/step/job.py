@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from linecache import getlines
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from autotune.confidential import hidden
 from autotune.core.protocol import Failure
 from autotune.errors import causes
 
+_READERS = ("trl.", "accelerate.", "peft.", "transformers.trainer", "transformers.generation.")
+# The functions of a traced training that run it once it is built.
+_RUNS = frozenset({"train", "_evaluate"})
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -42,7 +46,22 @@ def failure_of(error: Exception) -> Failure:
         message=hidden(str(error)),
         traceback=logged(error),
         transient=isinstance(error, (MemoryError, OSError)),
+        raised_at=_raised_at(error),
     )
+
+
+def _raised_at(error: Exception) -> str:
+    """Return the line at which code that reads a training's arguments raised an error, and its caller's; or nothing.
+
+    There is none for what a trainer refuses as it is built: a trace builds it for other sizes than the plan's.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    trains = not _RUNS.isdisjoint(frame.f_code.co_name for frame in frames)
+    if isinstance(error, ImportError) or not (trains and frames[-1].f_globals["__name__"].startswith(_READERS)):
+        return ""
+    places = traceback.extract_tb(error.__traceback__)[:-3:-1]
+    lines = [line for each in places for line in getlines(each.filename)[(each.lineno or 1) - 1 : each.end_lineno]]
+    return "".join(lines).strip()
 
 
 def lacks_space(error: BaseException) -> bool:

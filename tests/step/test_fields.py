@@ -76,3 +76,13 @@ def test_a_size_that_trl_divides_by_is_refused_with_the_name_of_the_error(tmp_pa
 )
 def test_keys_of_fsdp_have_two_spellings(asked: object, used: object, is_same: bool) -> None:
     assert same(asked, used) is is_same
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "value"), [("sft", "lora_target_modules", "all-linear"), ("online_dpo", "beta", 0.2)]
+)
+def test_one_value_is_no_fault_where_it_is_taken_in_place_of_a_list(
+    trainer: str, key: str, value: object, tmp_path: Path
+) -> None:
+    request = ReadCommandRequest(trainer, (), {key: value}, "cpu")
+    assert not [fault for fault in read_command(request, JobContext(tmp_path, 0.0)).faults if fault.key == key]

@@ -169,6 +169,10 @@ def test_an_end_or_a_padding_that_is_not_a_token_is_told(prepared: Prepare, name
         prepared(text_rows(TEXTS), **{name: "<|nothing|>"})
 
 
+def test_an_empty_padding_is_the_tokenizer_s_own_as_in_trl(prepared: Prepare) -> None:
+    assert prepared(text_rows(TEXTS), pad_token="").dataset.documents.rows == len(TEXTS)
+
+
 @pytest.mark.parametrize("trainer", ["dpo", "reward", "sft"])
 def test_what_trl_checks_of_a_padding_token_is_read_of_its_configuration(trainer: str) -> None:
     assert "pad_token" in find_trainer(trainer).config_fields.reading

@@ -31,7 +31,7 @@ from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import Cache
-from autotune.probing.jobs import build
+from autotune.probing.jobs import FAILED, build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.max_length import least_coverage
@@ -53,19 +53,6 @@ _SHRINKS = "auto_find_batch_size"
 """The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
 
 _REFUSED_IN_A_STEP = {
-    "Unknown loss type": "TRL refuses loss_type in the first step.",
-    "Unknown importance sampling level": "TRL refuses importance_sampling_level in the first step.",
-    "Invalid value for scale_rewards": "TRL refuses scale_rewards in the first step.",
-    "Invalid multi_objective_aggregation": "TRL refuses multi_objective_aggregation in the first step.",
-    "Unknown f_divergence_type": "TRL refuses f_divergence_type in the first step.",
-    "Unsupported truncation mode": "TRL refuses truncation_mode in the first step.",
-    # transformers/generation/logits_process.py
-    "`temperature` (=": "transformers refuses temperature as it generates.",
-    "`top_k` has to be": "transformers refuses top_k as it generates.",
-    "`min_p` has to be": "transformers refuses min_p as it generates.",
-    "`penalty` has to be": "transformers refuses repetition_penalty as it generates.",
-    # ``Trainer._determine_best_metric``
-    "The `metric_for_best_model` training argument": "The training ends at its first evaluation.",
     # accelerate/utils/fsdp_utils.py; by default it takes ``_no_split_modules``, which some models have in part.
     "Could not find the transformer layer class": (
         "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
@@ -78,7 +65,7 @@ _REFUSED_IN_A_STEP = {
         " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
     ),
 }
-"""Beginnings of errors that occur only in a step, each with its subject."""
+"""Beginnings of errors that occur only in a step, each with its remedy."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +148,7 @@ class Fitting:
         answer, remedy = None, None
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
-            answer = self._answer(Sized(plan, geometry), steps, workload)
+            answer = self._answer(Sized(self._explicit(plan), geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None else None
             texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
             texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
@@ -266,9 +253,8 @@ class Fitting:
             self.task.asked.listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
-                run = replace(sized, plan=self._explicit(sized.plan))
                 folder, seconds = self.tracer.new_folder(), time_limit(self.task.asked.timeout)
-                return probed(run, workload, planned, budget_bytes, server, folder, seconds)
+                return probed(sized, workload, planned, budget_bytes, server, folder, seconds)
         if file is not None:
             known = studied(self.config, sized, file.path.parent, workload, planned, budget_bytes)
             if known is not None:
@@ -277,11 +263,14 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
+            reason, written, line = one_line(error).removeprefix(FAILED), self.task.written, error.raised_at
             for beginning, about in _REFUSED_IN_A_STEP.items():
-                _, refused, rest = one_line(error).partition(beginning)
+                _, refused, rest = reason.partition(beginning)
                 if refused:
-                    # A KeyError's text is in quotes.
-                    raise InputError(f"{about} {refused}{rest}".rstrip('"')) from error
+                    raise InputError(f"{about} {refused}{rest}") from error
+            if line.startswith("raise ") or mentioned(written, line):
+                subject = mentioned(written, f"{reason} {line}") or "A step"
+                raise InputError(f"{subject} ends the training: {reason}") from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))

@@ -221,7 +221,7 @@ def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
     tokenizer, end = tokenizer_of(processor), source.reading.get("eos_token")
-    for name, token in (("eos_token", end), ("pad_token", source.reading.get("pad_token"))):
+    for name, token in (("eos_token", end), ("pad_token", source.reading.get("pad_token") or None)):
         if token is not None and token not in tokenizer.get_vocab():
             raise InputError(
                 f"{name} is {token}, which is not a token of {model.name}: TRL ends with a ValueError.",

@@ -33,8 +33,8 @@ from autotune.trainers import find_trainer
 
 # Keys of the file that TRL's parser takes out itself (trl/scripts/utils.py), or that trl resolves for accelerate.
 _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
-_TEXT_TOO = frozenset({"lora_target_modules"})
-"""Lists of ``trl.ModelConfig`` in whose place PEFT takes text: a regular expression, or a word for many modules."""
+_ALSO: Mapping[str, tuple[type, ...]] = {"lora_target_modules": (str,), "beta": (int, float)}
+"""Lists with what is taken in their place: PEFT takes text for many modules, and OnlineDPOConfig a number."""
 _MESSAGES = (RefusedError, ValueError, TypeError, OSError)
 _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
 """Errors of TRL's classes that do not explain themselves, such as a division by ``num_generations: 0``."""
@@ -307,7 +307,7 @@ def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool],
         if key not in hints:
             yield _unknown(key)
             continue
-        wanted = "" if key in _TEXT_TOO and isinstance(value, str) else mismatch(hints[key], value)
+        wanted = "" if type(value) in _ALSO.get(key, ()) else mismatch(hints[key], value)
         listed = choices.get(key)
         if wanted:
             yield Fault(key, f"is {_shown(key, value)}, and takes {wanted}")
