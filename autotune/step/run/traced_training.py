@@ -103,7 +103,7 @@ def traced_training(
                 return
             if plan.evaluates:
                 _evaluate(trainer, known)
-            save_tensors(trainer, Path(folder))
+            save_tensors(trainer)
 
     return run
 
