@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,15 +26,22 @@ def save(trainer: Any, progress: Progress) -> None:
         trainer._save_checkpoint(trainer.model, None)
 
 
-def save_tensors(trainer: Any) -> None:
+def save_tensors(trainer: Any, folder: Path) -> None:
     """Save the tensors of a checkpoint, weights and optimizer state, as phases of a trace.
 
-    With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine. The checkpoint is
-    saved as by the first rank, which has most of it, and again as by another one.
+    With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine, and so is the
+    whole checkpoint. It is saved as by the first rank, which has most of it, and again as by another one.
     """
-    for rank, name in tuple(enumerate((SAVE, SAVE_ELSEWHERE)))[: trainer.accelerator.num_processes]:
-        with unwritten(), in_place_of(rank), phase(name):
-            trainer._save_checkpoint(trainer.model, None)
+    processes = trainer.accelerator.num_processes
+    with unwritten():
+        if processes > 1 or trainer.is_deepspeed_enabled:
+            for rank, name in tuple(enumerate((SAVE, SAVE_ELSEWHERE)))[:processes]:
+                with in_place_of(rank), phase(name):
+                    trainer._save_checkpoint(trainer.model, None)
+            return
+        with phase(SAVE):
+            trainer.model.save_pretrained(str(folder))
+            torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
 
 
 @contextmanager

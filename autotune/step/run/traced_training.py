@@ -103,7 +103,7 @@ def traced_training(
                 return
             if plan.evaluates:
                 _evaluate(trainer, known)
-            save_tensors(trainer)
+            save_tensors(trainer, Path(folder))
 
     return run
 
