@@ -12,9 +12,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import dill
 import torch
@@ -23,10 +23,9 @@ from autotune.core.files import written_atomically
 from autotune.core.scratch import scratch_folder
 from autotune.virtual.records import Trace
 
-REQUEST, REPLY = "request", "reply"
-"""Files in the folder that the child gets: the pickled function with the options of the trace, and a :class:`Trace`, or
-the exception that was raised."""
-_CHILD = "autotune.virtual.child"
+_REQUEST, _REPLY = "request", "reply"
+"""Files in the folder that the process gets: the pickled call, and the :class:`Trace` that it returned or the exception
+that it raised."""
 _INSTEAD = (
     "Let it build everything that it uses itself, without generators, open files or CUDA tensors from outside, or "
     "trace in a process that sees no GPU (CUDA_VISIBLE_DEVICES='')."
@@ -42,15 +41,14 @@ def must_trace_in_subprocess() -> bool:
     return bool(torch.cuda.device_count())
 
 
-def trace_in_subprocess(fn: Callable[[torch.device], object], options: Mapping[str, Any]) -> Trace:
-    """Trace a function in a process of its own, and wait for it.
+def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:
+    """Trace in a process of its own, and wait for it.
 
-    The process has this one's environment, folder and import path, and PyTorch's defaults. What the function changes
-    outside itself is changed there only.
+    The process has this one's environment, folder and import path, and PyTorch's defaults. What the traced function
+    changes outside itself is changed there only.
 
     Args:
-        fn: the function of a device.
-        options: named arguments of :func:`autotune.virtual.tracing.trace`.
+        trace: what the process calls, with the traced function in it.
 
     Raises:
         HandOverError: the function cannot be handed over.
@@ -60,47 +58,47 @@ def trace_in_subprocess(fn: Callable[[torch.device], object], options: Mapping[s
     with scratch_folder() as name:
         folder = Path(name)
         try:
-            folder.joinpath(REQUEST).write_bytes(dill.dumps((fn, dict(options)), recurse=True))
+            folder.joinpath(_REQUEST).write_bytes(dill.dumps(trace, recurse=True))
         except Exception as error:
             raise HandOverError(f"The traced function cannot be pickled ({_error_text(error)}). {_INSTEAD}") from error
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
-        done = subprocess.run([sys.executable, "-m", _CHILD, name], env=environment, check=False)
-        if not folder.joinpath(REPLY).exists():
+        code = f"from {__name__} import reply; reply({name!r})"
+        done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+        if not folder.joinpath(_REPLY).exists():
             raise RuntimeError(f"The process of the trace ended with exit status {done.returncode} and no reply.")
-        reply = pickle.loads(folder.joinpath(REPLY).read_bytes())
-    if isinstance(reply, Trace):
-        return reply
-    raise reply
+        found = pickle.loads(folder.joinpath(_REPLY).read_bytes())
+    if isinstance(found, Trace):
+        return found
+    raise found
 
 
-def read_request(folder: Path) -> tuple[Callable[[torch.device], object], dict[str, Any]]:
-    """Return the function and the options that a request has.
+def reply(folder: str) -> None:
+    """Make the call in a folder, in the process of the trace, and write what it returns or raises.
 
-    Raises:
-        HandOverError: they cannot be unpickled in this process.
+    An exception that cannot be pickled becomes a RuntimeError of the same words.
     """
     try:
-        fn, options = dill.loads(folder.joinpath(REQUEST).read_bytes())
+        written = pickle.dumps(_unpickled(Path(folder, _REQUEST))())
+    except Exception as error:  # noqa: BLE001 whatever it is, it is raised where the trace was asked for
+        error.add_note("In the process of the trace:\n" + "".join(traceback.format_tb(error.__traceback__)))
+        try:
+            written = pickle.dumps(error)
+            pickle.loads(written)
+        except Exception:  # noqa: BLE001 classes may refuse that in any way
+            stand_in = RuntimeError(_error_text(error))
+            stand_in.__notes__ = error.__notes__
+            written = pickle.dumps(stand_in)
+    with written_atomically(Path(folder, _REPLY)) as part:
+        part.write_bytes(written)
+
+
+def _unpickled(request: Path) -> Callable[[], Trace]:
+    try:
+        trace: Callable[[], Trace] = dill.loads(request.read_bytes())
     except Exception as error:
         raise HandOverError(f"The traced function cannot be unpickled ({_error_text(error)}). {_INSTEAD}") from error
-    return fn, options
-
-
-def write_reply(folder: Path, reply: Trace | Exception) -> None:
-    """Write the reply; an exception that cannot be pickled becomes a RuntimeError of the same words."""
-    try:
-        written = pickle.dumps(reply)
-        pickle.loads(written)
-    except Exception:
-        if not isinstance(reply, Exception):
-            raise
-        stand_in = RuntimeError(_error_text(reply))
-        for note in getattr(reply, "__notes__", ()):
-            stand_in.add_note(note)
-        written = pickle.dumps(stand_in)
-    with written_atomically(folder / REPLY) as part:
-        part.write_bytes(written)
+    return trace
 
 
 def _error_text(error: Exception) -> str:

@@ -67,9 +67,7 @@ def trace(
     """
     gpus = Capabilities(capability, others)
     if target == "cuda" and apart.must_trace_in_subprocess():
-        return apart.trace_in_subprocess(
-            fn, {"target": target, "capability": capability, "others": gpus.alike, "world": world}
-        )
+        return apart.trace_in_subprocess(partial(trace, fn, capability=capability, others=gpus.alike, world=world))
     with ExitStack() as stack:
         patches: list[Patches] = []
         kernels: list[Any]
