@@ -49,8 +49,7 @@ def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
 
     A key is replaced where it stands, in its indentation. Comments above and behind it stay; those inside its value
     and those of a key that is dropped become lines of their own. A key that is not there yet is added at the end of its
-    mapping, and so is the mapping. A mapping in braces is written anew as a whole. What is written is read again and
-    compared with what is wanted.
+    mapping, and so is the mapping. What is written is read again and compared with what is wanted.
 
     Raises:
         InputError: an edit cannot be made in this text, because the key comes from a merge, its value is referred to
@@ -59,14 +58,10 @@ def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
     """
     try:
         wanted = edited_values(file.values, edits)
-        if file.root.flow:
-            changes = [_in_braces(file, wanted)]
-        else:
-            changes = list(_changes(file.text, file.root, file.values, edits))
+        text = changed(file.text, _changes(file.text, file.root, edits))
     except _CannotEditError as error:
         why = f"this cannot be edited automatically: {shown(str(error))}"
         raise InputError(f"{place(file.path, error.line)}: {why}.", hint=_BY_HAND) from error
-    text = changed(file.text, changes)
     try:
         values = parsed(text, file.path).values
     except InputError as error:
@@ -124,16 +119,17 @@ def _inside(edits: Sequence[Edit]) -> list[Edit]:
     return [Edit(edit.path[1:], edit.write) for edit in edits]
 
 
-def _changes(text: str, node: Node, values: Mapping[str, Any], edits: Sequence[Edit]) -> Iterator[Change]:
-    """Yield the changes of a mapping without braces.
+@dataclass(frozen=True)
+class _Touched:
+    """The edits of one mapping: of its own entries, by their keys, inside their values, and of keys that it lacks."""
 
-    Args:
-        values: of the mapping.
-        edits: of its keys, by their paths from there.
-    """
-    added: list[Edit] = []
-    replaced: list[tuple[Entry, Mapping[str, object]]] = []
-    inside: list[Iterator[Change]] = []
+    replaced: Mapping[Node, Mapping[str, object]]
+    inside: Mapping[Node, Sequence[Edit]]
+    added: Mapping[str, object]
+
+
+def _touched(node: Node, edits: Sequence[Edit]) -> _Touched:
+    replaced, inside, added = dict[Node, Mapping[str, object]](), dict[Node, Sequence[Edit]](), list[Edit]()
     for name, here in _by_key(edits).items():
         entry, merged = node.own(name), node.entry(name)
         if entry is None and merged is not None:
@@ -141,31 +137,47 @@ def _changes(text: str, node: Node, values: Mapping[str, Any], edits: Sequence[E
         if entry is None:
             added += here
         elif len(here[0].path) == 1:
-            replaced.append((entry, here[0].write or {}))
-        elif entry[1].kind != "mapping":
-            raise _CannotEditError(f"the value of {name!r} is not a mapping of its own", entry[0].line)
-        elif entry[1].flow:
-            replaced.append((entry, {name: edited_values(values[name], _inside(here))}))
+            replaced[entry[0]] = here[0].write or {}
+        elif entry[1].kind == "mapping":
+            inside[entry[0]] = _inside(here)
         else:
-            inside.append(_changes(text, entry[1], values[name], _inside(here)))
-    new = edited_values({}, added)
+            raise _CannotEditError(f"the value of {name!r} is not a mapping of its own", entry[0].line)
+    return _Touched(replaced, inside, edited_values({}, added))
+
+
+def _changes(text: str, node: Node, edits: Sequence[Edit]) -> Iterator[Change]:
+    """Yield the changes of a mapping by edits, whose paths begin in it."""
+    if node.flow:
+        if any(comments_outside(text, node.scalars(), node.start, node.end)):
+            raise _CannotEditError("a comment stands inside the braces", node.line)
+        yield Change(node.start, node.end, _in_braces(text, node, edits))
+        return
+    touched = _touched(node, edits)
     # An inner mapping may end where this one does, and both then get their new keys at one place: the last of them
     # comes first in the text.
-    if new:
-        yield _added(text, node, new)
-    emptied = not new and len(node.entries) == sum(not write for _, write in replaced)
-    for number, (entry, write) in enumerate(replaced, 1):
-        yield _replaced(text, entry, write, emptied=emptied and number == len(replaced))
-    for changes in inside:
-        yield from changes
+    if touched.added:
+        yield _added(text, node, touched.added)
+    dropped = [key for key, write in touched.replaced.items() if not write]
+    emptied = dropped[-1] if len(dropped) == len(node.entries) and not touched.added else None
+    for key, value in node.entries:
+        if key in touched.replaced:
+            yield _replaced(text, (key, value), touched.replaced[key], emptied=key is emptied)
+        elif key in touched.inside:
+            yield from _changes(text, value, touched.inside[key])
 
 
-def _in_braces(file: YamlFile, wanted: Mapping[str, Any]) -> Change:
-    """Return the change of a whole configuration in braces; a comment in it would be lost."""
-    root = file.root
-    if any(comments_outside(file.text, root.scalars(), root.start, root.end)):
-        raise _CannotEditError("a comment stands inside the braces", root.line)
-    return Change(root.start, root.end, yaml_line(wanted))
+def _in_braces(text: str, node: Node, edits: Sequence[Edit]) -> str:
+    """Return a mapping in braces after edits, with the other entries as they are written."""
+    touched, parts = _touched(node, edits), list[str]()
+    for key, value in node.entries:
+        if key in touched.replaced:
+            parts += _lines(touched.replaced[key])
+        elif key in touched.inside:
+            parts.append(text[key.start : value.start] + _in_braces(text, value, touched.inside[key]))
+        else:
+            parts.append(text[key.start : max(key.end, value.end)])
+    start = text.index("{", node.start)
+    return f"{text[node.start : start]}{{{', '.join([*parts, *_lines(touched.added)])}}}"
 
 
 def _alike(one: Any, other: Any) -> bool:
