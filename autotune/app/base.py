@@ -9,7 +9,7 @@ from autotune.app.options import Options
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.setting import GLOBAL_BATCH, Base, Setting
+from autotune.core.setting import Base, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find
@@ -20,7 +20,7 @@ from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
 from autotune.units import counted
 from autotune.userconfig.base import UserBase, documents_of, written_keys
-from autotune.userconfig.candidate import NearestCandidate, as_candidate
+from autotune.userconfig.candidate import NearestCandidate, as_candidate, setting_of
 from autotune.userconfig.fields import traced_fields
 from autotune.userconfig.keys import of_engine, of_groups
 
@@ -56,13 +56,8 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     plan = trainer.completed(plan, workload)
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
-    everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-    shared = plan.launch.processes // plan.data_ranks
     offloads = "deepspeed" in plan.args
-    setting = Setting(workload, machine, documents, 0.0, everything, ranks_per_row=shared, last_resorts=offloads)
-    setting = replace(
-        setting, loss_depends_on=trainer.loss_depends_on(plan.args, workload.model, plan.launch.processes)
-    )
+    setting = replace(setting_of(plan, trainer, workload, machine, documents), last_resorts=offloads)
     known = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()

@@ -13,11 +13,11 @@ from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
-from autotune.app.output import Output, default_output, open_output
+from autotune.app.output import default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
-from autotune.app.search import Run, check_same, study_of, worker_servers
+from autotune.app.search import Run, check_study, storage_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore
@@ -30,7 +30,7 @@ from autotune.inspection.machine import divided
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
-from autotune.study import SearchOutcome, check_storage
+from autotune.study import SearchOutcome
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import Wanted, handed_over
 from autotune.userconfig.launch import likely_processes
@@ -58,7 +58,7 @@ def probe(asked: ProbeArguments) -> Result:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
     running = worker_servers(hardware, own, listener, early=asked.plan)
     with out.held(), running as (server, tracer), tracer.within(limit):
-        _check_study(asked, out)
+        check_study(asked, out)
         # The study that a run resumes has the budget that it was made with: another one is refused later.
         if not asked.resume or out.remembered_budget() is None:
             out.remember_budget(budget_bytes)
@@ -80,7 +80,7 @@ def probe(asked: ProbeArguments) -> Result:
         limit_bytes = int(budget_bytes * (1 - asked.margin))
         # A further worker is sent the run, and a listener is of this process.
         run = Run(replace(asked, listener=ignore), problem, server, out, limit_bytes)
-        check_same(run)
+        check_study(asked, out, storage_of(run).fingerprint)
         predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         left = time_left(limit, time.monotonic() - started)
@@ -110,16 +110,6 @@ def probe(asked: ProbeArguments) -> Result:
         )
         # No other run may write to the folder before.
         return write_result(result_of(outcome, problem, facts), out.directory)
-
-
-def _check_study(asked: ProbeArguments, out: Output) -> None:
-    """Check before the work that its study can be kept.
-
-    Raises:
-        InputError: the storage cannot be used, or the study exists and is not to be resumed.
-    """
-    if asked.storage is not None or out.study_file.exists():
-        check_storage(*study_of(asked, out), resume=asked.resume)
 
 
 def _given(asked: ProbeArguments) -> Sources:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -116,16 +116,18 @@ def storage_of(run: Run) -> StudyStorage:
     )
 
 
-def check_same(run: Run) -> None:
-    """Check before the traces that a study to be resumed or joined is of the same search.
+def check_study(asked: ProbeArguments, output: Output, fingerprint: Mapping[str, str] | None = None) -> None:
+    """Check before the work that its study can be kept, and is of the same search.
+
+    Args:
+        fingerprint: of the search; None: it is not known yet.
 
     Raises:
-        InputError: the storage cannot be used.
-        StudyMismatchError: it was made for something else.
+        InputError: the storage cannot be used, or the study exists and is not to be resumed.
+        StudyMismatchError: the study to be resumed was made for something else.
     """
-    if run.asked.resume and (run.asked.storage is not None or run.output.study_file.exists()):
-        found = storage_of(run)
-        check_storage(found.url, found.name, resume=True, fingerprint=found.fingerprint)
+    if asked.storage is not None or output.study_file.exists():
+        check_storage(*study_of(asked, output), resume=asked.resume, fingerprint=fingerprint)
 
 
 def study_of(asked: ProbeArguments, output: Output) -> tuple[str, str]:

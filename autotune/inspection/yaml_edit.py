@@ -1,15 +1,14 @@
-"""Edits keys in the text of a YAML configuration and leaves every other byte, comments among them, as it is."""
+"""Edits keys in the text of a YAML configuration; other keys stay as they are written, and all comments stay."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass
 from typing import Any
 
-from autotune.core.nested import Key, put
+from autotune.core.nested import Key, mapping
 from autotune.core.yaml_text import yaml_line
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import Node, YamlFile, parsed, place, shown
@@ -36,6 +35,15 @@ class Edit:
     write: Mapping[str, object] | None = None
 
 
+@dataclass(frozen=True)
+class Change:
+    """A piece of the text, from ``start`` to before ``end``, and what takes its place."""
+
+    start: int
+    end: int
+    new: str
+
+
 def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
     """Return a file's text with edits made.
 
@@ -48,35 +56,45 @@ def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
             elsewhere, or a key that would be written is there already. A person has to edit the file.
         ValueError: two edits are of the same key, or one is of a key inside the other.
     """
-    _check_apart(edits)
-    text = file.text
     try:
-        changes = list(_changes(file, edits))
+        wanted = edited_values(file.values, edits)
+        text = changed(file.text, _changes(file.text, file.root, edits))
     except _CannotEditError as error:
         why = f"this cannot be edited automatically: {shown(str(error))}"
         raise InputError(f"{place(file.path, error.line)}: {why}.", hint=_BY_HAND) from error
-    for change in sorted(changes, key=lambda change: (change.start, change.end), reverse=True):
-        text = text[: change.start] + change.new + text[change.end :]
     try:
         values = parsed(text, file.path).values
     except InputError as error:
         why = f"the result would not be valid: {error.message}"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}", hint=_BY_HAND) from error
-    if not _alike(values, edited_values(file.values, edits)):
+    if not _alike(values, wanted):
         why = "an anchor, a merge or a text of several lines would change other values"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}.", hint=_BY_HAND)
     return text
 
 
 def edited_values(values: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
-    """Return the values of a configuration after edits."""
-    result = dict(values)
-    for edit in edits:
-        if edit.path[-1] not in (edit.write or {}):
-            put(result, edit.path, None)
-    for edit in edits:
-        _write(result, edit.path, edit.write or {})
+    """Return the values of a configuration after edits, in the order of the text."""
+    result, by_key = dict[str, Any](), _by_key(edits)
+    for name in dict.fromkeys((*values, *by_key)):
+        here, value = by_key.get(name, []), values.get(name)
+        if here and len(here[0].path) == 1:
+            new = here[0].write or {}
+        elif any(edit.write for edit in here) or (here and isinstance(value, Mapping)):
+            new = {name: edited_values(mapping(value), _inside(here))}
+        else:
+            new = {name: value} if name in values else {}
+        for key in new.keys() & result.keys():
+            raise _CannotEditError(f"{key!r} would be written, and is there already")
+        result |= new
     return result
+
+
+def changed(text: str, changes: Iterable[Change]) -> str:
+    """Return a text with changes made that do not overlap; of several insertions at one place, the last comes first."""
+    for change in sorted(changes, key=lambda change: (change.start, change.end), reverse=True):
+        text = text[: change.start] + change.new + text[change.end :]
+    return text
 
 
 def unified_diff(before: str, after: str, name: str) -> str:
@@ -85,82 +103,81 @@ def unified_diff(before: str, after: str, name: str) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-@dataclass
-class _Touched:
-    """The edits of the entries of one mapping."""
-
-    mapping: Node
-    replaced: list[tuple[Entry, Mapping[str, object]]] = field(default_factory=list)
-    dropped: list[Entry] = field(default_factory=list)
-    added: dict[str, Any] = field(default_factory=dict)
-
-
-def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
-    """Yield the changes of the text, none of which overlap."""
-    touched: dict[int, _Touched] = {}
+def _by_key(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
+    """Return edits by the first key on their paths; there is one where that is the whole path."""
+    found: dict[str, list[Edit]] = {}
     for edit in edits:
-        mapping, rest = _mapping_of(file, edit.path)
-        entry = mapping.own(rest[0]) if len(rest) == 1 else None
-        here = touched.setdefault(id(mapping), _Touched(mapping))
-        if entry is None and edit.write:
-            _write(here.added, rest, edit.write)
-        elif entry is not None and edit.write:
-            here.replaced.append((entry, edit.write))
-        elif entry is not None:
-            here.dropped.append(entry)
-    # An inner mapping may end where the outer one does, and both then get their new keys at one place. What is inserted
-    # there last comes first in the text, which has to be the inner mapping's.
-    for here in sorted(touched.values(), key=lambda here: here.mapping.start):
-        _check_new(here)
-        text = (_FlowText if here.mapping.flow else _BlockText)(file.text, here.mapping)
-        nothing_left = len(here.dropped) == len(here.mapping.entries)
-        yield from (text.replaced(entry, write) for entry, write in here.replaced)
-        yield from text.dropped(here.dropped, last=nothing_left and not here.added)
-        if here.added:
-            yield text.added(here.added, alone=nothing_left)
+        found.setdefault(edit.path[0], []).append(edit)
+    for name, here in found.items():
+        if len(here) > 1 and any(len(edit.path) == 1 for edit in here):
+            raise ValueError(f"two edits of one key: {name}")
+    return found
 
 
-def _mapping_of(file: YamlFile, path: Key) -> tuple[Node, Key]:
-    """Return the innermost mapping on a path, and the part of the path that is inside it."""
-    mapping = file.root
-    for depth, name in enumerate(path):
-        entry, merged = mapping.own(name), mapping.entry(name)
+def _inside(edits: Sequence[Edit]) -> list[Edit]:
+    """Return edits inside the value of a key, by their paths from there."""
+    return [Edit(edit.path[1:], edit.write) for edit in edits]
+
+
+@dataclass(frozen=True)
+class _Touched:
+    """The edits of one mapping: of its own entries, by their keys, inside their values, and of keys that it lacks."""
+
+    replaced: Mapping[Node, Mapping[str, object]]
+    inside: Mapping[Node, Sequence[Edit]]
+    added: Mapping[str, object]
+
+
+def _touched(node: Node, edits: Sequence[Edit]) -> _Touched:
+    replaced, inside, added = dict[Node, Mapping[str, object]](), dict[Node, Sequence[Edit]](), list[Edit]()
+    for name, here in _by_key(edits).items():
+        entry, merged = node.own(name), node.entry(name)
         if entry is None and merged is not None:
             raise _CannotEditError(f"{name!r} comes from a merge", merged[0].line)
-        if entry is None or depth == len(path) - 1:
-            return mapping, path[depth:]
-        if entry[1].kind != "mapping":
+        if entry is None:
+            added += here
+        elif len(here[0].path) == 1:
+            replaced[entry[0]] = here[0].write or {}
+        elif entry[1].kind == "mapping":
+            inside[entry[0]] = _inside(here)
+        else:
             raise _CannotEditError(f"the value of {name!r} is not a mapping of its own", entry[0].line)
-        mapping = entry[1]
-    raise ValueError("an edit needs a path")
+    return _Touched(replaced, inside, edited_values({}, added))
 
 
-def _check_apart(edits: Sequence[Edit]) -> None:
-    for one, other in combinations((edit.path for edit in edits), 2):
-        shared = min(len(one), len(other))
-        if one[:shared] == other[:shared]:
-            raise ValueError(f"two edits of one key: {one} and {other}")
+def _changes(text: str, node: Node, edits: Sequence[Edit]) -> Iterator[Change]:
+    """Yield the changes of a mapping by edits, whose paths begin in it."""
+    if node.flow:
+        if any(comments_outside(text, node.scalars(), node.start, node.end)):
+            raise _CannotEditError("a comment stands inside the braces", node.line)
+        yield Change(node.start, node.end, _in_braces(text, node, edits))
+        return
+    touched = _touched(node, edits)
+    # An inner mapping may end where this one does, and both then get their new keys at one place: the last of them
+    # comes first in the text.
+    if touched.added:
+        yield _added(text, node, touched.added)
+    dropped = [key for key, write in touched.replaced.items() if not write]
+    emptied = dropped[-1] if len(dropped) == len(node.entries) and not touched.added else None
+    for key, value in node.entries:
+        if key in touched.replaced:
+            yield _replaced(text, (key, value), touched.replaced[key], emptied=key is emptied)
+        elif key in touched.inside:
+            yield from _changes(text, value, touched.inside[key])
 
 
-def _check_new(here: _Touched) -> None:
-    """Check that no key would be in a mapping twice."""
-    gone = [key.key for key, _ in (*here.dropped, *(entry for entry, _ in here.replaced))]
-    names = [name for _, write in here.replaced for name in write] + list(here.added)
-    for name in names:
-        present = here.mapping.own(name)
-        if present is not None and name not in gone:
-            raise _CannotEditError(f"{name!r} would be written, and is there already", present[0].line)
-        if names.count(name) > 1:
-            raise _CannotEditError(f"{name!r} would be written twice", here.mapping.line)
-
-
-def _write(values: dict[str, Any], path: Key, write: Mapping[str, object]) -> None:
-    """Put keys beside the one that a path leads to, in copies of the mappings around it, or in new ones."""
-    for name in path[:-1] if write else ():
-        inside = values.get(name)
-        values[name] = dict(inside) if isinstance(inside, Mapping) else {}
-        values = values[name]
-    values.update(write)
+def _in_braces(text: str, node: Node, edits: Sequence[Edit]) -> str:
+    """Return a mapping in braces after edits, with the other entries as they are written."""
+    touched, parts = _touched(node, edits), list[str]()
+    for key, value in node.entries:
+        if key in touched.replaced:
+            parts += _lines(touched.replaced[key])
+        elif key in touched.inside:
+            parts.append(text[key.start : value.start] + _in_braces(text, value, touched.inside[key]))
+        else:
+            parts.append(text[key.start : max(key.end, value.end)])
+    start = text.index("{", node.start)
+    return f"{text[node.start : start]}{{{', '.join([*parts, *_lines(touched.added)])}}}"
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -176,144 +193,82 @@ class _CannotEditError(Exception):
     """An entry is written in a way that cannot be edited; the message has the reason.
 
     Attributes:
-        line: the line of the entry, from 1.
+        line: the line of the entry, from 1; None where it is not known.
     """
 
-    def __init__(self, message: str, line: int) -> None:
+    def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.line = line
 
 
-@dataclass(frozen=True)
-class Change:
-    """A piece of the text, from ``start`` to before ``end``, and what takes its place."""
+def _replaced(text: str, entry: Entry, write: Mapping[str, object], *, emptied: bool) -> Change:
+    """Return the change that puts other keys, or none, in an entry's place; comments inside its value go above them.
 
-    start: int
-    end: int
-    new: str
-
-
-@dataclass(frozen=True)
-class _BlockText:
-    """The entries of a mapping that has one on each line or more."""
-
-    text: str
-    mapping: Node
-
-    def replaced(self, entry: Entry, write: Mapping[str, object]) -> Change:
-        """Return the change that puts other keys in an entry's place; comments inside its value go above them."""
-        key, value = entry
-        indent, end = self._indent(entry), self._end(value)
-        self._tail(entry, end)
-        comments = [
-            f"{comment}{self._newline(key.start)}{indent}" for comment in _comments(self.text, entry, key.start, end)
-        ]
-        lines = _lines(write)
-        between = self.text[key.start : value.start]
+    Args:
+        emptied: whether nothing is left in the mapping, so that it has to be written as empty.
+    """
+    key, value = entry
+    indent, end, newline = _indent(text, entry), _end(text, value), _newline(text, key.start)
+    tail, line_end = _tail(text, entry, end)
+    comments, lines = _comments(text, entry, key.start, end), _lines(write)
+    if lines:
+        between = text[key.start : value.start]
         if not comments and next(iter(write)) == key.key and value.start < end and not _LINE_END.search(between):
             lines[0] = between + yaml_line(write[str(key.key)])
-        joined = f"{self._newline(key.start)}{indent}".join(lines)
-        return Change(key.start, end, "".join(comments) + joined)
-
-    def dropped(self, entries: Sequence[Entry], *, last: bool) -> Iterator[Change]:
-        """Yield the changes that drop entries; comments of theirs become lines.
-
-        Args:
-            last: whether nothing else is left in the mapping, so that it has to be written as empty.
-        """
-        for entry in entries:
-            indent, end = self._indent(entry), self._end(entry[1])
-            tail, line_end = self._tail(entry, end)
-            lines = [*_comments(self.text, entry, entry[0].start, end), *tail]
-            if last and entry is entries[-1]:
-                lines.append("{}")
-            ending = _LINE_END.match(self.text, line_end)
-            newline = self._newline(entry[0].start)
-            new = newline.join(f"{indent}{line}" for line in lines)
-            if lines and ending:
-                new += ending[0]
-            yield Change(entry[0].start - len(indent), ending.end() if ending else line_end, new)
-
-    def added(self, new: Mapping[str, object], *, alone: bool) -> Change:
-        """Return the change that adds keys behind the last entry; nothing but them is left when ``alone``."""
-        first, last = self.mapping.entries[0], self.mapping.entries[-1]
-        indent, end = self._indent(first), last[1].end
-        newline = self._newline(first[0].start)
-        lines = [f"{indent}{line}" for line in _lines(new)]
-        if end > 0 and self.text[end - 1] in "\r\n":  # behind a block scalar, whose end is the start of a line
-            return Change(end, end, newline.join(lines) + newline)
-        _, line_end = self._tail(last, end)
-        ending = _LINE_END.match(self.text, line_end)
-        if ending is None:
-            return Change(line_end, line_end, newline + newline.join(lines))
-        return Change(ending.end(), ending.end(), newline.join(lines) + newline)
-
-    def _indent(self, entry: Entry) -> str:
-        before = self.text[: entry[0].start]
-        start = max(before.rfind("\n"), before.rfind("\r")) + 1
-        indent = before[start:]
-        if indent.strip(" "):
-            raise _CannotEditError(f"{indent.strip()!r} stands before the key", entry[0].line)
-        return indent
-
-    def _end(self, value: Node) -> int:
-        """Return where a value ends, without the empty lines after a block scalar."""
-        last = value
-        while last.children and not last.flow:
-            last = last.children[-1]
-        if last.style and last.style in "|>":
-            return last.start + len(self.text[last.start : last.end].rstrip())
-        return last.end
-
-    def _tail(self, entry: Entry, end: int) -> tuple[list[str], int]:
-        """Return the comment after an entry, and where its line ends."""
-        found = _LINE_END.search(self.text, end)
-        line_end = found.start() if found else len(self.text)
-        tail = self.text[end:line_end].strip()
-        if tail and not tail.startswith("#"):
-            raise _CannotEditError(f"{tail!r} follows the value", entry[0].line)
-        return [tail] if tail else [], line_end
-
-    def _newline(self, index: int) -> str:
-        found = _LINE_END.search(self.text, index) or _LINE_END.search(self.text)
-        return found[0] if found else "\n"
+        return Change(key.start, end, f"{newline}{indent}".join([*comments, *lines]))
+    left = [f"{indent}{line}" for line in (*comments, *tail, *(("{}",) if emptied else ()))]
+    ending = _LINE_END.match(text, line_end)
+    new = newline.join(left) + (ending[0] if left and ending else "")
+    return Change(key.start - len(indent), ending.end() if ending else line_end, new)
 
 
-@dataclass(frozen=True)
-class _FlowText:
-    """The entries of a mapping in braces."""
+def _added(text: str, node: Node, new: Mapping[str, object]) -> Change:
+    """Return the change that adds keys behind the last entry of a mapping without braces."""
+    first, last = node.entries[0], node.entries[-1]
+    indent, end = _indent(text, first), last[1].end
+    newline = _newline(text, first[0].start)
+    lines = newline.join(f"{indent}{line}" for line in _lines(new))
+    if end > 0 and text[end - 1] in "\r\n":  # behind a block scalar, whose end is the start of a line
+        return Change(end, end, lines + newline)
+    _, line_end = _tail(text, last, end)
+    ending = _LINE_END.match(text, line_end)
+    if ending is None:
+        return Change(line_end, line_end, newline + lines)
+    return Change(ending.end(), ending.end(), lines + newline)
 
-    text: str
-    mapping: Node
 
-    def replaced(self, entry: Entry, write: Mapping[str, object]) -> Change:
-        """Return the change that puts other keys in an entry's place."""
-        return self._without_comments(entry, entry[0].start, max(entry[0].end, entry[1].end), ", ".join(_lines(write)))
+def _indent(text: str, entry: Entry) -> str:
+    before = text[: entry[0].start]
+    start = max(before.rfind("\n"), before.rfind("\r")) + 1
+    indent = before[start:]
+    if indent.strip(" "):
+        raise _CannotEditError(f"{indent.strip()!r} stands before the key", entry[0].line)
+    return indent
 
-    def dropped(self, entries: Sequence[Entry], *, last: bool) -> Iterator[Change]:
-        """Yield the changes that drop entries, each with one comma."""
-        all_entries = self.mapping.entries
-        for entry in entries:
-            place = all_entries.index(entry)
-            start, end = entry[0].start, max(entry[0].end, entry[1].end)
-            if any(other not in entries for other in all_entries[place + 1 :]):
-                end = all_entries[place + 1][0].start
-            elif place > 0:
-                before = all_entries[place - 1]
-                start = max(before[0].end, before[1].end)
-            yield self._without_comments(entry, start, end, "")
 
-    def added(self, new: Mapping[str, object], *, alone: bool) -> Change:
-        """Return the change that adds keys behind the last entry; nothing but them is left when ``alone``."""
-        entries = self.mapping.entries
-        place = max(entries[-1][0].end, entries[-1][1].end) if entries else self.mapping.end - 1
-        return Change(place, place, ("" if alone or not entries else ", ") + ", ".join(_lines(new)))
+def _end(text: str, value: Node) -> int:
+    """Return where a value ends, without the empty lines after a block scalar."""
+    last = value
+    while last.children and not last.flow:
+        last = last.children[-1]
+    if last.style and last.style in "|>":
+        return last.start + len(text[last.start : last.end].rstrip())
+    return last.end
 
-    def _without_comments(self, entry: Entry, start: int, end: int, new: str) -> Change:
-        """Return the change of a piece of the text around an entry; a comment in it would be lost."""
-        if _comments(self.text, entry, start, end):
-            raise _CannotEditError("a comment stands inside the braces", entry[0].line)
-        return Change(start, end, new)
+
+def _tail(text: str, entry: Entry, end: int) -> tuple[list[str], int]:
+    """Return the comment after an entry, and where its line ends."""
+    found = _LINE_END.search(text, end)
+    line_end = found.start() if found else len(text)
+    tail = text[end:line_end].strip()
+    if tail and not tail.startswith("#"):
+        raise _CannotEditError(f"{tail!r} follows the value", entry[0].line)
+    return [tail] if tail else [], line_end
+
+
+def _newline(text: str, index: int) -> str:
+    found = _LINE_END.search(text, index) or _LINE_END.search(text)
+    return found[0] if found else "\n"
 
 
 def _lines(write: Mapping[str, object]) -> list[str]:

@@ -10,7 +10,7 @@ import yaml
 from autotune.confidential import PLACEHOLDER, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
 from autotune.core.yaml_text import yaml_line
 from autotune.errors import InputError
-from autotune.inspection.yaml_edit import Change, comments_outside, header_comment
+from autotune.inspection.yaml_edit import Change, changed, comments_outside, header_comment
 from autotune.inspection.yaml_file import Node, YamlFile, parsed
 
 # An anchor has to stay, since aliases name it; a tag would not fit the new value.
@@ -21,10 +21,8 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 def withheld(file: YamlFile) -> YamlFile:
     """Return a configuration with placeholders for its secrets, in its comments too."""
-    text, known = file.text, secrets_in(dict(file.values))
-    changes = {change.start: change for change in _changes(file, known)}
-    for start in sorted(changes, reverse=True):
-        text = text[:start] + changes[start].new + text[changes[start].end :]
+    found = {change.start: change for change in _changes(file, secrets_in(dict(file.values)))}
+    text = changed(file.text, found.values())
     if text == file.text:
         return file
     try:

@@ -1,4 +1,4 @@
-"""Reads a training plan as a candidate, so that the rules and the choices of techniques can be applied to it."""
+"""Reads a user's plan as a candidate in a setting, so that rules and choices of techniques can be applied to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.setting import Setting
+from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.space import SpaceFile
 from autotune.techniques.base import Technique
@@ -28,6 +30,18 @@ class NearestCandidate:
 
     candidate: Candidate
     exact: frozenset[str]
+
+
+def setting_of(plan: TrainingPlan, trainer: Trainer, workload: Workload, machine: Machine, documents: int) -> Setting:
+    """Return the setting of a plan in which every technique is allowed, since the user has decided.
+
+    Args:
+        documents: of an optimizer step.
+    """
+    allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
+    processes = plan.launch.processes
+    ranks, depends = processes // plan.data_ranks, trainer.loss_depends_on(plan.args, workload.model, processes)
+    return Setting(workload, machine, documents, 0.0, allowed, ranks_per_row=ranks, loss_depends_on=depends)
 
 
 def as_candidate(plan: TrainingPlan, trainer: Trainer, setting: Setting, file: SpaceFile) -> NearestCandidate:

@@ -49,14 +49,12 @@ class Launching(Launched):
         document: the document of accelerate, with the engine that it starts; empty without accelerate.
         is_observed: whether the command was read for all of this.
         flags: further options of ``accelerate launch`` by which an engine is chosen or set.
-        default: accelerate's own file, where that is the document, since no other is named.
         is_guessed: whether the launcher starts a process on each GPU, and their number is not known.
     """
 
     document: Mapping[str, object] = field(default_factory=dict)
     is_observed: bool = False
     flags: tuple[str, ...] = ()
-    default: Path | None = None
     is_guessed: bool = False
 
 
@@ -90,7 +88,6 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
         flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),
-        default=written.default if found.file == str(written.default) else None,
         is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
     )
 

@@ -130,9 +130,9 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         for key in written.given:
             if key.replace("-", "_") in read.launch and key not in wrong:
                 yield finding(written, Severity.SILENT, key, _dropped(written, key))
-    if started.default is not None:
+    if started.file and started.file == str(written.default):
         has = ", ".join(f"{name}: {started.document[name]}" for name in _INFORMATIVE if name in started.document)
-        message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
+        message = f"No file for accelerate is named, so it reads its default, {started.file} ({has})."
         yield Finding(Severity.NOTE, message)
     launcher = written.command.launcher
     several = not started.counted and started.processes > 1

@@ -28,20 +28,6 @@ _FUNCTIONS, _REWARD_MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """The rows to train on, as TRL loads them.
-
-    Attributes:
-        test: the split to evaluate on; None where it is a part of the same rows.
-        streams: whether TRL streams them.
-    """
-
-    source: DatasetSource
-    test: str | None
-    streams: bool = False
-
-
-@dataclass(frozen=True)
 class Sources:
     """The model and the rows of a training.
 
@@ -81,13 +67,11 @@ def sources(
     if name is None:
         _check_unexpanded("model_name_or_path", named)
     source = replace(model_source(named, "random"), revision=str(revision or "main"))
-    rows = _rows(read, dataset, evaluates=config.evaluates)
-    if rows.streams:
-        _check_streamed(rows.source, config)
-    reading, evaluation = reading_of(config), _evaluated(rows) if config.evaluates else None
-    return Sources(
-        source, replace(rows.source, reading=reading), evaluation and replace(evaluation, reading=reading), rows.streams
-    )
+    rows, test, streams = _rows(read, dataset, evaluates=config.evaluates)
+    if streams:
+        _check_streamed(rows, config)
+    reading, evaluation = reading_of(config), _evaluated(rows, test) if config.evaluates else None
+    return Sources(source, replace(rows, reading=reading), evaluation and replace(evaluation, reading=reading), streams)
 
 
 def teacher_of(config: Configuration, init: Init = "random") -> ModelSource:
@@ -113,20 +97,23 @@ def _check_unexpanded(key: str, place: str) -> None:
         raise InputError(f"{key}: {place} is not found: TRL does not expand ~.", hint="Write the whole path.")
 
 
-def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> Loaded:
-    """Return the rows to train on, as TRL's scripts find them."""
+def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> tuple[DatasetSource, str | None, bool]:
+    """Return the rows to train on, as TRL's scripts find them, the split to evaluate on, and whether TRL streams them.
+
+    The split is None where it is a part of the same rows.
+    """
     script = read.script
     train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))
     if dataset is not None:
         source = dataset_source(dataset)
         # A file has one split: training is taken to be evaluated on rows like those.
-        return Loaded(source, None if source.data_files is not None else test)
+        return source, None if source.data_files is not None else test, False
     mixture = read.configurations[MIXTURE].values
     items = mixture.get("datasets") or []
     if isinstance(items, list) and items:
         size, streams = mixture.get("test_split_size"), bool(mixture.get("streaming"))
         _check_splits(train, test, evaluates=evaluates, parted=size is not None)
-        return Loaded(of_entries(items, size, streams=streams), None, streams)
+        return of_entries(items, size, streams=streams), None, streams
     name = script.get("dataset_name")
     if not isinstance(name, str):
         raise InputError(
@@ -141,7 +128,7 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
     check_split(train)
     config = script.get("dataset_config")
     source = dataset_source(name, train, None if config is None else str(config))
-    return Loaded(source, test, bool(script.get("dataset_streaming")))
+    return source, test, bool(script.get("dataset_streaming"))
 
 
 def _check_splits(train: str, test: str, *, evaluates: bool, parted: bool) -> None:
@@ -187,8 +174,7 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
         )
 
 
-def _evaluated(rows: Loaded) -> DatasetSource:
-    source, split = rows.source, rows.test
+def _evaluated(source: DatasetSource, split: str | None) -> DatasetSource:
     if split is None:
         # A random part of the rows is kept for it, which may hold the longest.
         return replace(source, name=f"{source.name} (a part of it)")

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
-from autotune.app.search import Run, check_same, fingerprint, seed_of, storage_of, study_of, timeout_of
+from autotune.app.search import Run, check_study, fingerprint, seed_of, storage_of, study_of, timeout_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Schedule
@@ -60,11 +60,11 @@ def test_a_study_of_other_batches_is_not_resumed() -> None:
 def test_a_study_of_another_budget_is_refused_before_anything_is_traced(tmp_path: Path, job_server: JobServer) -> None:
     asked, out = ProbeArguments(model="m", dataset="d", resume=True), Output(tmp_path)
     run = Run(asked, problem(setting(machine=GPU)), job_server, out, 80 * GIB)
-    check_same(run)
+    check_study(asked, out, storage_of(run).fingerprint)
     begin(storage_of(run), lambda _: None)
-    check_same(run)
+    check_study(asked, out, storage_of(run).fingerprint)
     with pytest.raises(StudyMismatchError, match=r"memory limit is 40\.00 GiB .* here and 80\.00 GiB .* there"):
-        check_same(replace(run, limit_bytes=40 * GIB))
+        check_study(asked, out, storage_of(replace(run, limit_bytes=40 * GIB)).fingerprint)
 
 
 def test_what_a_study_depends_on_is_kept_in_words_that_say_what_differs() -> None:

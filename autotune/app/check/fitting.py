@@ -21,7 +21,7 @@ from autotune.core.events import TRACING, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.traced import TraceRequest
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import CUSTOM_CODE, Workload
@@ -38,7 +38,7 @@ from autotune.techniques.max_length import least_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.bundle import planned_findings
-from autotune.userconfig.candidate import as_candidate
+from autotune.userconfig.candidate import as_candidate, setting_of
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.keys import writable
@@ -121,12 +121,8 @@ class Fitting:
             own = "" if needs_code else f" {script} may do otherwise, which cannot be known."
             raise UnreadError(f"{error.message}{own}", hint="" if needs_code else error.hint) from error
         geometry = whole_geometry(trainer, plan, workload)
-        # The user has decided, so every technique is allowed.
-        allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-        setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
-        depends = trainer.loss_depends_on(plan.args, workload.model, plan.launch.processes)
-        ranks = plan.launch.processes // plan.data_ranks
-        setting = replace(setting, ranks_per_row=ranks, loss_depends_on=depends, checked=plan)
+        setting = setting_of(plan, trainer, workload, planned, max(1, round(geometry.documents)))
+        setting = replace(setting, checked=plan)
         built = self._built(plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}

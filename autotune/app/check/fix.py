@@ -32,7 +32,7 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     assert file is not None
     # What is written is the user's own file, with all that is in it.
     own = read_yaml(file.path)
-    edits: list[Edit] = []
+    edits: dict[str, dict[str, object]] = {}
     left = []
     for key, value in file.values.items():
         old = legacy_of(text.trainer, key, value)
@@ -40,14 +40,18 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
             continue
         clash = next((name for name in old.write or () if name in file.values and name != key), None)
         if old.write is not None and clash is None:
-            replaced = legacy_of(text.trainer, key, own.values[key])
-            edits.append(_apart(Edit((key,), replaced.write if replaced is not None else old.write), edits))
+            write = dict((legacy_of(text.trainer, key, own.values[key]) or old).write or {})
+            for other in edits.values():
+                # A mapping that two keys become is made in the place of the first.
+                for name in [name for name in write if name in other and isinstance(write[name], Mapping)]:
+                    other[name] = {**mapping(other[name]), **mapping(write.pop(name))}
+            edits[key] = write
         elif old.write is not None or old.by_hand:
             why = f" The file has {clash} already." if clash is not None else ""
             left.append(finding(text, Severity.SILENT, key, f"{old.sentence()}{why}"))
         elif not old.accepted or old.no_effect:
-            edits.append(Edit((key,), None))
-    after = edited(own, edits)
+            edits[key] = {}
+    after = edited(own, [Edit((key,), write) for key, write in edits.items()])
     if after == own.text:
         return Fixed(str(file.path), "", tuple(left))
     place = user_path(output) if output is not None else file.path
@@ -56,13 +60,3 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     write_text(place, after)
     diff = unified_diff(file.text, withheld(parsed(after, file.path)).text, str(file.path))
     return Fixed(str(place), diff, tuple(left))
-
-
-def _apart(edit: Edit, others: list[Edit]) -> Edit:
-    """Return an edit without those mappings that another edit writes too, which becomes the place of both."""
-    kept = dict(edit.write or {})
-    for index, other in enumerate(others):
-        both = {key for key in kept if isinstance(kept[key], Mapping) and key in (other.write or {})}
-        merged = {key: {**mapping((other.write or {})[key]), **mapping(kept.pop(key))} for key in both}
-        others[index] = Edit(other.path, {**(other.write or {}), **merged}) if merged else other
-    return Edit(edit.path, kept or None)

@@ -72,7 +72,7 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
 
     written = Written(command, None, "sft", default_file(command))
     found = launching(written, read_by_accelerate(written))
-    assert (found.processes, found.document["distributed_type"], found.default) == (processes, kind, file)
+    assert (found.processes, found.document["distributed_type"], found.file) == (processes, kind, str(file))
     told = [item.message for item in of_launch(written, ReadCommand(), found)]
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
     assert str(file) in told[0]
@@ -86,7 +86,7 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
     command = read_command_line([*words.split(), SCRIPT, "--config", "c.yaml"])
     written = Written(command, None, "sft", file)
     found = launching(written, read_by_accelerate(written))
-    assert (found.processes, found.document, found.default) == (1, {}, None)
+    assert (found.processes, found.document, found.file) == (1, {}, "")
 
 
 def test_the_processes_of_accelerate_s_default_file_count_where_groups_of_one_are_refused(tmp_path: Path) -> None:
