@@ -47,7 +47,7 @@ EFFORTS: dict[str, Effort] = {
     "quick": Effort(
         name="quick",
         trials=24,
-        patience=1,
+        patience=2,
         probe=Schedule(min_seconds=1.0, max_seconds=3.0, target_error=0.05),
         confirmation=Schedule(whole_steps=True, worst_last=True, saves=True, max_seconds=6.0, target_error=0.02),
         comparison=Schedule(timing_only=True, min_seconds=1.0, max_seconds=3.0, target_error=0.02),

@@ -33,8 +33,11 @@ OF_CANDIDATES = Variance(choice=0.1, combination=0.02, noise=0.01)
 OF_TRACES = Variance(choice=0.1, combination=0.02, noise=1e-4)
 """Of a predicted figure; a trace has hardly any noise."""
 
-OF_ERRORS = Variance(choice=0.05, combination=0.02, noise=0.005)
-"""Of the ratio of a measured figure to the predicted one: operators of one kind are off together."""
+OF_ERRORS = tuple(Variance(choice, combination=0.02, noise=0.005) for choice in (0.05, 0.01, 0.002))
+"""Of the ratio of a measured figure to the predicted one, from doubt to trust: operators of one kind are off together.
+
+Before any probe, each is e times less likely than the one before it. 66 probes of GPUs (`benchmarks/gpu/results`) are
+likeliest with 0.0005 to 0.002 by choice, and so are two of three tables recorded on CPUs (`benchmarks/replay`)."""
 
 LIKELY = 0.25
 """Chance to run below which a candidate is not worth a trace, or comes after all others. With 0.1 to 0.5, searches of
@@ -92,8 +95,9 @@ class Figure:
         self._codes = codes
         self._traced = Process(codes(predicted), np.asarray(list(predicted.values())), OF_TRACES)
         guesses, _ = self._guess(list(measured))
-        variance = OF_ERRORS if predicted else OF_CANDIDATES
-        self._errors = Process(codes(measured), np.asarray(list(measured.values())) - guesses, variance)
+        rows, errors = codes(measured), np.asarray(list(measured.values())) - guesses
+        levels = [Process(rows, errors, variance) for variance in (OF_ERRORS if predicted else (OF_CANDIDATES,))]
+        self._errors = levels[int(np.argmax([found.log_likelihood - trust for trust, found in enumerate(levels)]))]
 
     def __call__(self, candidates: Sequence[Candidate]) -> Expected:
         """Return what to expect of candidates."""
@@ -124,13 +128,20 @@ class Process:
 
     Args:
         mean: of all candidates; None: that of the values.
+
+    Attributes:
+        log_likelihood: of the values, whatever all of them have in common (their section 2.7), up to a constant.
     """
 
     def __init__(self, rows: Rows, values: Array, variance: Variance, mean: float | None = None) -> None:
         self._rows, self._variance = rows, variance
         self._mean = mean if mean is not None else float(values.mean()) if len(values) else 0.0
         self._inverse = np.linalg.inv(self._kernel(rows) + variance.noise * np.eye(len(rows)))
-        self._weights = self._inverse @ (values - self._mean)
+        off = values - self._mean
+        self._weights = self._inverse @ off
+        common = float(self._inverse.sum()) or 1.0
+        squares = off @ self._weights - self._weights.sum() ** 2 / common
+        self.log_likelihood = float(np.linalg.slogdet(self._inverse)[1] - np.log(common) - squares) / 2
 
     def __call__(self, rows: Rows) -> tuple[Array, Array]:
         """Return means and standard deviations."""

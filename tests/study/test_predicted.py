@@ -181,8 +181,10 @@ def test_a_change_back_that_an_earlier_search_vetoed_is_not_measured_and_says_wh
 
 
 def test_an_audit_probes_some_that_were_vetoed_and_tells_which_of_them_fit(run: Run) -> None:
-    wrong = Foretold(need=lambda candidate: peak_bytes(candidate) if candidate["liger"] == "on" else 10 * LIMIT_BYTES)
-    outcome = run(ReplayedTable(), effort=AUDITING, predictor=wrong)
+    def need(candidate: Candidate) -> int:
+        return peak_bytes(candidate) + (0 if candidate["liger"] == "on" else 10 * LIMIT_BYTES)
+
+    outcome = run(ReplayedTable(), effort=AUDITING, predictor=Foretold(need=need))
     audited = probed(outcome, Purpose.AUDIT)
     assert len(audited) == AUDITING.audits
     assert outcome.contradicted == tuple(record for record in audited if record.measurement.ok) != ()

@@ -14,7 +14,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import Purpose, Record
-from autotune.study.gaussian import OF_TRACES, Process
+from autotune.study.gaussian import OF_ERRORS, OF_TRACES, Codes, Figure, Process
 from autotune.study.surrogate import Surrogate
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
@@ -47,6 +47,36 @@ def test_a_process_is_a_joint_normal_distribution_conditioned_on_its_values() ->
     assert len(near) > 100
     assert mean[0] == pytest.approx(near[:, 2].mean(), abs=0.04)
     assert deviation[0] == pytest.approx(near[:, 2].std(), abs=0.04)
+
+
+def test_the_likelihood_of_values_is_their_density_whatever_they_have_in_common() -> None:
+    source = np.random.default_rng(0)
+    rows, values = source.integers(0, 3, (6, 2)).astype(np.int16), source.normal(size=6)
+
+    def difference(common: float) -> float:
+        """Return by how much the logarithm of the density is larger with one variance than with another."""
+        trusting, doubting = (
+            np.linalg.inv(
+                Process(rows, values, level)._kernel(rows) + level.noise * np.eye(6) + common * np.ones((6, 6))
+            )
+            for level in (OF_ERRORS[-1], OF_ERRORS[0])
+        )
+        found = [(np.linalg.slogdet(each)[1] - values @ each @ values) / 2 for each in (trusting, doubting)]
+        return float(found[0] - found[1])
+
+    trusting, doubting = (Process(rows, values + 5, level).log_likelihood for level in (OF_ERRORS[-1], OF_ERRORS[0]))
+    assert trusting - doubting == pytest.approx(difference(1e5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("factor", "trusted"), [(1.0, True), (3.0, False)])
+def test_predictions_that_eight_probes_confirm_are_trusted_for_others(factor: float, trusted: bool) -> None:
+    probes, (other,) = legal()[:80:10], legal()[85:86]
+    predicted = {each: math.log(tokens_per_second(each)) for each in legal()}
+    slower = math.log(factor)
+    measured = {each: predicted[each] - slower * (each["checkpointing"] == "on") + 0.1 for each in probes}
+    unsure = Figure(Codes(CHOICES), predicted, {})([other]).unmeasured[0]
+    assert unsure > 0.4
+    assert (Figure(Codes(CHOICES), predicted, measured)([other]).unmeasured[0] < 0.2) == trusted
 
 
 def test_the_order_of_traced_candidates_is_that_of_their_predictions() -> None:
