@@ -30,8 +30,7 @@ are compared in [many.md](../plan/many.md).
 
 With ZeRO-2, the first rank is traced, the last, and the one that holds the largest share of the gradients by
 DeepSpeed's partition; the one counts that reserves the most. Of a run, each figure is the largest of any rank: with
-GRPO, another rank allocates 24 MiB more in the memory that it has reserved. Why a trace of GRPO with adapters under
-DDP has 2 MiB more than a run is not known.
+GRPO, another rank allocates 24 MiB more in the memory that it has reserved.
 
 What is left in most rows, 0.01 to 0.03 %, are the tensors of a batch: accelerate's loader has those of all
 micro-batches of a step on the device, and a trace has them one after another.
