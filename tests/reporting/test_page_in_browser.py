@@ -111,6 +111,16 @@ def test_no_table_has_to_be_moved_sideways(shown: Any) -> None:
     assert [needed for needed, given in widths if needed > given] == [], widths
 
 
+def test_no_choice_is_broken_within_a_word(shown: Any) -> None:
+    script = """
+    const [changed, measured] = document.querySelectorAll('.stacked:has(td.bars) tbody tr:first-child td.words');
+    changed.firstElementChild.textContent = 'adamw_torch_fused';
+    measured.textContent = 'not measured: the trial or time limit was reached. '.repeat(4);
+    return changed.firstElementChild.getClientRects().length;
+    """
+    assert shown.execute_script(script) == 1
+
+
 def test_no_label_of_an_axis_lies_on_the_next(shown: Any) -> None:
     script = """
     const found = [];

@@ -46,7 +46,7 @@ def _front(shown: Plane) -> Figure:
     unit, name = scale([point.peak_bytes for point in shown.points])
     best = shown.front
     traces: list[Figure] = [{
-        "type": "scatter", "mode": "lines", "name": "nothing needs less and is as fast", "hoverinfo": "skip",
+        "type": "scatter", "mode": "lines", "name": "Pareto front", "hoverinfo": "skip",
         "x": [point.peak_bytes / unit for point in best], "y": [point.tokens_per_second for point in best],
         "line": {"color": _OTHER, "width": 1, "dash": "dot", "shape": "hv"},
     }]  # fmt: skip
@@ -118,7 +118,7 @@ def _front_caption(shown: Plane) -> str:
     best += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
     return (
         f"{counted(len(shown.points), 'candidate')} by {shown.memory} and speed; the budget is {budget}. "
-        f"Those that nothing beats in both: {best}."
+        f"Pareto front: {best}."
     )
 
 
