@@ -16,6 +16,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.representatives import representatives
+from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.base import Trainer
@@ -151,9 +152,10 @@ class UnpairedPreference(Trainer):
         reference = (REFERENCE_KL, REFERENCE_PASS) if policy else (REFERENCE_PASS,)
         return StepProgram(in_micro_batch=(*policy, *reference))
 
-    def may_refuse(self, candidate: Candidate) -> bool:
-        """Return whether a micro-batch has a single row."""
-        return int(candidate[ROWS]) < _FEWEST_ROWS
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return the reason of :meth:`refused`; most candidates have none, and no plan is built to ask it."""
+        few = int(candidate[ROWS]) < _FEWEST_ROWS
+        return self.refused(self.plan(candidate, setting), setting.workload) if few else None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where the loss estimates the KL divergence on a single row."""
