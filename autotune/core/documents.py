@@ -90,7 +90,7 @@ class Documents:
     @cached_property
     def rows(self) -> int:
         """Number of documents."""
-        return _at(_rows_at(self, whole=False), None)
+        return self.rows_kept(None)
 
     @cached_property
     def tokens(self) -> int:
@@ -215,17 +215,9 @@ class Documents:
             left[groups[:, 1] > max_length] = 0
         return min(kept, float(groups[:, 0] @ left / (groups[:, 0] @ own)))
 
-    def row_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
-        """Return the share of documents, 0 to 1, that is left at a maximum length, whole or cut."""
-        return _at(_rows_at(self, whole=False), max_length if dropping else None) / self.rows
-
-    def rows_dropped(self, max_length: int) -> int:
-        """Return how many documents are dropped whole at a maximum length."""
-        return self.rows - _at(_rows_at(self, whole=False), max_length)
-
-    def rows_cut(self, max_length: int) -> int:
-        """Return how many documents are kept at a maximum length but cut."""
-        return _at(_rows_at(self, whole=False), max_length) - _at(_rows_at(self, whole=True), max_length)
+    def rows_kept(self, max_length: int | None, *, whole: bool = False) -> int:
+        """Return how many documents are kept at a maximum length: all of them, or those that are not cut."""
+        return _at(_rows_at(self, whole=whole), max_length)
 
     def shortest_covering(self, coverage: float) -> int:
         """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens.

@@ -73,23 +73,6 @@ class PartTime:
 
 
 @dataclass(frozen=True)
-class Additions:
-    """Device memory beyond the bytes of tensors; zero on a CPU.
-
-    Attributes:
-        rounding_bytes: tensors' sizes are rounded up to blocks.
-        workspace_bytes: constant memory of libraries, such as cuBLAS's; that of kernels is among the tensors.
-        fragmentation_bytes: reserved and not in use at the peak.
-        context_bytes: CUDA's context.
-    """
-
-    rounding_bytes: int = 0
-    workspace_bytes: int = 0
-    fragmentation_bytes: int = 0
-    context_bytes: int = 0
-
-
-@dataclass(frozen=True)
 class Explanation:
     """The stages of one estimate, in their order. The figures that they come to are the estimate's.
 
@@ -105,7 +88,6 @@ class Explanation:
         traces: of the worst micro-batch; empty where nothing was traced.
         aligned: whether the moments of the traces are the same, so that each was followed; else the peaks alone were.
         peaks: by part of the step, in its order.
-        additions: to the highest of these.
         times: by part of the step; empty where the speed of the device is not known.
     """
 
@@ -120,7 +102,6 @@ class Explanation:
     traces: tuple[TracedPoint, ...] = ()
     aligned: bool = True
     peaks: tuple[PartPeak, ...] = ()
-    additions: Additions = field(default_factory=Additions)
     times: tuple[PartTime, ...] = ()
 
     @property

@@ -106,14 +106,15 @@ def limit(documents: Documents, max_length: int, *, dropping: bool = True) -> Le
     Args:
         dropping: as for :meth:`Documents.kept`; rows that are not dropped are cut.
     """
-    cut, dropped = documents.rows_cut(max_length), documents.rows_dropped(max_length)
+    whole = documents.rows_kept(max_length, whole=True)
+    kept = documents.rows_kept(max_length) if dropping else documents.rows
     return LengthLimit(
         max_length=max_length,
         coverage=documents.coverage(max_length, dropping=dropping),
-        rows_cut=cut if dropping else cut + dropped,
+        rows_cut=kept - whole,
         tokens_dropped=documents.tokens - documents.tokens_kept(max_length, dropping=dropping),
-        rows_dropped=dropped if dropping else 0,
-        row_coverage=documents.row_coverage(max_length, dropping=dropping),
+        rows_dropped=documents.rows - kept,
+        row_coverage=kept / documents.rows,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
+
+from autotune.core.batch_geometry import Shape, Typical
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -25,30 +26,16 @@ MOST = len(_SPREADS) + 1
 """The most sizes that are chosen."""
 
 
-@dataclass(frozen=True)
-class Representative:
-    """One size that stands for a share of all.
-
-    Attributes:
-        tokens: a whole number.
-        share: its weight, above 0; the shares of all add up to 1.
-        beside: the mean of each further figure over the micro-batches that it stands for.
-    """
-
-    tokens: int
-    share: float
-    beside: tuple[float, ...] = ()
-
-
 def representatives(
     tokens: Any,
+    shape: Callable[..., Shape],
     shares: Any = None,
     beside: Sequence[Any] = (),
     *,
     most: int = MOST,
     most_tokens: float = inf,
     known: float | None = None,
-) -> tuple[Representative, ...]:
+) -> tuple[Typical, ...]:
     """Return sizes that stand for a distribution of sizes: one where they hardly differ, else up to four.
 
     These are the nodes of Gaussian quadrature for the distribution (Golub and Welsch, Calculation of Gauss Quadrature
@@ -61,6 +48,8 @@ def representatives(
 
     Args:
         tokens: the sizes, at least 1 each; not empty.
+        shape: returns the shape of a size, given its tokens, a whole number, and the mean of each further figure over
+            the micro-batches that it stands for.
         shares: share of each size in the distribution; None: equal shares.
         beside: further figures of the micro-batches of each size.
         most: the most sizes to choose.
@@ -91,7 +80,7 @@ def representatives(
         whole, chosen = np.array([max(1.0, min(np.rint(mean), most_tokens))]), np.ones(1)
     means = [_by_quantile(np.asarray(figures, dtype=float)[order], weights, chosen) for figures in beside]
     return tuple(
-        Representative(int(size), float(share), tuple(float(each[place]) for each in means))
+        Typical(shape(int(size), *(each[place] for each in means)), float(share))
         for place, (size, share) in enumerate(zip(whole, chosen, strict=True))
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank
-from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
+from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.setting import Setting
@@ -263,7 +263,6 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
             for stretch, levels in traced.worst.stretches.items()
             if levels
         ),
-        additions=_additions(traced, evaluator),
         times=tuple(
             PartTime(part, time.seconds, repeats)
             for part, time in traced.mean.times.items()
@@ -285,17 +284,4 @@ def _points(traced: TracedPlan) -> tuple[TracedPoint, ...]:
             assumptions=reply.assumptions,
         )
         for layers, reply, weight in traced.fit.weighted()
-    )
-
-
-def _additions(traced: TracedPlan, evaluator: Evaluator) -> Additions:
-    if evaluator.device is None:
-        return Additions()
-    worst = traced.worst
-    returned_bytes = traced.memory.returned_bytes - traced.memory.within(evaluator.budget_bytes).returned_bytes
-    return Additions(
-        rounding_bytes=worst.overhead_bytes - worst.workspace_bytes,
-        workspace_bytes=worst.workspace_bytes,
-        fragmentation_bytes=worst.unused_bytes - returned_bytes,
-        context_bytes=evaluator.device.context_bytes,
     )

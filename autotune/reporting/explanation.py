@@ -17,6 +17,12 @@ from autotune.techniques.traits import impact_in
 from autotune.units import counted, format_bytes, format_seconds, format_share
 
 _Pair = tuple[str, str]
+_SUMMANDS = {
+    AT_REST: f"{AT_REST}, while vLLM loads or generates",
+    "rounding": "+ rounding and library workspaces",
+    **{name: f"+ {name}" for name in ("fragmentation", VLLM, "context", "process")},
+}
+"""Names of the parts of a need that are no tensors at its peak."""
 
 
 def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Section]:
@@ -35,7 +41,7 @@ def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Sec
     peak = explanation.peak
     at = (doc.Paragraph(f"The peak is at {peak.moment}."),) if peak is not None and peak.moment else ()
     yield _stage(title, _peaks(explanation), *at)
-    yield _stage("Memory of the device", doc.Facts(tuple(_memory_rows(explanation, estimate))))
+    yield _stage("Memory of the device", doc.Facts(tuple(_memory_rows(estimate))))
     yield _stage("Time of a typical optimizer step", *_times(explanation, estimate))
 
 
@@ -111,20 +117,16 @@ def _peaks(explanation: Explanation) -> doc.Table:
     return doc.Table(("part of the step", "tensors", "of these"), tuple(rows), words=(0, 2), marked=marked)
 
 
-def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair]:
-    highest, memory, added = explanation.peak, estimate.memory, explanation.additions
-    if highest is None or memory is None:
+def _memory_rows(estimate: Estimate) -> Iterator[_Pair]:
+    memory = estimate.memory
+    if memory is None:
         return
-    if AT_REST in memory.breakdown:
-        yield f"{AT_REST}, while vLLM loads or generates", format_bytes(memory.breakdown[AT_REST])
-    else:
-        yield "tensors at the peak", format_bytes(highest.total_bytes)
-        yield "+ rounding to blocks", format_bytes(added.rounding_bytes)
-        yield "+ library workspaces", format_bytes(added.workspace_bytes)
-        yield "+ fragmentation", format_bytes(added.fragmentation_bytes)
-    yield "+ context", format_bytes(added.context_bytes)
-    if VLLM in memory.breakdown:
-        yield "+ vLLM", format_bytes(memory.breakdown[VLLM])
+    beside = {name: size for name, size in memory.breakdown.items() if name in _SUMMANDS}
+    tensor_bytes = sum(memory.breakdown.values()) - sum(beside.values())
+    if tensor_bytes:
+        yield "tensors at the peak", format_bytes(tensor_bytes)
+    for name, size in beside.items():
+        yield _SUMMANDS[name], format_bytes(size)
     yield "= needs", f"{format_bytes(memory.device_bytes)}, ±{100 * memory.error:.0f} %"
     yield "  to spare", bytes_or_dash(estimate.spare_bytes)
     varied = "not traced" if memory.varied_bytes is None else format_bytes(memory.varied_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich import box
+from rich import bar, box
 from rich import table as tables
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -14,11 +14,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.reporting import document as doc
-from autotune.reporting.words import bar, printable
+from autotune.reporting.words import printable
 from autotune.units import format_bytes
 
 _COLOURS = {doc.Tone.PLAIN: "", doc.Tone.GOOD: "green", doc.Tone.UNSURE: "yellow", doc.Tone.BAD: "red"}
-_BAR_COLOURS = {"recommended": "green", "default": "cyan", "other": ""}
+_BAR_COLOURS = {"recommended": "green", "default": "cyan", "other": "default"}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _INDENT = 2
 _BARS, _NARROWEST_BAR = 56, 5
@@ -152,10 +152,11 @@ def _table(table: doc.Table, width: int) -> tables.Table:
     return drawn
 
 
-def _cell(cell: doc.Cell, bar_width: int) -> Text:
+def _cell(cell: doc.Cell, bar_width: int) -> Text | bar.Bar:
     if isinstance(cell, doc.Bar):
-        share = "" if cell.share is None else bar(cell.share, bar_width)
-        return Text(share, style=_BAR_COLOURS[cell.role])
+        # rich rounds down to eighths of a character.
+        size = 8 * bar_width
+        return bar.Bar(size, 0, round((cell.share or 0.0) * size), width=bar_width, color=_BAR_COLOURS[cell.role])
     return Text(_plain(cell))
 
 

@@ -22,7 +22,6 @@ _ENDED = {
     ProbeStatus.UNSUPPORTED: "could not run",
     ProbeStatus.VETOED: "was not probed",
 }
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def baseline_name(*, own: bool, starts: bool = False) -> str:
@@ -112,11 +111,3 @@ def short_path(path: Path) -> str:
     with suppress(ValueError, FileNotFoundError):  # it is outside, or the working directory was removed meanwhile
         return str(absolute.relative_to(Path.cwd()))
     return str(absolute)
-
-
-def bar(share: float, width: int) -> str:
-    """Return a bar of ``width`` characters, filled to ``share`` (clipped to 0 to 1) in eighths of a character."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    whole, rest = divmod(eighths, 8)
-    drawn = "█" * whole + (_EIGHTHS[rest] if rest else "")
-    return drawn.ljust(width)

@@ -96,16 +96,12 @@ class Trainer(MicroBatches):
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support a candidate, in words, or None; the techniques' rules come first."""
-        return self.refused(self.plan(candidate, setting), setting.workload) if self.may_refuse(candidate) else None
-
-    def may_refuse(self, candidate: Candidate) -> bool:
-        """Return whether :meth:`refused` may have a reason for a candidate; if not, no plan is built to ask it."""
-        return False
+        return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return why a plan, which need not be a candidate's, cannot be trained or planned, in words, or None.
 
-        It is a part of :meth:`rule`.
+        It is a part of :meth:`rule` where a candidate may have such a plan.
         """
         return None
 

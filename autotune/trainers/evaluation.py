@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -37,41 +37,6 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     return replace(geometry, evaluation=evaluation)
 
 
-@dataclass(frozen=True)
-class _RowsWithImages:
-    """The rows of a dataset with images, and how a trainer draws them.
-
-    Attributes:
-        loads: the sizes of all rows.
-        alike: for each row, the index of the first one of the same sizes.
-        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
-        multiple: to which the widest sequence of a micro-batch is rounded up.
-        blocks: whether those drawn at once are successive rows, always the same ones; else any rows may meet.
-    """
-
-    loads: Loads
-    alike: Numbers
-    drawn: int
-    multiple: int
-    blocks: bool
-
-    @property
-    def elements(self) -> Numbers:
-        """Numbers that the vision tower gets of each row."""
-        assert self.loads.image_elements is not None
-        return self.loads.image_elements
-
-    def width(self, tokens: Numbers | None, chosen: Numbers) -> int:
-        """Return the tokens of the widest of some sequences, padding included; 0 where there are none."""
-        return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), self.multiple)
-
-    def nearest(self, chosen: Numbers, elements: float) -> Numbers:
-        """Return rows in the order of the distance of their image data from a number; blocks stay as they are."""
-        import numpy as np
-
-        return chosen if self.blocks else chosen[np.argsort(np.abs(self.elements[chosen] - elements), kind="stable")]
-
-
 def _with_images(
     geometry: BatchGeometry,
     trainer: Trainer,
@@ -94,26 +59,29 @@ def _with_images(
     """
     if profile.images is None:
         return geometry
-    loads, multiple = trainer.loads(plan, profile.images, drawn), plan.multiple
-    rows = _RowsWithImages(loads, profile.images.alike, drawn, multiple, trainer.ordered)
-    count, elements = geometry.worst.rows, rows.elements
+    loads, multiple, blocks = trainer.loads(plan, profile.images, drawn), plan.multiple, trainer.ordered
+    count, elements, alike = geometry.worst.rows, loads.image_elements, profile.images.alike
+    assert elements is not None
 
-    def shape_of(chosen: Numbers, like: Shape) -> Shape:
-        width, beside = rows.width(loads.widest, chosen), rows.width(loads.beside, chosen)
+    def width(tokens: Numbers | None, chosen: Numbers) -> int:
+        return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
+
+    def shape_of(chosen: Numbers, near: float, like: Shape) -> Shape:
+        # Blocks stay as they are.
+        order = chosen if blocks else chosen[abs(elements[chosen] - near).argsort(kind="stable")]
+        widest, beside = width(loads.widest, chosen), width(loads.beside, chosen)
         # The loss counts completions alone, where some are generated.
-        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * width)
-        order = tuple(chosen.repeat(copies_in_evaluation or 1).tolist())
-        return Shape(count, width + like.generated, like.generated, beside, filled, order, bool(copies_in_evaluation))
+        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * widest)
+        rows = tuple(order.repeat(copies_in_evaluation or 1).tolist())
+        return Shape(count, widest + like.generated, like.generated, beside, filled, rows, bool(copies_in_evaluation))
 
     found = (
-        heaviest_blocks(loads, drawn, multiple)
-        if trainer.ordered
-        else heaviest(loads, drawn, padded=True, multiple=multiple)
+        heaviest_blocks(loads, drawn, multiple) if blocks else heaviest(loads, drawn, padded=True, multiple=multiple)
     )
-    worst, *rivals = (shape_of(rows.nearest(chosen, elements.max()), geometry.worst) for chosen in found)
+    worst, *rivals = (shape_of(chosen, elements.max(), geometry.worst) for chosen in found)
     shares: dict[Shape, float] = {}
-    for chosen in _representatives(rows):
-        shape = shape_of(rows.nearest(chosen, elements[chosen].mean()), geometry.sizes[0].shape)
+    for chosen in _representatives(loads, elements, alike, drawn, multiple, blocks=blocks):
+        shape = shape_of(chosen, elements[chosen].mean(), geometry.sizes[0].shape)
         shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
     # The trace of a micro-batch runs them at their own sizes.
@@ -121,19 +89,29 @@ def _with_images(
     return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
 
 
-def _representatives(rows: _RowsWithImages) -> list[Numbers]:
-    """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean."""
+def _representatives(
+    loads: Loads, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
+) -> list[Numbers]:
+    """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean.
+
+    Args:
+        elements: numbers that the vision tower gets of each row.
+        alike: for each row, the index of the first one of the same sizes.
+        rows: of the dataset that are drawn at once, for a micro-batch or several.
+        multiple: to which the widest sequence of a micro-batch is rounded up.
+        blocks: whether those drawn at once are successive rows, always the same ones; else any rows may meet.
+    """
     import numpy as np
 
-    loads, drawn = rows.loads, _random_micro_batches(len(rows.alike), rows.drawn, blocks=rows.blocks)
+    drawn = _random_micro_batches(len(alike), rows, blocks=blocks)
     tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.beside) if tokens is not None]
-    widths = [-(-width // rows.multiple) * rows.multiple for width in tensors]
-    sizes = np.stack([*widths, rows.elements[drawn].sum(axis=1)], axis=1, dtype=float)
+    widths = [-(-width // multiple) * multiple for width in tensors]
+    sizes = np.stack([*widths, elements[drawn].sum(axis=1)], axis=1, dtype=float)
     groups = np.lexsort(sizes.T[::-1]).reshape(_STRATA, -1)
     scale = np.maximum(sizes.mean(axis=0), 1.0)
     nearest = (np.abs((sizes[group] - sizes[group].mean(axis=0)) / scale).sum(axis=1).argmin() for group in groups)
-    chosen = [rows.alike[drawn[group[place]]] for group, place in zip(groups, nearest, strict=True)]
-    return chosen if rows.blocks else [np.sort(each) for each in chosen]
+    chosen = [alike[drawn[group[place]]] for group, place in zip(groups, nearest, strict=True)]
+    return chosen if blocks else [np.sort(each) for each in chosen]
 
 
 @lru_cache

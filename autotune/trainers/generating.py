@@ -10,6 +10,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.prompts import CONFIG_FIELDS, TRACED_GENERATION, Prompted
@@ -75,9 +76,9 @@ class Generating(Prompted):
         """Return the completions of a generation batch."""
         return plan.rows * plan.steps_per_generation
 
-    def may_refuse(self, candidate: Candidate) -> bool:
-        """Return that any candidate may generate more than there are prompts for."""
-        return True
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return the reason of :meth:`refused`."""
+        return self.refused(self.plan(candidate, setting), setting.workload)
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where the dataset has fewer prompts than a generation batch, of which TRL drops the rest."""

@@ -27,45 +27,33 @@ _MORE = 1.02
 """Factor of counted tokens from which an otherwise smaller micro-batch is also traced."""
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The rows of a micro-batch.
-
-    Attributes:
-        widest, shortest: tokens of the longest and shortest sequence.
-        tokens: in all sequences.
-        trained_share: the share of these that the loss counts; 0 if it is not known.
-    """
-
-    widest: int
-    shortest: int
-    tokens: int
-    trained_share: float
-
-
-def _heaviest_documents(
-    documents: Documents, rows: int, length: int | None, *, padded: bool, multiple: int = 1
-) -> list[_Chosen]:
+def _heaviest_shapes(
+    documents: Documents, rows: int, length: int | None, multiple: int, *, flat: bool
+) -> tuple[Layout, list[Shape]]:
     """Return the micro-batches that may need the most memory, as :func:`autotune.core.heaviest.heaviest` does of rows.
+
+    The layout is that of the first of them.
 
     Args:
         rows: of a micro-batch. If there are fewer documents, they are repeated.
         length: tokens to which sequences are cut; None: they are not cut.
-        padded, multiple: as in :func:`autotune.core.heaviest.heaviest`.
+        multiple, flat: as for :func:`unpacked`.
     """
     groups = _largest_groups(documents, length, max(_GROUPS, rows))
-    each = [figures.repeat(groups[0].clip(max=rows)) for figures in groups[1:]]
-    width, shortest, tokens, counted = each
-    loads = Loads(width, shortest, counted)
-    return [
-        _Chosen(
-            int(width[some].max()),
-            int(shortest[some].min()),
-            int(tokens[some].sum()),
-            0.0 if documents.trained is None else float(counted[some].sum() / tokens[some].sum().clip(min=1)),
-        )
-        for some in heaviest(loads, rows, padded=padded, multiple=multiple)
-    ]
+    width, shortest, tokens, counted = (figures.repeat(groups[0].clip(max=rows)) for figures in groups[1:])
+
+    def shape_of(chosen: Numbers) -> Shape:
+        held = int(tokens[chosen].sum())
+        trained = 0.0 if documents.trained is None else float(counted[chosen].sum() / max(1, held))
+        if flat:
+            return Shape(1, rounded_up(held, multiple), trained=trained)
+        widest = rounded_up(int(width[chosen].max()), multiple)
+        return Shape(rows, widest, filled=share_of(held, rows * documents.sequences * widest), trained=trained)
+
+    found = heaviest(Loads(width, shortest, counted), rows, padded=not flat, multiple=multiple)
+    shapes = list(map(shape_of, found))
+    padding = shortest[found[0]].min() < shapes[0].tokens
+    return Layout.FLAT if flat else Layout.PADDED if padding else Layout.EQUAL, shapes
 
 
 @lru_cache(_LENGTHS)
@@ -110,55 +98,33 @@ def _largest_shapes(shapes: Iterable[Shape]) -> list[Shape]:
 
 
 @lru_cache(_REMEMBERED)
-def padded(documents: Documents, rows: int, length: int | None, multiple: int) -> BatchGeometry:
-    """Return the geometry of documents that are padded to the widest sequence of their micro-batch.
+def unpacked(
+    documents: Documents, rows: int, length: int | None, multiple: int, *, flat: bool = False
+) -> BatchGeometry:
+    """Return the geometry of documents that are padded to the widest sequence of their micro-batch, or not padded.
 
     Args:
         rows: documents of a micro-batch.
         length: to which sequences are cut, or None.
-        multiple: to which the widest is rounded up.
+        multiple: to which the widest is rounded up, or all of them together.
+        flat: whether documents, of one sequence each, are laid end to end.
     """
     kept = _kept(documents, length)
-    heaviest = _heaviest_documents(documents, rows, length, padded=True, multiple=multiple)
-    width = rounded_up(heaviest[0].widest, multiple)
-
-    def shape_of(chosen: _Chosen) -> Shape:
-        wide = rounded_up(chosen.widest, multiple)
-        filled = share_of(chosen.tokens, rows * documents.sequences * wide)
-        return Shape(rows, wide, filled=filled, trained=chosen.trained_share)
-
-    largest, *rivals = _largest_shapes(map(shape_of, heaviest))
+    layout, shapes = _heaviest_shapes(documents, rows, length, multiple, flat=flat)
+    most, (worst, *rivals) = max(int(shape.tokens) for shape in shapes), _largest_shapes(shapes)
     return BatchGeometry(
-        layout=Layout.PADDED if heaviest[0].shortest < width else Layout.EQUAL,
-        worst=largest,
+        layout=layout,
+        worst=worst,
         rivals=tuple(rivals),
-        sizes=_padded_sizes(kept, rows, documents.sequences, multiple, width),
+        sizes=(
+            _flat_sizes(kept, rows, multiple, most)
+            if flat
+            else _padded_sizes(kept, rows, documents.sequences, multiple, most)
+        ),
         tokens=rows * (kept.tokens / kept.rows),
         documents=float(rows),
         rows=kept.rows,
         sequences=documents.sequences,
-    )
-
-
-@lru_cache(_REMEMBERED)
-def end_to_end(documents: Documents, rows: int, length: int | None, multiple: int) -> BatchGeometry:
-    """Return the geometry of documents of one sequence that are laid end to end, padded only as a whole.
-
-    Args:
-        multiple: to which all of them together are rounded up.
-    """
-    kept = _kept(documents, length)
-    heaviest = _heaviest_documents(documents, rows, length, padded=False)
-    shapes = (Shape(1, rounded_up(chosen.tokens, multiple), trained=chosen.trained_share) for chosen in heaviest)
-    worst, *rivals = _largest_shapes(shapes)
-    return BatchGeometry(
-        layout=Layout.FLAT,
-        worst=worst,
-        rivals=tuple(rivals),
-        sizes=_flat_sizes(kept, rows, multiple, max(chosen.tokens for chosen in heaviest)),
-        tokens=rows * (kept.tokens / kept.rows),
-        documents=float(rows),
-        rows=kept.rows,
     )
 
 
@@ -194,7 +160,7 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     short = in_epoch - full
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
-    geometry = padded(uneven, rows, None, multiple)
+    geometry = unpacked(uneven, rows, None, multiple)
     return replace(geometry, worst=with_counted(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
 
 
@@ -215,25 +181,27 @@ def _fullest(documents: Documents, length: int, strategy: str) -> int:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The documents that are left at a maximum length.
+    """The documents that are left at a maximum length, by the tokens of their longest sequence.
 
     Attributes:
-        by_width: their number by the tokens of their longest sequence.
-        tokens_of: the tokens in all sequences of the documents of that width.
+        widths: these, ascending; shape (widths,).
+        counts: their number, by width.
+        held: the tokens in all of their sequences, by width.
         trained: the share of all tokens that the loss counts; 0: that of the whole dataset.
     """
 
-    by_width: Mapping[int, int]
-    tokens_of: Mapping[int, int]
+    widths: Numbers
+    counts: Numbers
+    held: Numbers
     trained: float
 
     @property
     def rows(self) -> int:
-        return sum(self.by_width.values())
+        return int(self.counts.sum())
 
     @property
     def tokens(self) -> int:
-        return sum(self.tokens_of.values())
+        return int(self.held.sum())
 
 
 @lru_cache(_LENGTHS)
@@ -242,16 +210,17 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
     import numpy as np
 
     dropping = length is None or documents.first_kept <= length
-    by_width = documents.by_width(length, dropping=dropping)
-    tokens, held = np.zeros(max(by_width) + 1, dtype=np.int64), []
+    (found, held), kept = np.zeros((2, documents.longest + 1), dtype=np.int64), []
     for counts, sequences in documents.kept(length, dropping=dropping):
         width = sequences.max(axis=1)
-        held.append(counts)
-        np.add.at(tokens, width, counts * sequences.sum(axis=1))
+        kept.append(counts)
+        np.add.at(found, width, counts)
+        np.add.at(held, width, counts * sequences.sum(axis=1))
     trained = 0.0
     if documents.trained is not None and length is not None and length < documents.longest:
-        trained = float(np.concatenate(held) @ documents.counted(length, dropping=dropping) / tokens.sum())
-    return _Kept(by_width, {width: int(tokens[width]) for width in by_width}, trained)
+        trained = float(np.concatenate(kept) @ documents.counted(length, dropping=dropping) / held.sum())
+    widths = np.flatnonzero(found)
+    return _Kept(widths, found[widths], held[widths], trained)
 
 
 def widths(
@@ -281,37 +250,28 @@ def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest:
     """
     import numpy as np
 
-    counts, tokens = (np.array(list(known.values()), dtype=float) for known in (kept.by_width, kept.tokens_of))
-    below = counts.cumsum() / kept.rows
+    below = kept.counts.cumsum() / kept.rows
     shares = np.diff(below**rows, prepend=0.0)
-    held = np.diff(rows * below ** (rows - 1) * tokens.cumsum() / kept.rows, prepend=0.0)
+    held = np.diff(rows * below ** (rows - 1) * kept.held.cumsum() / kept.rows, prepend=0.0)
     drawn = shares > 0
-    widths = -(-np.array(list(kept.by_width))[drawn] // multiple) * multiple
-    found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]], known=widest)
-    return tuple(
-        Typical(
-            Shape(
-                rows,
-                each.tokens,
-                filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences)),
-                trained=kept.trained,
-            ),
-            each.share,
-        )
-        for each in found
-    )
+    widths = -(-kept.widths[drawn] // multiple) * multiple
+
+    def shape_of(tokens: int, held: float) -> Shape:
+        filled = min(1.0, held / (rows * tokens * sequences))
+        return Shape(rows, tokens, filled=filled, trained=kept.trained)
+
+    return representatives(widths, shape_of, shares[drawn], [held[drawn] / shares[drawn]], known=widest)
 
 
 def _flat_sizes(kept: _Kept, rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
     """Return sizes that stand for micro-batches of random rows that lie end to end, of ``most`` tokens at most."""
     import numpy as np
 
-    by_length = np.zeros(max(kept.by_width) + 1)
-    by_length[list(kept.by_width)] = list(kept.by_width.values())
-    tokens, shares = summed(by_length, rows)
-    largest = rounded_up(most, multiple)
-    found = representatives(-(-tokens // multiple) * multiple, shares, most_tokens=largest, known=largest)
-    return tuple(Typical(Shape(1, each.tokens, trained=kept.trained), each.share) for each in found)
+    tokens, shares = summed(np.bincount(kept.widths, kept.counts), rows)
+    widths = -(-tokens // multiple) * multiple
+    return representatives(
+        widths, lambda tokens: Shape(1, tokens, trained=kept.trained), shares, most_tokens=most, known=most
+    )
 
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.blocks import blocks_of
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
@@ -16,6 +16,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.representatives import representatives
+from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.base import Trainer
@@ -151,9 +152,10 @@ class UnpairedPreference(Trainer):
         reference = (REFERENCE_KL, REFERENCE_PASS) if policy else (REFERENCE_PASS,)
         return StepProgram(in_micro_batch=(*policy, *reference))
 
-    def may_refuse(self, candidate: Candidate) -> bool:
-        """Return whether a micro-batch has a single row."""
-        return int(candidate[ROWS]) < _FEWEST_ROWS
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return the reason of :meth:`refused`; most candidates have none, and no plan is built to ask it."""
+        few = int(candidate[ROWS]) < _FEWEST_ROWS
+        return self.refused(self.plan(candidate, setting), setting.workload) if few else None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where the loss estimates the KL divergence on a single row."""
@@ -221,19 +223,16 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
     held = in_block[whole]
     widths, besides = found["tokens"][whole], found["beside"][whole]
-    typical = representatives(widths, beside=[besides, held])
+
+    def shape_of(tokens: int, beside: float, held: float) -> Shape:
+        return Shape(rows, tokens, beside=round(beside), filled=min(1.0, held / (rows * tokens)))
+
     largest, *rivals = shapes.values()
     geometry = BatchGeometry(
         layout=Layout.PADDED if (found["padded"] | found["beside_padded"])[worst].any() else Layout.EQUAL,
         worst=largest,
         rivals=tuple(rivals),
-        sizes=tuple(
-            Typical(
-                Shape(rows, each.tokens, beside=round(beside), filled=min(1.0, held / (rows * each.tokens))), each.share
-            )
-            for each in typical
-            for beside, held in (each.beside,)
-        ),
+        sizes=representatives(widths, shape_of, beside=[besides, held]),
         tokens=rows * int(own.sum()) / len(own),
         documents=float(rows),
         rows=len(own),

@@ -14,7 +14,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.techniques.attention import FLEX
 from autotune.techniques.traits import MOST_TRACED, without_sizes
 from autotune.trainers.declared import Declared
-from autotune.trainers.geometry import padded, widths
+from autotune.trainers.geometry import unpacked, widths
 
 _PROMPT = "prompt"
 """The part of a row that the loss does not count."""
@@ -62,7 +62,7 @@ class MicroBatches(Declared, ABC):
         By default, rows are padded to the longest sequence of their micro-batch, whether they are trained or evaluated
         on.
         """
-        return padded(documents, rows, plan.number("max_length"), plan.multiple)
+        return unpacked(documents, rows, plan.number("max_length"), plan.multiple)
 
     def copies(self, plan: TrainingPlan, *, evaluated: bool = False) -> int:
         """Return the number of micro-batch rows for each row of the dataset, in training or in evaluation."""

@@ -110,8 +110,7 @@ class Prompted(Trainer):
         traced = -(-self.padded_together(plan) // TRACED_GENERATION)
 
         def sizes(rows: int, widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
-            found = representatives(widths, shares, most=most)
-            return tuple(Typical(Shape(rows, each.tokens, completion), each.share) for each in found)
+            return representatives(widths, lambda tokens: Shape(rows, tokens, completion), shares, most=most)
 
         worst = Shape(rows, self.scored(plan, longest, most), most)
         typical = sizes(rows, [self.scored(plan, prompt, completion) for prompt in prompts])

@@ -17,7 +17,7 @@ from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import TOKENS_OF_ALL
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.geometry import end_to_end, packed, padded
+from autotune.trainers.geometry import packed, unpacked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,7 +114,7 @@ class SupervisedFineTuning(Trainer):
         if packs:
             length = plan.cut_to or int(MaxLength.trl_default)
             return packed(documents, rows, length, plan.multiple, _strategy(plan), flat=flat)
-        return (end_to_end if flat else padded)(documents, rows, plan.cut_to, plan.multiple)
+        return unpacked(documents, rows, plan.cut_to, plan.multiple, flat=flat)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows whose documents are kept separate are laid end to end; others are padded if there are at least two.

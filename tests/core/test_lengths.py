@@ -34,16 +34,16 @@ def test_coverage_is_the_share_of_tokens_that_is_kept() -> None:
 def test_a_pair_whose_prompt_fills_the_length_is_dropped_whole() -> None:
     assert PAIRS.tokens_kept(50) == 60
     assert PAIRS.tokens_kept(51) == 60 + 102
-    assert (PAIRS.rows_dropped(50), PAIRS.rows_dropped(51)) == (1, 0)
-    assert (PAIRS.rows_cut(15), PAIRS.rows_cut(51), PAIRS.rows_cut(70)) == (2, 1, 0)
+    assert (limit(PAIRS, 50).rows_dropped, limit(PAIRS, 51).rows_dropped) == (1, 0)
+    assert [limit(PAIRS, length).rows_cut for length in (15, 51, 70)] == [2, 1, 0]
 
 
 def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
     whole = Documents.of_groups([(2, 20, 10, 20), (1, 70, 60, 70)])
-    assert (whole.rows_dropped(69), whole.rows_cut(69), whole.tokens_kept(69)) == (1, 0, 60)
-    assert whole.row_coverage(69) == 2 / 3
-    assert (whole.row_coverage(19), whole.coverage(19)) == (0.0, 0.0)
-    assert (whole.row_coverage(70), whole.row_coverage(None)) == (1.0, 1.0)
+    found = limit(whole, 69)
+    assert (found.rows_dropped, found.rows_cut, found.row_coverage, whole.tokens_kept(69)) == (1, 0, 2 / 3, 60)
+    assert (whole.rows_kept(19), whole.coverage(19)) == (0, 0.0)
+    assert whole.rows_kept(70) == whole.rows_kept(None) == 3
     assert whole.shortest_covering(0.0) == 20
     assert whole.shortest_covering(0.3) == 20
     assert whole.shortest_covering(0.5) == 70

@@ -24,7 +24,7 @@ from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.dry_run import CommandExit, DryRun, FailedAllocation, Followed, Loader, Refused, SourceLine, Span
 from autotune.core.epoch import Epoch
 from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, MemoryEstimate, Origin, Plan
-from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
+from autotune.core.explanation import Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rent import Offer, Rent
 from autotune.core.result import Choosable, Contribution, Result, Trial
@@ -34,7 +34,7 @@ from autotune.techniques import catalogue
 from tests.docs.pages import ROOT, code, pages, python_of
 
 OF_PLANS = [Plan, Epoch, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
-EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime, Additions]
+EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime]
 KINDS = {
     "result": [Result, Choosable, Trial, Contribution],
     "check": [Verdict, Need, Finding, Remedy, Verdicts],

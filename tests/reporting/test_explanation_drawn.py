@@ -8,13 +8,13 @@ import pytest
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import Plan
-from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
+from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Facts
 from autotune.reporting.plan import plan_report
-from autotune.units import GIB, MIB
+from autotune.units import GIB
 from tests.reporting.as_text import as_text
 from tests.reporting.plans import FASTEST, LONGEST, UNKNOWN, a_plan
 
@@ -42,7 +42,6 @@ EXPLANATION = Explanation(
         PartPeak(FURTHER, True, {"parameter": 10 * GIB, "activation": 5 * GIB}, "aten.mm.default [8, 512]"),
         PartPeak(UPDATE, False, {"parameter": 10 * GIB, "gradient": 4 * GIB}),
     ),
-    additions=Additions(11 * MIB, 22 * MIB, 33 * MIB, 44 * MIB),
     times=(PartTime(FIRST, 0.5, 1), PartTime(FURTHER, 0.25, 1), PartTime(UPDATE, 0.125, 1)),
 )
 
@@ -81,7 +80,7 @@ def test_every_stage_is_shown_with_its_figures() -> None:
         "Extrapolated to 32 layers, 4 rows of 512 tokens",
         "further micro-batch, backward <- peak 15.00 GiB parameter 10.00 GiB, activation 5.00 GiB",
         "The peak is at aten.mm.default [8, 512].",
-        "+ rounding to blocks 11.00 MiB + library workspaces 22.00 MiB + fragmentation 33.00 MiB + context 44.00 MiB",
+        "tensors at the peak 19.25 GiB + fragmentation 256 MiB + context 512 MiB",
         "= needs 20.00 GiB, ±10 % to spare 4.00 GiB",
         "first micro-batch 500 ms 1 500 ms",
     ):
@@ -113,14 +112,14 @@ def test_a_device_of_unknown_speed_has_no_times() -> None:
 
 
 SUMMANDS = ("tensors at the peak", "training at rest", "+ ")
+OWN = {"parameter": 16 * GIB, "rounding": GIB, "fragmentation": 5 * GIB // 2, "context": GIB // 2}
 
 
 def memory_rows(breakdown: dict[str, int], beside_bytes: int) -> list[tuple[str, str]]:
     """Return the rows of the device's memory, of a training that itself needs 20 GiB with its context of 0.5 GiB."""
     assert FASTEST.memory is not None
     memory = replace(FASTEST.memory, beside_bytes=beside_bytes, breakdown=breakdown)
-    known = replace(EXPLANATION, additions=Additions(GIB, GIB, 5 * GIB // 2, GIB // 2))
-    plan = a_plan(estimates=(replace(FASTEST, memory=memory),), explanation=known)
+    plan = a_plan(estimates=(replace(FASTEST, memory=memory),), explanation=EXPLANATION)
     (found,) = (block for block in plan_report(plan, top=20).blocks(Facts) if "= needs" in dict(block.pairs))
     return list(found.pairs)
 
@@ -128,14 +127,17 @@ def memory_rows(breakdown: dict[str, int], beside_bytes: int) -> list[tuple[str,
 @pytest.mark.parametrize(
     ("breakdown", "beside_bytes"),
     [
-        ({"vLLM": 3 * GIB}, 3 * GIB),
+        ({**OWN, "vLLM": 3 * GIB}, 3 * GIB),
         # While it generates, training holds 12 GiB less than at its own peak.
-        ({"training at rest": 8 * GIB - GIB // 2, "vLLM": 20 * GIB}, 8 * GIB),
-        ({}, 0),
+        ({"training at rest": 8 * GIB - GIB // 2, "vLLM": 20 * GIB, "context": GIB // 2}, 8 * GIB),
+        (OWN, 0),
+        ({"parameter": 19 * GIB, "process": GIB}, 0),
     ],
-    ids=["asleep at the peak", "generating at the peak", "none"],
+    ids=["asleep at the peak", "generating at the peak", "none", "on a CPU"],
 )
-def test_the_parts_of_the_need_add_up_with_vllm_among_them(breakdown: dict[str, int], beside_bytes: int) -> None:
+def test_the_parts_of_the_need_add_up_with_vllm_or_a_process_among_them(
+    breakdown: dict[str, int], beside_bytes: int
+) -> None:
     rows = memory_rows(breakdown, beside_bytes)
     sizes = [float(size.split()[0]) for name, size in rows if name.startswith(SUMMANDS) and "GiB" in size]
     sizes += [float(size.split()[0]) / 1024 for name, size in rows if name.startswith(SUMMANDS) and "MiB" in size]

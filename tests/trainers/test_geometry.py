@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
@@ -19,7 +19,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
-from autotune.trainers.geometry import end_to_end, padded
+from autotune.trainers.geometry import unpacked
 from tests.settings import plan_with, setting, workload
 
 
@@ -163,17 +163,17 @@ def test_a_dataset_smaller_than_a_micro_batch_repeats_its_rows() -> None:
 def test_padding_of_the_other_answer_counts_in_the_worst_micro_batch_of_pairs() -> None:
     documents = Documents.of_groups([(1, 11, 100, 60), (1, 11, 100, 80), (1, 11, 50, 50)])
 
-    found = padded(documents, rows=2, length=None, multiple=1)
+    found = unpacked(documents, rows=2, length=None, multiple=1)
 
     # Of 2 x 2 x 100 tokens, 180 and 160 are no padding.
     assert found.worst == Shape(2, 100, filled=0.85)
 
 
-@pytest.mark.parametrize("lay", [padded, end_to_end])
-def test_long_rows_of_long_answers_have_more_tokens_that_the_loss_counts(lay: Callable[..., BatchGeometry]) -> None:
+@pytest.mark.parametrize("flat", [False, True])
+def test_long_rows_of_long_answers_have_more_tokens_that_the_loss_counts(flat: bool) -> None:
     documents = Documents.of_rows([[1, 200]] * 9 + [[1, 1000]], ordered=False, trained=[20] * 9 + [900])
 
-    found = lay(documents, rows=1, length=None, multiple=1)
+    found = unpacked(documents, rows=1, length=None, multiple=1, flat=flat)
 
     assert found.worst.trained == 0.9
 
@@ -184,8 +184,8 @@ def test_the_largest_micro_batch_of_many_ranks_is_far_above_the_mean(ranks: int)
     lengths = [min(16_000, int(source.lognormvariate(6.8, 1.0)) + 10) for _ in range(20_000)]
     documents = Documents.of_rows([[1, length] for length in lengths], ordered=False)
     drawn = fmean(max(source.choices(lengths, k=ranks)) for _ in range(20_000))
-    for lay in (padded, end_to_end):
-        found = lay(documents, rows=1, length=None, multiple=1).in_steps(1, ranks)
+    for flat in (False, True):
+        found = unpacked(documents, rows=1, length=None, multiple=1, flat=flat).in_steps(1, ranks)
         largest = mean_shape(found.awaited).tokens
         assert 0.85 * drawn < largest < 1.02 * drawn
         assert largest > 1.3 * found.typical.tokens

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Documents
-from autotune.trainers.geometry import end_to_end, packed, padded
+from autotune.trainers.geometry import packed, unpacked
 
 PROMPTS_MOSTLY, ANSWERS_MOSTLY = [[1, 200]] * 3, [[1, 1000], [1, 1000], [1, 800]]
 
@@ -31,7 +31,7 @@ def test_of_all_micro_batches_none_needs_much_more(seed: int, rows: int, length:
     lengths = [source.randint(10, 100) for _ in range(9)]
     answers = [source.randint(1, tokens) for tokens in lengths]
     documents = Documents.of_rows([[1, tokens] for tokens in lengths], ordered=False, trained=answers)
-    shapes = (end_to_end if flat else padded)(documents, rows, length, 1).shapes
+    shapes = unpacked(documents, rows, length, 1, flat=flat).shapes
     cut = [min(tokens, length or tokens) for tokens in lengths]
     # Of an answer at the end, TRL keeps all where it cuts the beginning.
     left = list(map(min, answers, cut))
@@ -51,7 +51,7 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False, trained=trained)
 
     def share(rows: int, length: int | None = None) -> float:
-        return padded(documents, rows, length, 1).worst.trained
+        return unpacked(documents, rows, length, 1).worst.trained
 
     assert share(1) == 0.9
     assert share(2) == 0.7
@@ -59,7 +59,7 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     assert share(2, 700) == pytest.approx((700 + 500) / 1400)
     # A micro-batch of more documents than there are repeats them.
     assert share(12) == pytest.approx(1860 / 3400)
-    assert padded(documents.up_to(200), 1, None, 1).worst.trained == 0.1
+    assert unpacked(documents.up_to(200), 1, None, 1).worst.trained == 0.1
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_a_document_that_is_cut_keeps_the_counted_tokens_that_the_cut_leaves(
     needs: int, trained: int, left: int, flat: bool
 ) -> None:
     documents = Documents.of_rows([[needs, 9000]] * 9, ordered=False, trained=[trained] * 9)
-    said = (end_to_end if flat else padded)(documents, 8, 1024, 1)
+    said = unpacked(documents, 8, 1024, 1, flat=flat)
     assert said.worst.trained == pytest.approx(left / 1024)
     assert [size.shape.trained for size in said.sizes] == [pytest.approx(left / 1024)]
 
 
 def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:
     documents = Documents.of_rows([[1, 1000], *[[1, 800]] * 4], ordered=False, trained=[10, 790, 790, 790, 790])
-    alone = padded(documents, 1, None, 1)
+    alone = unpacked(documents, 1, None, 1)
     assert (alone.worst.tokens, alone.worst.trained) == (1000, 0.01)
     assert [(shape.tokens, shape.trained) for shape in alone.rivals] == [(800, 790 / 800)]
     # Padding makes the others as wide as the prompt; without it, the same holds as for one row.
-    several = padded(documents, 4, None, 1)
+    several = unpacked(documents, 4, None, 1)
     assert several.worst.tokens == 1000
     assert several.worst.trained == pytest.approx((10 + 3 * 790) / (1000 + 3 * 800))
     assert [shape.tokens for shape in several.rivals] == [800]
@@ -99,8 +99,8 @@ def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:
 
 def test_where_all_tokens_count_there_is_one_that_matters() -> None:
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False)
-    assert padded(documents, 2, None, 1).rivals == ()
-    assert end_to_end(documents, 2, None, 1).rivals == ()
+    assert unpacked(documents, 2, None, 1).rivals == ()
+    assert unpacked(documents, 2, None, 1, flat=True).rivals == ()
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -115,7 +115,7 @@ def test_packed_rows_that_are_not_full_have_the_counted_tokens_of_their_document
 def test_of_very_many_documents_that_are_cut_a_shorter_one_is_known(rows: int) -> None:
     # All but the last are cut to 1,000 tokens, which leaves them alike in width, and none of them is padded.
     cut = [[1, 1000 + number] for number in range(3000)]
-    assert padded(Documents.of_rows([*cut, [1, 900]], ordered=False), rows, 1000, 1).layout == (
+    assert unpacked(Documents.of_rows([*cut, [1, 900]], ordered=False), rows, 1000, 1).layout == (
         Layout.PADDED if rows > 1 else Layout.EQUAL
     )
-    assert padded(Documents.of_rows(cut, ordered=False), rows, 1000, 1).layout == Layout.EQUAL
+    assert unpacked(Documents.of_rows(cut, ordered=False), rows, 1000, 1).layout == Layout.EQUAL

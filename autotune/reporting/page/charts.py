@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 
 from autotune.reporting.document import Charts, Document, Plane, Point, Predicted
-from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, scale, vertical_line
+from autotune.reporting.page.drawing import Chart, Figure, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
 from autotune.units import counted, format_bytes, format_rate
 
@@ -85,7 +86,12 @@ def _drawn_up_to(shown: Plane) -> float:
 def _hovered(point: Point) -> str:
     figures = f"{format_bytes(point.peak_bytes)}, {format_rate(point.tokens_per_second)}"
     lines = [f"{point.label}: {figures}", *point.name.split(" ")]
-    return "<br>".join(map(escaped_for_plotly, lines))
+    return _joined(lines)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    """Return lines of text for Plotly, which reads some HTML in texts."""
+    return "<br>".join(escape(line, quote=False) for line in lines)
 
 
 def _pairs(pairs: Sequence[Predicted], unit: int, name: str) -> Figure:
@@ -100,7 +106,7 @@ def _pairs(pairs: Sequence[Predicted], unit: int, name: str) -> Figure:
                 "type": "scatter", "mode": "markers", "name": "probes",
                 "x": [item.predicted / unit for item in pairs], "y": [item.measured / unit for item in pairs],
                 "marker": {"color": _RECOMMENDED, "size": 8},
-                "text": ["<br>".join(map(escaped_for_plotly, item.name.split(" "))) for item in pairs],
+                "text": [_joined(item.name.split(" ")) for item in pairs],
                 "hovertemplate": "%{text}<br>predicted %{x:,.4~g}, measured %{y:,.4~g}<extra></extra>",
             },
         ],

@@ -1,4 +1,4 @@
-"""Elements of all charts of the page: limit lines, scales, texts for Plotly."""
+"""Elements of all charts of the page: limit lines and scales."""
 
 from __future__ import annotations
 
@@ -58,11 +58,6 @@ def horizontal_limit(at: float, label: str) -> Figure:
              "showarrow": False, "font": {"color": LIMIT}, "bgcolor": "var(--page)"}
         ],
     }  # fmt: skip
-
-
-def escaped_for_plotly(text: str) -> str:
-    """Return text of which Plotly, which reads some HTML in texts, makes the same text."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def scale(sizes: Sequence[float]) -> tuple[int, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import accumulate, pairwise
 
 from autotune.core.memory_timeline import AT_REST, BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Step
-from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, horizontal_limit, scale
+from autotune.reporting.page.drawing import Chart, Figure, horizontal_limit, scale
 from autotune.units import format_bytes, format_share
 
 OUTSIDE, _OTHER = "outside tensors", "other"
@@ -110,7 +111,7 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
     traces.append({
         "type": "scatter", "mode": "lines", "name": "all", "showlegend": False, "x": places,
         "y": [round(totals[moment] / unit, 3) for moment in moments], "line": {"width": 0},
-        "text": [f"{escaped_for_plotly(within[moment])}: {format_bytes(totals[moment])}" for moment in moments],
+        "text": [f"{escape(within[moment], quote=False)}: {format_bytes(totals[moment])}" for moment in moments],
         "hovertemplate": "%{text}<extra></extra>",
     })  # fmt: skip
     peak = places[moments.index(timeline.peak)]
@@ -122,7 +123,7 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", **_ENTRIES},
             "xaxis": {
                 "tickvals": [round((low + high) / 2, 4) for low, high in pairwise(edges)],
-                "ticktext": [escaped_for_plotly(part.name) for part in parts], "tickangle": -60, "showgrid": False,
+                "ticktext": [escape(part.name, quote=False) for part in parts], "tickangle": -60, "showgrid": False,
                 "tickfont": {"size": 11},
                 "range": [0, 1], "unifiedhovertitle": {"text": " "},
             },
