@@ -37,7 +37,7 @@ WITHOUT_KL = frozenset({"apo_zero_unpaired"})
 _EXCHANGED = "KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the estimate"
 _REMEMBERED = 4096
 # KTOTrainer.__init__ refuses fewer: a row's mismatched answer would be its own.
-_FEWEST_ROWS = 2
+FEWEST_ROWS = 2
 # Tokens of the shortest row that can be traced as a block with padding: prompts and answers of at least a token.
 _FEWEST_TOKENS = 4
 
@@ -154,16 +154,16 @@ class UnpairedPreference(Trainer):
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return the reason of :meth:`refused`; most candidates have none, and no plan is built to ask it."""
-        few = int(candidate[ROWS]) < _FEWEST_ROWS
+        few = int(candidate[ROWS]) < FEWEST_ROWS
         return self.refused(self.plan(candidate, setting), setting.workload) if few else None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where the loss estimates the KL divergence on a single row."""
-        if plan.rows >= _FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
+        if plan.rows >= FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
             return None
         return (
             "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
-            f"per_device_train_batch_size has to be at least {_FEWEST_ROWS}"
+            f"per_device_train_batch_size has to be at least {FEWEST_ROWS}"
         )
 
     def refused_values(self, values: Mapping[str, object]) -> str | None:

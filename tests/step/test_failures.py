@@ -6,11 +6,13 @@ import errno
 import mmap
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import TemperatureLogitsWarper
 
 from autotune.core.exchange import read_reply, write_request
 from autotune.core.measurement import OutOfMemory
@@ -20,7 +22,7 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.child import execute
-from autotune.step.job import JobContext
+from autotune.step.job import JobContext, failure_of
 from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import CpuMeter, CudaMeter, HostMemory
@@ -234,3 +236,20 @@ def test_memory_that_others_took_during_a_probe_is_named(
     found = meter.crowded(20 * GIB)
     assert grown in found
     assert bool(found) == bool(grown)
+
+
+def train() -> None:
+    TemperatureLogitsWarper(0.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "line"), [(train, "raise ValueError("), (lambda: TemperatureLogitsWarper(0.0), ""), (lambda: 1 / 0, "")]
+)
+def test_a_library_s_line_is_named_only_where_a_training_runs_and_not_where_it_is_built(
+    run: Callable[[], object], line: str
+) -> None:
+    with pytest.raises((ValueError, ZeroDivisionError)) as raised:
+        run()
+    named = failure_of(raised.value).raised_at
+    assert named.startswith(line)
+    assert bool(named) == bool(line)

@@ -16,13 +16,22 @@ from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Collation, InPhase
 from autotune.step.trainers.reference import OnTokenizedRows, WithReference, watch_reference
-from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
+from autotune.trainers.kto import FEWEST_ROWS, POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
+from autotune.virtual import is_tracing
 
 _MISMATCHED = "KL_completion_ids"
 
 
 class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = kwargs["args"]
+        rows = given.per_device_train_batch_size
+        # TRL refuses to train on single rows, which it evaluates: a trace of that trains on one.
+        given.per_device_train_batch_size = max(FEWEST_ROWS, rows) if is_tracing() else rows
+        super().__init__(*args, **kwargs)
+        given.per_device_train_batch_size = self._train_batch_size = rows
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.

@@ -267,7 +267,7 @@ CASES = (
     _case("dpo: cut in the middle", "truncation_mode: middle\n", RUNS_NOT, {"truncation_mode": 0}, nightly=True),
     _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
     _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB", nightly=True),
-    _case("kto: evaluated row by row", f"{BEST}per_device_eval_batch_size: 1\n", UNKNOWN, nightly=True),
+    _case("kto: evaluated row by row", f"{BEST}per_device_eval_batch_size: 1\n", FITS, nightly=True),
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case("kto: in any order", "train_sampling_strategy: random\n", RUNS_NOT, {"takes sequential alone": 0}),
     _case(
