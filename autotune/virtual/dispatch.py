@@ -46,6 +46,8 @@ _INDEXES = frozenset({_aten.index.Tensor})
 # aten/src/ATen/native/TensorAdvancedIndexing.cpp: a single number is written by masked_fill.
 _INDEXES_TO_WRITE = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
+# Called more often than all other operators together.
+_DEVICE = torch.ops.prim.device.default
 # aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda: the mask is allocated before the result.
 _LAST_FIRST = frozenset({_aten.native_dropout.default})
 
@@ -83,6 +85,8 @@ class VirtualMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if not WRAPPERS.isdisjoint(types):
             return NotImplemented
+        if func is _DEVICE and isinstance(args[0], FakeTensor) and not self._fake.in_kernel_invocation:
+            return args[0].fake_device
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if func is _aten._local_scalar_dense.default:

@@ -29,7 +29,7 @@ def movable_modules(ledger: Ledger) -> Patches:
     memory of the process is overwritten.
 
     Args:
-        ledger: buffers that are replaced pass no registration hook, so they are tagged here.
+        ledger: what is replaced passes no registration hook, so it is tagged here.
     """
     original = nn.Module._apply
 
@@ -38,9 +38,9 @@ def movable_modules(ledger: Ledger) -> Patches:
             _apply_in_place(module, fn, recurse)
         else:
             original(module, fn, recurse)
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                ledger.tag(buffer, Category.BUFFER)
+        for category, tensors in ((Category.PARAMETER, module._parameters), (Category.BUFFER, module._buffers)):
+            for tensor in filter(torch.is_tensor, tensors.values()):
+                ledger.tag(tensor, category)
         return module
 
     yield mock.patch.object(nn.Module, "_apply", apply)

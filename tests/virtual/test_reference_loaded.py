@@ -12,9 +12,8 @@ import torch
 
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.program import CONSTRUCTION
-from autotune.step.objects import config
 from autotune.step.run.traced_training import traced_training
-from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
+from autotune.step.run.virtual_trainer import TracedRows, build_virtual
 from autotune.step.trainers import adapter
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
@@ -47,9 +46,8 @@ PLANS: dict[str, tuple[TrainingPlan, list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_a_reference_keeps_the_settings_that_trl_changes_in_the_model_that_it_trains(name: str, tmp_path: Path) -> None:
     plan, rows = PLANS[name]
-    arguments = config(plan, output_dir=str(tmp_path), **OVERRIDDEN_IN_TRACES)
     sizes, cpu = TracedRows(rows), torch.device("cpu")
-    trainer: Any = build_virtual(adapter(name), plan, arguments, config_of("llama"), small_tokenizer(), sizes, cpu)
+    trainer: Any = build_virtual(adapter(name), plan, config_of("llama"), small_tokenizer(), sizes, cpu, tmp_path)
 
     trainer.model.config.use_cache = False
 

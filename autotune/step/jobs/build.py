@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,9 +53,10 @@ def build(request: TraceRequest, context: JobContext) -> Built:
 
     def run(device: torch.device) -> None:
         with tempfile.TemporaryDirectory(dir=context.folder) as folder, engine_on(device, plan):
-            planned = config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
+            # As planned: the trainer that is built has fewer micro-batches in a step.
+            config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
             with _listening(messages):
-                trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
+                trainer = build_virtual(known, plan, model_config, processor, rows, device, Path(folder))
             used.update({name: getattr(trainer.args, name, None) for name in plan.args if name not in _SET_BY_TRACES})
 
     try:

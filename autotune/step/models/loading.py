@@ -237,21 +237,9 @@ def virtual_model(
         fill_quantized(model, dtype, device)
         quantizer.postprocess_model(model)
         model.hf_quantizer = quantizer
-    _place(model, device)
+    # Weights that layers share are one parameter, which is on the device once it has been met.
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     return model
-
-
-def _place(model: torch.nn.Module, device: torch.device) -> None:
-    """Allocate the weights and buffers of a model on the meta device on another device, each once."""
-    placed: dict[torch.Tensor, torch.Tensor] = {}
-    for module in model.modules():
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if tensor.is_meta and tensor not in placed:
-                placed[tensor] = torch.empty_like(tensor, device=device)
-                if isinstance(tensor, torch.nn.Parameter):
-                    placed[tensor] = torch.nn.Parameter(placed[tensor], requires_grad=tensor.requires_grad)
-            if tensor.is_meta:
-                setattr(module, name, placed[tensor])
 
 
 def _warm_up_allocator(model: Any, device: torch.device, quantizer: Any | None = None) -> None:

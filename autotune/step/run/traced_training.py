@@ -21,9 +21,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import worst_rank
 from autotune.step.distributed.zero import engine_on, gradients_of_ranks
-from autotune.step.objects import config
 from autotune.step.run.saving import save_tensors
-from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
+from autotune.step.run.virtual_trainer import TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
@@ -89,12 +88,11 @@ def traced_training(
                 assume(COMPILED)
             if rows.chosen is not None:
                 assume("no step waits for images to be read and resized")
-            planned = config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
             known = adapter(plan.trainer)
             with phase(CONSTRUCTION):
-                trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
+                trainer = build_virtual(known, plan, model_config, processor, rows, device, Path(folder))
             trainer.facts = facts or TraceFacts()
-            trainer.facts.micro_batches = planned.gradient_accumulation_steps
+            trainer.facts.micro_batches = plan.micro_batches
             known.watch(trainer, phase)
             _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()

@@ -100,21 +100,21 @@ class TracedRows:
 def build_virtual(
     known: Adapter,
     plan: TrainingPlan,
-    planned: Any,
     model_config: Any,
     processor: Any,
     rows: TracedRows,
     device: torch.device,
+    folder: Path,
 ) -> Any:
     """Return the trainer of a plan on a device, with a model of random weights and rows of given sizes.
 
     Args:
-        planned: the trainer's configuration as planned.
+        folder: for what the trainer writes.
     """
     overrides = {
-        **run_arguments(rows.steps, Path(planned.output_dir)),
+        **run_arguments(rows.steps, folder),
         **known.derived(plan),
-        "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
+        "gradient_accumulation_steps": min(plan.micro_batches, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
         **OVERRIDDEN_IN_TRACES,
@@ -136,10 +136,10 @@ def build_virtual(
         return model
 
     make_model, make_further = model_makers(plan, trained, kwargs, load)
-    left_out = planned.gradient_accumulation_steps - arguments.gradient_accumulation_steps
+    left_out = plan.micro_batches - arguments.gradient_accumulation_steps
     fetched: list[Any] = []
     with known.building(make_further):
-        return _traced(known, plan, rows, fetched, left_out * planned.per_device_train_batch_size)(
+        return _traced(known, plan, rows, fetched, left_out * arguments.per_device_train_batch_size)(
             model=make_model(),
             args=arguments,
             train_dataset=rows.dataset(known, plan),
