@@ -1,6 +1,6 @@
 """How near a search comes to the best candidate where predictions are wrong, replayed from tables of traces.
 
-python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick]
+python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick] [--by-choice 0.045 --by-combination 0.14]
 
 Three tables hold every candidate of three spaces of an 8B shape, traced. What a probe would measure is drawn, since no
 GPU measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
@@ -43,23 +43,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--effort", choices=EFFORTS, default="quick")
+    parser.add_argument("--by-choice", type=float, default=BY_CHOICE)
+    parser.add_argument("--by-combination", type=float, default=BY_COMBINATION)
     asked = parser.parse_args(arguments)
     heads = [f"after {count}" for count in PROBES]
     print(f"| table | predictions | {' | '.join(heads)} | at the end | p10 | probes | after the best | out of memory |")
     print("|---|---|" + "--:|" * (len(PROBES) + 5))
     for name in (*DRAWN, *MEASURED):
+        table = read_table(RECORDED / name)
         for predicted in (True, False):
-            print(row(name, asked.effort, asked.seeds, predicted=predicted), flush=True)
+            runs = []
+            for seed in range(asked.seeds):
+                errors = asked.by_choice, asked.by_combination
+                drawn = distorted(table, seed, *errors) if name in DRAWN else measured(table)
+                runs.append(replay(*drawn, asked.effort, seed, predicted=predicted))
+            print(row(name, runs, predicted=predicted), flush=True)
+    for name in MEASURED:
+        near = ", ".join(f"{share:.1%}" for share in fastest_of_rounds(read_table(RECORDED / name)))
+        print(f"\nThe fastest of each round of `{name}` reaches, of the best by the other rounds: {near}.")
     return 0
 
 
-def row(name: str, effort: str, seeds: int, *, predicted: bool) -> str:
+def row(name: str, runs: Sequence[tuple[list[float], tuple[int, int, int]]], *, predicted: bool) -> str:
     """Return the row of a table: medians of searches with or without predictions, and the p10 of their ends."""
-    table = read_table(RECORDED / name)
-    runs = [
-        replay(*(distorted(table, seed) if name in DRAWN else measured(table)), effort, seed, predicted=predicted)
-        for seed in range(seeds)
-    ]
     shares = [f"{median(column):.1%}" for column in zip(*(shares for shares, _ in runs), strict=True)]
     worst = quantiles([shares[-1] for shares, _ in runs], n=10, method="inclusive")[0]
     counts = [f"{median(column):g}" for column in zip(*(counts for _, counts in runs), strict=True)]
@@ -96,15 +102,34 @@ def measured(table: Table) -> tuple[Table, Mapping[Candidate, float]]:
     return table, {row.candidate: row.measurement.tokens_per_second or 0.0 for row in table.rows if row.measurement.ok}
 
 
-def distorted(table: Table, seed: int) -> tuple[Table, Mapping[Candidate, float]]:
-    """Return the table with drawn measurements, and the rates without noise of what fits."""
+def fastest_of_rounds(table: Table) -> list[float]:
+    """Return for each round the share of the best rate that its fastest candidate has, by the mean of the others.
+
+    So near does a search come that probes every candidate once.
+    """
+    rounds = [
+        [shown.tokens_per_second or 0.0 for shown in row.measurements] for row in table.rows if row.measurement.ok
+    ]
+    rates = np.array([shown for shown in rounds if len(shown) == max(map(len, rounds))])
+    others = (np.delete(rates, at, axis=1).mean(axis=1) for at in range(rates.shape[1]))
+    return [float(mean[one.argmax()] / mean.max()) for one, mean in zip(rates.T, others, strict=True)]
+
+
+def distorted(
+    table: Table, seed: int, by_choice: float = BY_CHOICE, by_combination: float = BY_COMBINATION
+) -> tuple[Table, Mapping[Candidate, float]]:
+    """Return the table with drawn measurements, and the rates without noise of what fits.
+
+    Args:
+        by_choice, by_combination: standard deviations of the logarithms of errors.
+    """
     source = np.random.default_rng(seed)
     rates = {row.candidate: rate for row in table.rows if row.traced and (rate := row.traced.tokens_per_second)}
     columns = list(dict.fromkeys(item for candidate in rates for item in candidate.items()))
     own = np.array([[item in candidate.items() for item in columns] for candidate in rates], float)
     differing = own.sum(axis=1)[:, None] - own @ own.T
-    combined = BY_COMBINATION**2 * np.exp(-differing / _REACH) + 1e-9 * np.eye(len(own))
-    errors = own @ source.normal(0, BY_CHOICE, len(columns)) + source.multivariate_normal(np.zeros(len(own)), combined)
+    combined = by_combination**2 * np.exp(-differing / _REACH) + 1e-9 * np.eye(len(own))
+    errors = own @ source.normal(0, by_choice, len(columns)) + source.multivariate_normal(np.zeros(len(own)), combined)
     factors = dict(zip(rates, np.exp(errors), strict=True))
     noise = np.exp(source.normal(0, NOISE, len(own)))
     noisy = dict(zip(rates, noise, strict=True))
