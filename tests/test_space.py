@@ -108,7 +108,7 @@ def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> N
 def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tmp_path: Path) -> None:
     file = written(tmp_path, "trainer: sft\ntechniques:\n  max_length: [1024]\n")
     here = setting()
-    with pytest.raises(InputError, match=r"Take others with --fix KNOB=CHOICE, or let the space \(--space\)"):
+    with pytest.raises(InputError, match=r"Fix other choices with --fix KNOB=CHOICE, or add choices"):
         require_legal(TrainerProblem(SFT, space(here, file), here))
 
 

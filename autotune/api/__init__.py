@@ -1,1 +1,1 @@
-"""The public functions and results: signatures, checked by ``mypy``, in front of :mod:`autotune.app`."""
+"""The public functions and results: typed signatures in front of :mod:`autotune.app`."""

@@ -10,14 +10,14 @@ from autotune.core.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNo
 
 @taking(CheckArguments)
 def check(asked: CheckArguments) -> Verdict:
-    """Check a configuration before training: read it, check its keys, and whether its worst batch fits.
+    """Check a configuration before training: its keys, its silent behaviour, and whether its worst batch fits.
 
     Returns:
         The verdict: it fits, or the answer is too close to call or unknown.
 
     Raises:
         WillNotFit: it will not fit, or cannot run at all. The error has the verdict.
-        InputError: something that was given cannot be used.
+        InputError: an argument cannot be used.
         AutotuneError: processes cannot be started.
     """
     found = checked(asked)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import transformers
 
 _PARALLEL = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-# What launchers call the number of processes on a machine: torchrun's and accelerate's, and DeepSpeed's own
+# Variables for the number of processes on a machine: torchrun's and accelerate's, and DeepSpeed's own
 # (deepspeed 0.19, ``launcher/launch.py``).
 _ON_A_MACHINE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
@@ -41,13 +41,13 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return DeepSpeed's document, in which transformers has filled in the numbers, with sizes that follow again."""
+    """Return DeepSpeed's document, which transformers has filled in, with derived sizes set back to ``auto``."""
     kept = {name: value for name, value in given.items() if is_json(value)}
     return {**kept, **dict.fromkeys(SIZES, AUTO)}
 
 
 def _fsdp(plugin: Any) -> Mapping[str, object]:
-    """Return accelerate's document of FSDP for what it has made of one."""
+    """Return accelerate's FSDP document for the plugin that accelerate built from it."""
     found: dict[str, object] = {
         "fsdp_version": plugin.fsdp_version,
         "fsdp_reshard_after_forward": plugin.reshard_after_forward,

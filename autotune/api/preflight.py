@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import transformers
 
 _LOG = logging.getLogger(__name__)
-# Columns of tokens from which a trainer's own columns of text can be had again, by the text's name.
+# Token columns to decode into a trainer's text columns, by the text column's name.
 _TEXTS: Mapping[str, Mapping[str, str]] = {
     "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},
     "KTOConfig": {"prompt": "prompt_ids", "completion": "completion_ids"},
@@ -44,22 +44,22 @@ _LIBRARIES = ("trl", "transformers")
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
     """Stops a training before its first step if its worst micro-batch will not fit.
 
-    It traces the step in processes of its own, with the arguments, the model's configuration and the rows that the
-    trainer has, so it takes some seconds and no memory of the device::
+    It traces the step in separate processes, with the trainer's arguments, model configuration and rows. This takes
+    some seconds and no device memory::
 
         trainer = DPOTrainer(…, callbacks=[autotune.PreflightCallback()])
         trainer.train()  # raises autotune.WillNotFit, or trains
 
-    What is too close to call, not known, or cannot be checked is logged as a warning and trains, unless ``when_unsure``
-    is ``fail``. Evaluation is taken to be on rows like those that are trained on.
+    A training that is too close to call, unknown, or cannot be checked starts with a logged warning, unless
+    ``when_unsure`` is ``fail``. Evaluation rows are assumed to be like the training rows.
 
-    Of several processes, each has the callback. The first one checks the plan of all of them, by the least memory that
-    any has; the others wait for its verdict, so that all are stopped by the same message, or train.
+    With several processes, each has the callback. Rank 0 checks the plan of all ranks against the least memory of any;
+    the others wait for its verdict, so that all ranks stop with the same message, or train.
 
     Args:
-        dataset: what the rows were read from, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO
-            and KTO, which are tokens by then, are decoded, so that a row may count a token more than it has.
-        memory_budget: memory that the training may need; None: what is free of its device, and what it holds already.
+        dataset: source of the rows, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO and KTO
+            are already tokens and are decoded, so that a row may count one token too many.
+        memory_budget: memory that the training may use; None: its device's free memory plus what it already holds.
         when_unsure: ``pass`` or ``fail``.
 
     Raises:
@@ -75,7 +75,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     ) -> None:
         self._asked = CheckArguments(None, dataset=dataset, memory_budget=memory_budget, when_unsure=when_unsure)
         if isinstance(memory_budget, str):
-            # Where the training starts, it would be a warning.
+            # An invalid budget is an error here; when training starts, it would only be a warning.
             parse_size(memory_budget)
 
     def on_train_begin(
@@ -94,7 +94,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         try:
             found = self._agreed(args, _trainer_of(state), kwargs, ranks_of(args))
         except RanksError as error:
-            # Each process finds that out for itself, so all of them train, or none.
+            # Every process takes this decision alike, so all of them train, or none.
             found = error
         logs = args.process_index == 0
         if isinstance(found, AutotuneError):
@@ -103,8 +103,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             if logs:
                 _LOG.warning("autotune cannot check this training: %s", found)
             return
-        # The trainer exists already, so a finding of the check that it cannot be built does not hold here.
-        # transformers makes micro-batches smaller that run out of memory, if it is asked to.
+        # The trainer exists already, so a finding that it cannot be built is wrong here.
+        # With auto_find_batch_size, transformers retries with smaller micro-batches after running out of memory.
         if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT] and not args.auto_find_batch_size:
             raise stopped(found)
         if logs:
@@ -134,7 +134,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             answer = _FirstRankReply(ended=f"{type(error).__name__}: {error}")
             raise
         finally:
-            # The others wait for this, whatever happened here.
+            # The others wait for this, even after an error here.
             ranks.broadcast(answer)
         return answer.result()
 
@@ -147,14 +147,14 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         with scratch_folder() as name:
             folder = Path(name)
             _check_whole(model, adapters)
-            # An adapter that transformers has added has no model of its own around the base.
+            # An adapter added by transformers wraps the base in no PeftModel.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             _check_own_step(trainer, evaluates=args.eval_strategy != NO_EVALUATION)
             _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _saved(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
             if self._asked.dataset is None:
-                # A trainer's own rows are tokens, counted or not by now, and TRL refuses this for tokens.
+                # A trainer's own rows are tokens, for which TRL refuses this field.
                 config.assistant_only_loss = False
             asked = replace(
                 self._asked,
@@ -173,8 +173,8 @@ class _FirstRankReply:
     """The answer of the first process to the others.
 
     Attributes:
-        message, hint: why it cannot check the training, if there is no verdict.
-        ended: why it ended without either; empty otherwise.
+        message, hint: reason why it cannot check the training, if there is no verdict.
+        ended: error that ended it without verdict and reason; empty otherwise.
     """
 
     verdict: Verdict | None = None
@@ -206,7 +206,7 @@ def _saved(model: Any, processor: Any, folder: Path) -> Any:
 
 
 def _check_whole(model: Any, adapters: Mapping[str, Any]) -> None:
-    """Check that one device holds all layers of a model and trains all its weights, or one adapter, as a trace does.
+    """Check that one device holds all layers of a model and trains all weights or one adapter, as a trace assumes.
 
     For a model that has an adapter already, TRL adds a frozen copy of it as the reference (trl 1.16,
     ``DPOTrainer.__init__``).
@@ -227,26 +227,26 @@ def _check_whole(model: Any, adapters: Mapping[str, Any]) -> None:
 
 
 def _trainer_of(state: transformers.TrainerState) -> Any:
-    """Return the trainer of a state: transformers hands a callback everything of a trainer but the trainer.
+    """Return the trainer that has a state: transformers does not pass the trainer to its callbacks.
 
-    A callback may be that of several trainers, as of earlier cells of a notebook.
+    Several trainers may share a callback, for example in cells of a notebook.
     """
     trainers = (found for found in gc.get_objects() if issubclass(type(found), Trainer))
-    # One whose construction failed has no state.
+    # A trainer whose construction failed has no state.
     return next((found for found in trainers if getattr(found, "state", None) is state), None)
 
 
 def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
-    """Check that a trainer takes its steps, and evaluates, by TRL's own code, as a trace does.
+    """Check that a trainer trains and evaluates with TRL's own code, as a trace assumes.
 
-    For metrics of the user's own, evaluation collects the logits of all rows on the device
+    With the user's own metrics, evaluation collects the logits of all rows on the device
     (``Trainer.evaluation_loop``).
 
     Raises:
-        InputError: it does not.
+        InputError: it has methods, a loss or metrics of its own.
     """
     names = ("compute_loss_func", "rollout_func", *(("compute_metrics",) if evaluates else ()))
-    # With older releases of transformers, TRL has text for a loss.
+    # With older transformers releases, TRL passes the loss as text.
     own = next((name for name in names if callable(getattr(trainer, name, None))), None)
     methods = (name for name in _OF_A_STEP if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))
     own = own or next(methods, None)
@@ -257,19 +257,20 @@ def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
 
 
 def _is_of(libraries: Collection[str], item: Any) -> bool:
-    """Return whether a function, or the class of an object, is of one of these libraries; true where there is none."""
+    """Return whether a function, or the class of an object, comes from one of these libraries; true for None."""
     return item is None or item.__module__.partition(".")[0] in libraries
 
 
 def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:
-    """Check that a trainer holds no model on its device that a trace lacks: one that scores, or a reference of its own.
+    """Check that a trainer holds no model on its device that a trace lacks: a reward model or its own reference model.
 
-    A traced reference is a copy of the model, and there is none beside an adapter, or once it is precomputed; TRL keeps
-    one that it is given (trl 1.16, ``DPOTrainer.__init__``). The type of its weights is not compared with FSDP, for
-    which accelerate makes those that are trained float32 (``fsdp2_prepare_model``).
+    A trace assumes that the reference is a copy of the model, and that there is none with an adapter or precomputed
+    log-probabilities; TRL keeps a reference passed by the user in any case (trl 1.16, ``DPOTrainer.__init__``). With
+    FSDP, the weights' types are not compared, since accelerate casts the trained weights to float32
+    (``fsdp2_prepare_model``).
 
     Raises:
-        InputError: there is one.
+        InputError: there is such a model.
     """
     for scoring in getattr(trainer, "reward_funcs", ()):
         if isinstance(scoring, PreTrainedModel):
@@ -289,7 +290,7 @@ def _described(model: Any) -> tuple[str, int, Any]:
 
 
 def _architecture(model: Any) -> str:
-    """Return the name of a model's class, of which FSDP2 makes another (``torch.distributed.fsdp``)."""
+    """Return the name of a model's class, which FSDP2 replaces by a subclass (``torch.distributed.fsdp``)."""
     names = [kind.__name__ for kind in type(model).__mro__]
     return names[names.index("FSDPModule") + 1] if "FSDPModule" in names else names[0]
 
@@ -301,9 +302,9 @@ def _least(budgets: list[str | int | None]) -> str | int | None:
 
 
 def _arguments(args: Any, model: Any, quantization: Any) -> Any:
-    """Return the arguments with the way in which the model was loaded, and with checkpointing as the model has it.
+    """Return the arguments with the loaded model's type and attention, and with the model's own checkpointing.
 
-    The model may have been told before, as by ``prepare_model_for_kbit_training`` of PEFT.
+    Checkpointing may already be on, for example by PEFT's ``prepare_model_for_kbit_training``.
     """
     loaded = {
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -321,11 +322,11 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     import datasets
 
     rows = loader.dataset
-    # A stream may have no end.
+    # A stream may be endless.
     if not isinstance(rows, datasets.Dataset):
         raise InputError("The trainer's rows are not a datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
-    # In a format such as torch's, values are not those of JSON.
+    # Formats such as torch's yield values that JSON lacks.
     rows = rows.with_format(None)
     names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
     # Rows with images are as the user has them: TRL tokenises them in the collator.
@@ -348,7 +349,7 @@ def _decoded(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[di
 def _free(args: Any, trainer: Any) -> int | None:
     """Return the memory available to the training: free memory plus what it holds already.
 
-    What else the process holds, such as a model of an earlier cell of a notebook, stays there.
+    Memory of the process outside the training, such as a model of an earlier notebook cell, does not become available.
     """
     if args.device.type == "cpu":
         return None
@@ -365,9 +366,9 @@ def _free(args: Any, trainer: Any) -> int | None:
 
 
 def _own_bytes(args: Any, trainer: Any) -> int | None:
-    """Return the bytes of a trainer's models and of its optimizer's state on its device, which a trace has as well.
+    """Return the bytes of a trainer's models and optimizer state on its device, which a trace counts as well.
 
-    None where there is more that belongs to the training: of an engine, of vLLM, of a quantised model.
+    None if the training holds further memory there: of an engine, of vLLM, or of a quantised model.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""``autotune.probe``, and what it returns: the result document, and the winner as objects of TRL."""
+"""``autotune.probe`` and its result: the document, and the winner as TRL objects."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class ProbeResult:
     """The outcome of a search.
 
     Attributes:
-        document: everything that was found, as in ``result.json``.
+        document: the content of ``result.json``.
     """
 
     document: Result
 
     @classmethod
     def read(cls, directory: str | Path) -> ProbeResult:
-        """Return the result that an earlier search wrote, such as to train by it in another process.
+        """Return the result of an earlier search, for example to train with it in another process.
 
         Args:
             directory: output directory of the search, or its ``result.json``.
@@ -72,7 +72,7 @@ class ProbeResult:
 
     @property
     def baseline(self) -> Choosable | None:
-        """TRL's default at the same global batch, or the user's own configuration; None when it was not measured."""
+        """TRL's default at the same global batch, or the user's own configuration; None if it was not measured."""
         return self.document.baseline
 
     @property
@@ -82,10 +82,10 @@ class ProbeResult:
 
     @cached_property
     def config(self) -> transformers.TrainingArguments:
-        """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported only now.
+        """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported at the first access.
 
-        It is one object: ``result.config.max_steps = 2`` holds for the training that is given ``result.config``.
-        A warning is logged if the training, by ``WORLD_SIZE``, has not as many processes as were probed.
+        It is one object: ``result.config.max_steps = 2`` changes the ``result.config`` that is passed to a trainer.
+        A warning is logged if ``WORLD_SIZE`` differs from the number of probed processes.
 
         Raises:
             AutotuneError: nothing was found.
@@ -94,12 +94,12 @@ class ProbeResult:
         probed, here = plan.launch.processes, os.environ.get("WORLD_SIZE", "1")
         if here != str(probed):
             _LOG.warning(
-                "autotune: this configuration is for %s in a training, and WORLD_SIZE is %s: its global batch size will"
-                " be another. Read the result in a script that a launcher starts %d times, or probe num_processes=%s.",
+                "autotune: this configuration is for %s, but WORLD_SIZE is %s: the global batch size will differ. Load"
+                " the result in a script that a launcher starts %d times, or probe with num_processes=%s.",
                 *(counted(probed, "process", "processes"), here, probed, here),
             )
         if base is not None:
-            # Fields of the user's own configuration that were not searched, without those that accelerate's file sets.
+            # The user's unsearched fields, except those that accelerate's file sets.
             own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
             args = find_trainer(plan.trainer).written_args(plan, own)
             plan = replace(plan, args={**args, **own})
@@ -107,7 +107,7 @@ class ProbeResult:
 
     @property
     def peft_config(self) -> peft.PeftConfig | None:
-        """The winner's PEFT configuration, or None when it trains all weights.
+        """The winner's PEFT configuration; None if it trains all weights.
 
         Raises:
             AutotuneError: nothing was found.
@@ -168,7 +168,7 @@ class ProbeResult:
         """Write the file that the trainer's ``trl`` command takes with ``--config``.
 
         Raises:
-            AutotuneError: nothing was found, TRL's command line cannot train by it, or the file cannot be written.
+            AutotuneError: nothing was found, TRL's command line cannot train it, or the file cannot be written.
         """
         if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
             raise AutotuneError(
@@ -194,18 +194,18 @@ class ProbeResult:
 
     @staticmethod
     def _objects() -> Any:
-        # Named, not imported: only here does the user's own process need torch and TRL.
+        # Imported by name at first use, so that the user's process needs torch and TRL only here.
         return importlib.import_module("autotune.step.objects")
 
 
 @taking(ProbeArguments)
 def probe(asked: ProbeArguments) -> ProbeResult:
-    """Search for the fastest configuration that fits, by training steps in processes of their own on this machine.
+    """Search for the fastest configuration that fits, by training steps in separate processes on this machine.
 
     With ``workers``, the listener is called from several threads, one at a time.
 
     Raises:
-        InputError: something that was given cannot be used.
+        InputError: an argument cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
     return ProbeResult(search(asked))

@@ -1,4 +1,4 @@
-"""Gives the result of the first process of a running training to all of them."""
+"""Exchanges values between the ranks of a running training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import transformers
 
 _Value = TypeVar("_Value")
-# Processes come to the check at different times: each may have to build its part of the model first.
+# Processes reach the check at different times: each may have to build its part of the model first.
 _ARRIVAL_SECONDS = 1800.0
-# A check of the first process may take longer than a collective operation of the training may. One whose process has
-# ended is noticed earlier: its launcher ends the others, or the store goes with it.
+# The first process's check may take longer than the time limit of the training's collectives. If that process ends, the
+# others notice earlier: the launcher ends them, or the store is gone.
 _PATIENCE_SECONDS = 86400.0
 _PAUSES_SECONDS = (0.02, 1.0)
 _MEETINGS = itertools.count()
@@ -31,14 +31,13 @@ class RanksError(AutotuneError):
 
 
 class StoreRanks:
-    """One process's view of all processes of a training; all of them have to call the same methods.
+    """One process's view of all processes of a training; all processes must call the same methods in the same order.
 
-    They exchange JSON values, or dataclasses, one per process, through the store of PyTorch's group. Each method may
-    raise an :class:`RanksError`.
+    They exchange JSON values or dataclasses, one per process, through the key-value store of PyTorch's process group.
+    Each method may raise a :class:`RanksError`.
 
-    A group of their own could wait as long, and would need connections between all processes that the training may
-    not have: gloo's fail where a machine's name leads nowhere. The store is asked again and again, since a call that
-    waits would keep PyTorch's watchdogs from it.
+    A separate process group would need connections between all processes that the training may lack: gloo's fail where
+    a machine's name does not resolve. The store is polled, since a blocking call would lock out PyTorch's watchdogs.
 
     Args:
         store: PyTorch's key-value store; None for a single process.
@@ -50,12 +49,12 @@ class StoreRanks:
         self.rank = rank
         self._store = store
         self._processes = processes
-        # All processes start as many checks, so they count alike.
+        # All processes start the same number of checks, so their counts agree.
         self._name = f"autotune/{next(_MEETINGS)}"
         self._exchanges = itertools.count()
 
     def gathered(self, own: _Value) -> list[_Value]:
-        """Return in the first process the values of all, in the order of their ranks; in others, their own value."""
+        """Gather: return the values of all ranks, in order, on rank 0, and the own value on other ranks."""
         if self._store is None:
             return [own]
         name = self._next()
@@ -66,7 +65,7 @@ class StoreRanks:
         return self._taken(keys, _ARRIVAL_SECONDS)
 
     def broadcast(self, own: _Value) -> _Value:
-        """Return the value of the first process in every process."""
+        """Broadcast: return rank 0's value on every rank."""
         if self._store is None:
             return own
         key = self._next()
@@ -84,13 +83,13 @@ class StoreRanks:
 
     def _put(self, key: str, value: object) -> None:
         try:
-            # As JSON: any process that reaches the store could write a pickle that runs code.
+            # JSON, since any process that reaches the store could write a pickle that runs code.
             self._store.set(key, json.dumps(encode(value)).encode())
         except RuntimeError as error:
             raise _lost(error) from error
 
     def _taken(self, keys: Sequence[str], seconds: float) -> list[Any]:
-        """Return the values of keys once all of them are there."""
+        """Wait for keys and return their values."""
         ends, pause = time.monotonic() + seconds, _PAUSES_SECONDS[0]
         try:
             while not self._store.check(list(keys)):
@@ -109,7 +108,7 @@ def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
     """Return the processes of a training that is about to start.
 
     Raises:
-        RanksError: they have no group, or it has no store.
+        RanksError: they have no process group, or it has no store.
     """
     if args.world_size == 1:
         return StoreRanks(None, 0, 1)

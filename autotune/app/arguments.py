@@ -1,4 +1,4 @@
-"""The arguments of the public functions with their descriptions, from which the commands' options are made."""
+"""Declares the arguments of the public functions; the commands' options derive from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autotune.units import parse_duration
 ALL = "all"
 """The word for every GPU of the catalogue."""
 AUTO: Literal["auto"] = "auto"
-"""The word for as many GPUs as a plan finds worth it."""
+"""The word for a number of GPUs that the plan chooses."""
 Auto = Literal["auto"]
 
 
@@ -47,7 +47,7 @@ def time_limit(timeout: str | float | None) -> float | None:
     """Return a time limit in seconds; None: no limit.
 
     Raises:
-        InputError: it is no duration above 0.
+        InputError: it is not a finite duration above 0.
     """
     seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
     if seconds is not None and not 0 < seconds < inf:
@@ -56,14 +56,14 @@ def time_limit(timeout: str | float | None) -> float | None:
 
 
 def check_range(what: str, value: float | str | None, low: float = 1, high: float = inf) -> None:
-    """Check that a number, if it is given, lies in a range.
+    """Check that a number lies in a range.
 
     Args:
         what: such as ``A seed of {}``.
-        value: None or a word such as ``auto`` is no number.
+        value: None or a word such as ``auto`` passes.
 
     Raises:
-        InputError: it does not.
+        InputError: it lies outside.
     """
     if not isinstance(value, (int, float)) or low <= value <= high:
         return
@@ -72,7 +72,7 @@ def check_range(what: str, value: float | str | None, low: float = 1, high: floa
 
 
 def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:
-    """Return what is left of a time limit, 0 at least; None: no limit."""
+    """Return the remaining seconds of a time limit, at least 0; None: no limit."""
     return None if limit_seconds is None else max(0.0, limit_seconds - spent_seconds)
 
 
@@ -80,7 +80,7 @@ def command_words(command: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command, which may be one text.
 
     Raises:
-        InputError: it has a quotation mark that nothing closes.
+        InputError: it has an unclosed quotation mark.
     """
     try:
         return tuple(shlex.split(command) if isinstance(command, str) else command)
@@ -96,7 +96,7 @@ class LengthsArguments(Arguments):
         model: hub id, local directory, or ``config.json``; its tokenizer and chat template are used.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
         split: split of ``dataset`` to read, or a part of it, such as ``train[:1000]``. None: train.
-        dataset_config (NAME): configuration of ``dataset``, where it has several. None: the only one.
+        dataset_config (NAME): configuration of ``dataset`` if it has several. None: the only one.
         trainer: TRL's trainer.
     """
 
@@ -129,7 +129,7 @@ class SearchArguments(Arguments):
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
         split: split of ``dataset`` to train on or, without evaluation, a part of it, such as ``train[:1000]``. None:
             train.
-        dataset_config (NAME): configuration of ``dataset`` and ``eval_dataset``, where they have several, such as
+        dataset_config (NAME): configuration of ``dataset`` and ``eval_dataset`` if they have several, such as
             ``main`` of ``openai/gsm8k``. None: the only one.
         trainer: TRL's trainer.
         eval_dataset (DATASET): rows for evaluation during training: a hub id, or a local file or directory. None: those
@@ -138,16 +138,16 @@ class SearchArguments(Arguments):
             ``eval_dataset``, or all rows of a file; no evaluation without ``eval_dataset``.
         reward_funcs (NAME[,NAME]): for trainers that generate completions: reward functions, as dotted paths such as
             ``my_rewards.length`` or TRL's names. None: ``get_soft_overlong_punishment``.
-        completion_length (TOKENS|COLUMN): for trainers that generate completions: mean tokens of one, or the column of
-            ``dataset`` with typical ones. None: half of ``max_completion_length``.
+        completion_length (TOKENS|COLUMN): for trainers that generate completions: mean tokens per completion, or the
+            column of ``dataset`` with typical completions. None: half of ``max_completion_length``.
         prompt_coverage: for trainers that generate completions: share of the prompts to keep, above 0 and up to 1, in
-            training and in evaluation; the longest are dropped, since such trainers cut none. None: 1.
-        teacher (MODEL): for distillation, which needs one: hub id, local directory, or ``config.json`` of the model to
-            imitate, whose vocabulary is that of ``model``.
+            training and in evaluation; the longest are dropped, since these trainers do not cut prompts. None: 1.
+        teacher (MODEL): teacher model, needed for distillation, with the vocabulary of ``model``: hub id, local
+            directory, or ``config.json``.
         num_processes: processes that train together, one per GPU.
-        memory_budget (SIZE): memory that each process may need, such as ``24GiB`` or in bytes.
-        global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or for trainers that
-            generate completions in groups these. None: 8 per process, TRL's default.
+        memory_budget (SIZE): memory that each process may use, such as ``24GiB`` or in bytes.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for
+            trainers that generate them in groups. None: 8 per process, TRL's default.
         max_length (TOKENS): tokens to which rows are cut, or above which the trainer drops them. None: every choice of
             the space that meets the token coverage.
         token_coverage: share to keep of the dataset's tokens and of those in the loss. None: 0.99.
@@ -202,27 +202,27 @@ class ProbeArguments(SearchArguments):
         device: device to probe on; ``auto`` uses a GPU if there is one.
         num_processes: processes that train together, one per GPU. On a CPU, each has an equal share of the memory.
             None: those of ``base``; without it, one on each visible GPU, or one on a CPU or with ``workers``.
-        global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or for trainers that
-            generate completions in groups these. None: that of ``base``; without it, 8 per process, TRL's default.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for
+            trainers that generate them in groups. None: that of ``base``; without it, 8 per process, TRL's default.
         token_coverage: share to keep of the dataset's tokens and of those in the loss. None: that of ``base``, or 0.99.
         workers: number of candidates to probe at the same time, in one study: each on ``num_processes`` GPUs of its
             own, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
             ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.
-        memory_budget: memory that each process may need, such as ``24GiB`` or in bytes. None: what others leave free.
+        memory_budget: memory that each process may use, such as ``24GiB`` or in bytes. None: the free memory.
         exclude: knobs that stay at TRL's default, or at the value of ``base``.
-        margin: share of the budget, 0 to 0.5, kept free in probes, so that later training has room.
+        margin: share of the budget, 0 to 0.5, that probes keep free for later training.
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
         timeout (TIME): time limit of the whole command, such as ``10m`` or in seconds. None: no limit.
         init: initial weights: ``random`` ones need no checkpoint; ``pretrained`` loads it.
         seed: seed of the search and of the order of batches.
-        storage (URL): URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,
+        storage (URL): URL of an Optuna storage, the same for all workers of a study: a database URL of Optuna,
             ``journal:///path`` for a journal on a file system, or ``grpc://host:port``. None: ``study.db`` in the
             output directory.
         study: name of the study in ``storage``. None: the output directory's name.
         resume: continue an interrupted study, or join the processes that search it.
         output (DIR): directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
-        plan: predict by traces before the first probe; otherwise probes alone, and more of them, find out what fits.
+        plan: trace candidates before the first probe to predict memory and speed; otherwise more probes are needed.
     """
 
     base: str | Path | None = None
@@ -253,10 +253,10 @@ class PlannedArguments(SearchArguments):
             with :func:`autotune.rent`) compares those of the catalogue. None: this machine's.
         num_machines: machines, each with the same number of processes. None: one for every eight processes, and for a
             CPU always one.
-        network (GBIT): Gbit/s that each of several machines can send in total, in one direction, such as 3200 for eight
-            links of 400. None: not known, and communication is timed as if all GPUs were in one machine.
+        network (GBIT): total network rate of each machine in Gbit/s, in one direction, such as 3200 for eight links of
+            400. None: communication is timed as if all GPUs were in one machine.
         seq_len (TOKENS): tokens of each row, instead of a dataset; the model then needs no tokenizer.
-        memory_budget: memory that training may need on each GPU, such as ``24GiB`` or in bytes. None: all of it.
+        memory_budget: memory that training may use on each GPU, such as ``24GiB`` or in bytes. None: all of it.
         prices (FILE): price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
     """
 
@@ -279,10 +279,9 @@ class PlanArguments(PlannedArguments):
         top: number of the best candidates to show; each was traced.
         explain: show how the estimate of one candidate is computed: the fastest that fits, or the baseline if nothing
             fits. Fix knobs to choose the candidate.
-        timeout (TIME): time after which no further candidate is searched for, such as ``2m`` or in seconds; the best so
-            far are then traced with all layers. None: no limit.
-        output (DIR): directory for a bundle of the fastest candidate predicted to fit; nothing in it is measured. None:
-            no files.
+        timeout (TIME): time after which the search ends, such as ``2m`` or in seconds; the best so far are then
+            traced with all layers. None: no limit.
+        output (DIR): directory for a bundle of the fastest candidate predicted to fit, unmeasured. None: no files.
         server_gpus: number of the ``num_processes`` GPUs on which a vLLM server generates; the others train. Needs
             ``vllm=server``, fixed or allowed. None: such a server runs on further GPUs.
     """
@@ -300,8 +299,9 @@ class RentArguments(PlannedArguments):
     """Arguments of :func:`autotune.rent`.
 
     Args:
-        num_processes: total number of GPUs that train together; ``auto``: of 1, 2, 4, 8, 16, 32 and 64, if they divide
-            the global batch, the fewest with which something fits, and more as long as throughput per GPU rises. None:
+        num_processes: total number of GPUs that train together; ``auto`` tries those of 1, 2, 4, 8, 16, 32 and 64 that
+            divide the global batch: up to the first with which something fits, then as long as throughput per GPU
+            rises. None:
             one, or one on each of this machine's GPUs.
     """
 
@@ -327,13 +327,13 @@ class CheckArguments(Arguments):
         peft_config: the adapter, for a configuration object; only LoRA is supported.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this
             machine's device.
-        memory_budget (SIZE): memory that each process may need, such as ``24GiB`` or in bytes. None: all of the device.
+        memory_budget (SIZE): memory that each process may use, such as ``24GiB`` or in bytes. None: all of the device.
         probe: run the worst micro-batches on this machine's device, instead of tracing them.
-        timeout (TIME): time limit of that run, such as ``10m`` or in seconds; the answer is then not known. None: no
-            limit.
+        timeout (TIME): time limit of that run, such as ``10m`` or in seconds; a run that reaches it leaves the answer
+            unknown. None: no limit.
         imports: import the modules of the configuration's own reward functions, in separate processes.
         fits: check memory; otherwise the configuration is only read, and no device, model or dataset is needed.
-        when_unsure: whether an answer that is too close to call, or not known, passes or fails.
+        when_unsure: whether an answer that is too close to call, or unknown, passes or fails.
     """
 
     config: Any = field(kw_only=False)

@@ -25,7 +25,7 @@ from autotune.userconfig.fields import traced_fields
 from autotune.userconfig.keys import of_engine, of_groups
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
-# Rules of other techniques and the self-test of packing depend on the choice itself, so it has to be known.
+# Techniques whose value must be one of their choices: other techniques' rules and packing's self-test depend on it.
 _KNOWN = frozenset({"attention"})
 
 
@@ -34,7 +34,7 @@ class Start:
     """The start of a search with a base.
 
     Attributes:
-        batch: documents per optimizer step: the base's, or those asked for.
+        batch: documents per optimizer step: the user's ``--global-batch-size``, else the base's.
         token_coverage: the share of tokens, 0 to 1, that every candidate keeps at least.
         replaced: the base's value, by technique, where the user fixed another choice.
     """
@@ -49,7 +49,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     """Return the start of a search with a base.
 
     Raises:
-        InputError: the base sets a technique to what autotune does not know.
+        InputError: the base sets a technique to an unsupported value.
     """
     trainer = options.trainer
     plan = trainer.as_read(replace(base.plan, launch=machine.hardware.launch), base.arguments)
@@ -98,7 +98,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     """Return the documents of an optimizer step of a base, over its own number of processes.
 
     Raises:
-        InputError: another number of processes was asked for, which cannot share them out.
+        InputError: the number of processes differs from the base's and does not divide the documents.
     """
     here = plan.launch.processes
     processes = base.launching.processes if base.launching.counted else here
@@ -117,7 +117,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
 
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
-    """Return the same training with the longest row's length as its maximum, for a plan that cuts no rows."""
+    """Set the maximum length to the longest row's in a plan that cuts no rows; training stays the same."""
     technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
     if technique is None or plan.args.get(_LENGTH) is not None or facts(technique, trainer.name).changes:
         return plan
@@ -188,7 +188,7 @@ def _held(
             continue
         elif not _is_replaceable(technique, candidate, setting):
             yield name, f"{base.name} has {value}, and another choice would change training (--allow {name})"
-        # Without packing, a choice of padding-free rows that are not cut is the longest row.
+        # Uncut padding-free rows have the longest row as their maximum length.
         elif name == _LENGTH and not options.coverage_asked and int(candidate[_LENGTH]) < setting.workload.longest:
             yield name, f"{base.name} cuts rows by {value}, and another length would keep other tokens (--allow {name})"
 
@@ -208,7 +208,7 @@ def _coverage(candidate: Candidate, setting: Setting) -> float:
 
 
 def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:
-    """Return the base's rows of a micro-batch, or the default where they do not make the global batch asked for."""
+    """Return the base's rows of a micro-batch, or the default if they do not divide the global batch."""
     technique, choice = find(_ROWS, trainer.techniques), candidate[_ROWS]
     refused = impossible(technique, choice, setting) or technique.conflict(choice, candidate, setting)
     return technique.default(setting) if refused else choice

@@ -1,4 +1,4 @@
-"""The use case behind ``autotune techniques``: reads the catalogue and looks at this machine."""
+"""The use case behind ``autotune techniques``: lists the catalogue with this machine's support."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.trainers import Trainer, find_trainer
 
 @taking(CatalogueArguments)
 def catalogue(asked: CatalogueArguments) -> tuple[CatalogueRow, ...]:
-    """Return the techniques of a trainer, and for each choice whether this machine can do it.
+    """Return the techniques of a trainer, and for each choice whether this machine supports it.
 
     Raises:
         InputError: there is no such trainer, or the device cannot be used.

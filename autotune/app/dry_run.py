@@ -29,7 +29,7 @@ from autotune.userconfig.launch import default_file, likely_gpus
 from autotune.userconfig.written import Written
 
 _MOST_GPUS = 16
-# What accelerate's launcher and torchrun end with after a process of the script has.
+# Errors of accelerate's launcher and torchrun after a process of the script has failed.
 _OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError")
 _UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context is a figure from a table."
 
@@ -45,14 +45,14 @@ class DryRunAnswer:
 
 @taking(DryRunArguments)
 def dry_run(asked: DryRunArguments) -> DryRun:
-    """Run a training command on null GPUs, which compute nothing and count memory, until it has taken a few steps.
+    """Run a few steps of a training command on null GPUs, which count memory and compute nothing; no GPU is needed.
 
-    The command runs as it is, with the Python or launcher that it names, whose environment needs PyTorch's CUDA build.
-    No GPU is needed. What it prints goes to stderr. It ends after the last step; what it does before is done for real.
-    The ``outcome`` of the result is whether it fits.
+    The command runs unchanged, with the Python or launcher that it names, whose environment needs PyTorch's CUDA build.
+    Its output goes to stderr. It is ended after the last step; until then, its side effects are real. The ``outcome``
+    of the result is whether it fits.
 
     Raises:
-        InputError: something that was given cannot be used, or an environment lacks what null GPUs need.
+        InputError: an argument cannot be used, or the environment lacks the requirements of null GPUs.
         AutotuneError: the library of the null GPUs could not be built.
     """
     began, steps = time.monotonic(), asked.steps
@@ -102,7 +102,7 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
 
     Args:
         count: number of null GPUs.
-        steps: optimizer steps that it was to take.
+        steps: requested number of optimizer steps.
     """
     using = [each for each in ran.processes if each.uses_cuda]
     ranks = max((each.local_ranks for each in ran.processes), default=1)
@@ -137,7 +137,7 @@ def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
     if found.failed is not None:
         place = found.failed.place
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
-        # A library that asks CUDA by itself does not name the size.
+        # The size of a library's own request to CUDA is unknown.
         size = found.failed.requested_bytes
         asked = f", {format_bytes(size)} asked for" if size else ""
         when = f"in step {found.failed.step}" if found.failed.step else "before the first batch"
@@ -162,8 +162,9 @@ def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
 
 
 def _failed(ran: Ran) -> FailedAllocation | None:
-    """Return the refused request for memory that ended the command; None if there was none, or the script went on."""
-    # What the limit or the kernel ended had gone on without the memory. A library that has none aborts: signal 6.
+    """Return the failed allocation that ended the command; None if there was none, or the script went on."""
+    # A command ended by the time limit or killed by the kernel had survived its failed allocations. A library without
+    # memory aborts: signal 6.
     ended_from_outside = ran.ending.timed_out or ran.ending.signal == signal.SIGKILL
     for each in ran.processes:
         of_memory = each.error is not None and each.error.out_of_memory
@@ -171,13 +172,16 @@ def _failed(ran: Ran) -> FailedAllocation | None:
         if each.failed_allocations and (of_memory or died or (each.ended == "finished" and ran.ending.code)):
             return each.failed_allocations[-1]
         if of_memory and each.error is not None:
-            # A library asked CUDA by itself.
+            # A library's own request to CUDA failed.
             return FailedAllocation(each.steps + 1, 0, 0, 0, 0, 0, each.error.place)
     return None
 
 
 def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tuple[int | None, int | None]:
-    """Return the peak memory of the fullest GPU, with a failed request, and the memory left on that GPU; in bytes."""
+    """Return the peak memory of the fullest GPU and the memory that it leaves free, in bytes.
+
+    A failed request is counted in the peak, so that the free memory is negative.
+    """
     spans = [span for each in processes for span in each.spans]
     if failed is not None and failed.requested_bytes:
         total, spare = (
@@ -212,7 +216,7 @@ def _notes(ran: Ran, found: DryRunAnswer, steps: int) -> Iterator[str]:
 
 
 def _started(command: Sequence[str]) -> int:
-    """Return how many GPUs a command needs, if its words and files determine it; else 1."""
+    """Return the number of GPUs that a command needs; 1 if its words and files do not determine it."""
     try:
         found = read_command_line(command)
         file = read_yaml(found.config) if found.config is not None else None
@@ -229,7 +233,7 @@ def _device(gpu: str | int | None) -> NullDevice:
 
 
 def _used(refused: Sequence[Refused]) -> str:
-    """Return the used functions that null GPUs do not support, in words."""
+    """Return the functions that the script used and null GPUs do not support, as text."""
     by_use: dict[str, str] = {}
     for each in refused:
         by_use.setdefault(each.belongs_to, each.function)

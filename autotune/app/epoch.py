@@ -17,7 +17,7 @@ def epoch_of(
     """Return the epoch of a candidate at a token rate.
 
     Args:
-        drops_last: whether rows that do not fill a micro-batch of every process are left out.
+        drops_last: whether rows that do not fill a micro-batch of each process are dropped (``dataloader_drop_last``).
     """
     setting = problem.setting
     plan = problem.trainer.plan(candidate, setting)

@@ -49,19 +49,19 @@ def estimate(
 
     Args:
         model: hub id, local directory, or ``config.json``; no weights are needed.
-        config: of one of TRL's trainers, such as a ``trl.DPOConfig``. Its fields that change a step are traced; a
-            field that autotune does not know is an error.
-        peft_config: as it would be given to the trainer; LoRA alone is understood.
-        shape: rows of the largest micro-batch, and tokens of the longest; they stand for the configuration's own sizes.
-            One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
-            padding-free, rows lie end to end.
+        config: configuration of one of TRL's trainers, such as a ``trl.DPOConfig``. Fields that change a step are
+            traced; an unsupported field is an error.
+        peft_config: the trainer's argument of that name; only LoRA is supported.
+        shape: rows of the largest micro-batch, and tokens of its longest row; they replace the configuration's sizes.
+            One of several rows is a token shorter, so that padding adds an attention mask. With packing or
+            padding-free, the rows are concatenated.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
         eval_shape: rows of the largest micro-batch of evaluation, and tokens of its longest; None: evaluation is left
             out.
         listener: receives the events of the run; None: they are lines in the log of ``autotune``, at level INFO.
 
     Raises:
-        InputError: something that was given cannot be used.
+        InputError: an argument cannot be used.
         AutotuneError: the step cannot be traced; the message names the operator. A probe can measure it.
     """
     check_type("model", model, str | Path)
@@ -120,7 +120,7 @@ def estimate(
 
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:
-    """Return the layout, and the shape with the padding that a collator adds: to rows end to end, as a whole."""
+    """Return the layout and the shape with the collator's padding; concatenated rows are padded as one row."""
     layout = find_trainer(plan.trainer).layout(plan, rows)
     rows, tokens = (1, rows * tokens) if layout is Layout.FLAT else (rows, tokens)
     width = rounded_up(tokens, plan.multiple)
@@ -130,7 +130,7 @@ def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, S
 def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:
     own_rows, length = args["per_device_train_batch_size"], args.get("max_length")
     if own_rows != rows:
-        yield f"{rows} rows, as in the shape, and not the configuration's per_device_train_batch_size={own_rows}"
+        yield f"{rows} rows, as in the shape, instead of the configuration's per_device_train_batch_size={own_rows}"
     if isinstance(length, int) and length < tokens:
         yield f"rows of {tokens} tokens, as in the shape, though the configuration's max_length={length} cuts them"
     if model.max_positions is not None and tokens > model.max_positions:

@@ -1,4 +1,4 @@
-"""Notes for the user on a run, in sentences."""
+"""Notes on a run for the user, one sentence each."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
 
 
 def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
-    """Yield a note if the user's own attention may need more memory for images that are not run."""
+    """Yield a note if eager attention may need more memory for images of other sizes than those that run."""
     if attention == EAGER and uneven_images(workload):
         yield f"attention={EAGER} may need more memory than this: {UNEVEN}."
 
 
 def few_documents_text(workload: Workload, batch: int) -> str:
-    """Return that a dataset has too few documents for one global batch, or an empty text if it has enough."""
+    """Return a clause on a dataset with fewer documents than one global batch; empty if it has enough."""
     rows, noun = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
-    # Several completions are generated of each row.
+    # Each row yields several completions.
     if rows >= batch or noun == COMPLETIONS:
         return ""
     return f"The dataset has {counted(rows, noun.removesuffix('s'))}, fewer than a global batch of {batch:,}"
@@ -109,10 +109,11 @@ def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
 
 
 def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
-    """Yield a note if the CUDA context of TRL's own command may not fit beside what a training held.
+    """Yield a note if the CUDA context of TRL's own command may not fit in the memory that training leaves free.
 
-    The process that then waits for the training reads its arguments, which makes the first GPU the current one
-    (transformers 5.23, ``TrainingArguments._setup_devices``), and with that a context (torch 2.11, ``set_device``).
+    The ``trl`` command parses the training arguments in its own process before it launches the training. That sets the
+    current device (transformers 5.23, ``TrainingArguments._setup_devices``), which creates a CUDA context on the first
+    GPU (torch 2.11, ``set_device``); the context stays until the training ends.
     """
     trainer = find_trainer(chosen.plan.trainer)
     if chosen.device_bytes is None or chosen.reserved_bytes is None or not trainer.has_command:
@@ -167,7 +168,7 @@ def notes_on_speed(gpu: Gpu) -> Iterator[str]:
 
 
 def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
-    """Yield a note if much of what an estimate needs is freed memory that the allocator would return."""
+    """Yield a note if freed blocks that the allocator would return make up a large share of an estimate."""
     if memory.returned_bytes > _MUCH * memory.device_bytes:
         yield (
             f"Of the {format_bytes(memory.device_bytes)} of the best candidate, {format_bytes(memory.returned_bytes)}"
@@ -177,7 +178,7 @@ def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
 
 
 def notes_on_traces(traces: Traces) -> Iterator[str]:
-    """Yield why traces are not kept between runs, and why operators were not measured."""
+    """Yield why traces are not cached, and why operators were not measured."""
     if traces.cache.failure:
         yield f"Traces are not cached: {traces.cache.failure}."
     if traces.times is not None and traces.times.failure:
@@ -235,8 +236,8 @@ def notes_on_processes(
         unlinked = [name for name, own in speeds.items() if own.nvlink is None or (own.bridged or together) < together]
         if unlinked and together > 1:
             yield (
-                f"Between {', '.join(unlinked)} of a machine, data goes over PCIe, as fast as the machine lets it: in"
-                " three that others measured, 4 GPUs reached 15, 55 and 74 % of its rate. The middle is assumed."
+                f"Between {', '.join(unlinked)} of a machine, data goes over PCIe, whose speed depends on the machine:"
+                " in three published measurements, 4 GPUs reached 15, 55 and 74 % of its rate. The median is assumed."
             )
     if machines > 1 and network is None:
         yield (

@@ -1,4 +1,4 @@
-"""Suggests, in a sentence each, changes that are predicted to be faster or to need less memory."""
+"""Suggests changes that are predicted to be faster or to need less memory, in one sentence each."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ one workload on one GPU, 9 were measured above 1; of 143 larger ones, 142 were (
 _KEPT = 0.99
 """Share of the prompts that an offer to drop some keeps."""
 _SAVED = 0.05
-"""Smallest share of the memory that has to be saved by that: half of the predictions are off by far less
-(docs/accuracy.md), and what both have in common drops out of the difference."""
+"""Smallest share of the memory that such an offer saves: half of the predictions have far smaller errors
+(docs/accuracy.md), and errors common to both predictions cancel in the difference."""
 
 
 def offers(evaluator: Evaluator, best: Estimate, *, fits: bool) -> tuple[str, ...]:
     """Return all offers in addition to the recommended candidate.
 
     Args:
-        fits: whether it does, as measured or else as predicted, so that a faster one is of use.
+        fits: whether the recommended candidate fits, as measured or else as predicted; only then is speed offered.
     """
     problem = evaluator.problem
     packing = packing_offer(problem, evaluator.run, best) if fits else ()
@@ -38,7 +38,7 @@ def offers(evaluator: Evaluator, best: Estimate, *, fits: bool) -> tuple[str, ..
 def packing_offer(
     problem: TrainerProblem, run: Callable[[Sequence[Candidate]], Sequence[Estimate]], best: Estimate
 ) -> tuple[str, ...]:
-    """Return the gain from packed rows that hold more documents than an optimizer step was asked to have.
+    """Return the speed-up of packed rows that hold more documents than the global batch allows.
 
     Example: "Packed rows of 2,048 tokens hold 15 documents: with --global-batch-size 15 they are predicted to be 1.3
     times as fast."

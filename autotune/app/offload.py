@@ -1,4 +1,4 @@
-"""Adds candidates that offload to the host to a problem in which nothing fits, as a last resort."""
+"""Adds candidates that offload to the host, as a last resort, to a problem in which nothing fits."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _USUAL = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
 _TRIED = 3
 _EACH = 2
-"""Most candidates tried with each combination of further choices: the next one if the former does not fit."""
+"""Most candidates tried with each combination of further choices; each is tried only if the previous did not fit."""
 
 
 def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = True) -> Evaluator:
-    """Return the evaluator, of a problem with last resorts if nothing of its own is predicted to fit.
+    """Return the evaluator, with last resorts in its problem if no candidate without them is predicted to fit.
 
-    Those that are predicted to fit become recipes, so that a search tries them first.
+    Last resorts that are predicted to fit become recipes, so that a search tries them first.
 
     Args:
-        decided: whether the search of its own problem came to an end; else others may fit.
+        decided: whether the search without last resorts was complete; otherwise an untraced candidate may fit.
 
     Raises:
         AutotuneError: traces cannot be run.
     """
     problem, ranked = evaluator.problem, evaluator.ranked()
-    # A GPU has another memory to offload to.
+    # A CPU's memory is the host's: offloading frees nothing.
     if problem.setting.machine.hardware.kind == "cpu" or problem.setting.last_resorts or not decided:
         return evaluator
     if any(found.fits for found in ranked) or not any(found.memory is not None for found in ranked):
@@ -61,9 +61,9 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = T
 def _last_resorts(
     ranked: Sequence[Estimate], narrow: TrainerProblem, wide: TrainerProblem, budget_bytes: int
 ) -> list[list[Candidate]]:
-    """Return the candidates that need the least with each combination of the wider problem's further choices.
+    """Return the candidates that need the least memory with each combination of the wider problem's further choices.
 
-    Of these, only those are left for which what stays on the device in any case leaves room.
+    Candidates whose memory exceeds the budget even after offloading are excluded.
     """
     found: list[list[Candidate]] = []
     for further in _further(narrow, wide):
@@ -76,13 +76,13 @@ def _last_resorts(
 
 
 def _least_bytes(candidate: Candidate, memory: MemoryEstimate) -> int:
-    """Return what stays on the device at least.
+    """Return a lower bound of the memory that offloading leaves on the device, in bytes.
 
-    One process shares nothing out: weights and the optimizer's state stay whole on the device unless they are
-    offloaded, in at least half of the bytes that were traced without DeepSpeed, which keeps in 16 bits what was in 32.
+    A single process shards nothing: weights and optimizer state stay on the device unless they are offloaded. They take
+    at least half of the bytes traced without DeepSpeed, which may keep 32-bit values in 16 bits.
 
     Args:
-        memory: of the same without offloading.
+        memory: memory of the same candidate without offloading.
     """
     offloading = {"parameter": (PARAMETERS, BOTH), "optimizer state": (OPTIMIZER, BOTH)}
     kept = (part for part, by in offloading.items() if candidate["offload"] not in by)
@@ -118,10 +118,10 @@ def _with(candidate: Candidate, further: Mapping[str, Choice], wide: TrainerProb
 
 
 def as_searched(problem: TrainerProblem, outcome: SearchOutcome) -> TrainerProblem:
-    """Return the problem of a study's candidates, with last resorts if another worker or an earlier run had them.
+    """Return the problem of a study's candidates, with last resorts if another worker or an earlier run added them.
 
-    Whether a run adds them depends on how much it could trace. A run without them repeats such candidates, compares and
-    confirms them as its own, since their plans are the same, and does not propose further ones.
+    Whether a run adds them depends on how much it could trace. A run without them can repeat, compare and confirm such
+    candidates, since their plans are the same, but proposes no further ones.
     """
     wide = with_last_resorts(problem)
     added = {
@@ -137,7 +137,7 @@ def as_searched(problem: TrainerProblem, outcome: SearchOutcome) -> TrainerProbl
 def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome) -> Iterator[str]:
     """Yield a note if all probes of a search ran out of memory and no offloading candidate was tried.
 
-    It is not tried within the search: after the first probe, the choices of a search stay as they are.
+    The search itself cannot add such candidates: its choices are fixed after the first probe.
 
     Args:
         problem: as :func:`as_searched` returns it.
@@ -154,13 +154,13 @@ def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome) -> Iterato
         return
     words = " ".join(f"--fix {knob}={choice}" for knob, choice in _USUAL.items())
     yield (
-        "Nothing that was probed fits, and offloading by ZeRO was not tried: a search does so only where nothing else"
-        f" is predicted to fit, before its first probe. Search with {words}{f' ({absent[0]})' if absent else ''}."
+        "No probe fits, and ZeRO offloading was not tried: a search tries it only if predictions before the first probe"
+        f" say that nothing else fits. Search with {words}{f' ({absent[0]})' if absent else ''}."
     )
 
 
 def notes_on_offloading(problem: TrainerProblem) -> Iterator[str]:
-    """Yield that a problem has last resorts."""
+    """Yield a note if a problem has last resorts."""
     setting = problem.setting
     if setting.machine.hardware.processes > 1 or not setting.last_resorts or setting.base is not None:
         return

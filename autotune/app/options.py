@@ -21,12 +21,12 @@ from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
 DEFAULT_TOKEN_COVERAGE = 0.99
 MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
-# The largest share of a budget that it makes sense to leave unused.
+# Largest margin: share of the budget that probes leave free.
 _LARGEST_MARGIN = 0.5
 _ROWS = "Give a DATASET, not --seq-len."
 _LARGEST_SEED = (1 << 31) - 1
-"""NumPy takes seeds of 32 bits (``RandomState`` of Optuna's samplers). A resumed search adds its number of trials
-to the seed, for which half of them are left."""
+"""NumPy takes 32-bit seeds (``RandomState`` of Optuna's samplers). A resumed search adds its number of trials to the
+seed, so the user may use half of the range."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Options:
     """The checked and converted options; every field has been checked on its own.
 
     Attributes:
-        token_coverage: share of the dataset's tokens, and of those that the loss counts, 0 to 1, that must be kept.
+        token_coverage: least share to keep of the dataset's tokens and of those in the loss, 0 to 1.
         rollouts: prompts, generated completions and their rewards.
-        teacher: the model to imitate, for trainers that have a teacher, once it is known.
+        teacher: the model to imitate, for trainers with a teacher; None until a base is read that may name it.
         coverage_asked: whether the user gave the token coverage.
     """
 
@@ -52,7 +52,7 @@ class Options:
 
     @property
     def ranks_per_row(self) -> int:
-        """How many processes share a row where the user fixed it, else 1."""
+        """Number of processes that share a row if the user fixed it, else 1."""
         return int(self.wishes.fixed.get(CONTEXT_PARALLEL, 1))
 
     @property
@@ -144,7 +144,7 @@ def plan_options(asked: PlannedArguments) -> Options:
     for name, what, hint in (("token", "rows", "Give --max-length to cut them."), ("prompt", "prompts", _ROWS)):
         if getattr(asked, f"{name}_coverage") is not None:
             raise InputError(f"--{name}-coverage has no effect on {what} that are all --seq-len long.", hint=hint)
-    # Rows of equal length stay whole, unless the user sets a length or the trainer cuts none.
+    # Rows of one length are kept whole, unless the user sets a maximum length or the trainer cuts no rows.
     cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
     sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
     return _with_teacher(checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked))
@@ -154,7 +154,7 @@ def _with_teacher(options: Options) -> Options:
     """Return options that name a teacher if the trainer needs one.
 
     Raises:
-        InputError: it does, and none is named.
+        InputError: the trainer needs a teacher, and none is named.
     """
     if options.trainer.has_teacher and options.teacher is None:
         raise InputError(f"{options.trainer.label} needs a teacher.", hint="Name one with --teacher MODEL.")
@@ -170,7 +170,7 @@ def _teacher(trainer: Trainer, name: str | Path | None, init: Init) -> ModelSour
 
 
 def _not_for(trainer: Trainer, lack: str, option: str, ability: str) -> InputError:
-    """Return the error for an option of the trainers for which a field of their specification is true."""
+    """Return the error for an option that applies only to trainers with an ability (a true field of their class)."""
     takers = ", ".join(item.name for item in trainers().values() if getattr(item, ability))
     return InputError(f"{trainer.label} {lack}, so it takes no {option}.", hint=f"It is for {takers}.")
 
@@ -197,7 +197,7 @@ def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:
     """Check that a trainer can be evaluated, if it is asked to.
 
     Raises:
-        InputError: TRL's trainer fails to.
+        InputError: TRL's trainer fails in evaluation.
     """
     if evaluates and not trainer.evaluates:
         raise InputError(

@@ -28,21 +28,21 @@ from autotune.units import counted, format_bytes, format_share
 
 _HELD = ("peak_bytes", "reserved_bytes", "device_bytes")
 _OF_TRIALS = ("status", "reason", "start_seconds", "wall_seconds", *_HELD)
-"""Figures of a measurement that a trial has too."""
+"""Figures that a trial copies from its measurement."""
 _SCATTERED = 3.0
-"""Ratio of the ends of a further run's range above which speeds are noted to differ widely."""
+"""Ratio of the bounds of a further run's prediction interval above which a note says that speeds differ widely."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run that its study does not hold.
+    """Facts of a run that are not in its study.
 
     Attributes:
         notes: notes for the user, in sentences.
         wall_seconds: since the run began.
         settings: the options that the user set.
         base: the user's configuration that the run started from, or None.
-        timelines: the memory of winner and baseline through a step, as far as it was traced.
+        timelines: the traced memory of winner and baseline through a step, where there is a trace.
     """
 
     budget_bytes: int
@@ -56,7 +56,7 @@ class RunFacts:
 
 
 def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Result:
-    """Return the document of a search that ended, however it ended."""
+    """Return the document of a search that ended in any status."""
     setting, trainer, workload, own = problem.setting, problem.trainer, problem.setting.workload, facts.base is not None
     recommended, baseline = (
         _choosable(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
@@ -114,13 +114,13 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
 
 
 def shorter_limits(trials: Sequence[Trial], trainer: Trainer, workload: Workload) -> tuple[LengthLimit, ...]:
-    """Return maximum lengths below those that were to fit, with what they keep; none where no row is cut or dropped."""
+    """Return maximum lengths below the searched ones, with their coverage; empty if the trainer limits no rows."""
     documents = workload.dataset.documents
     if not limits_rows(trainer):
         return ()
     tried = [(trial, int(trial.candidate["max_length"])) for trial in trials if "max_length" in trial.candidate]
     shortest = min([*(length for trial, length in tried if not trial.illegal), documents.longest])
-    # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
+    # TRL's default is always probed, even if its maximum length keeps too few tokens.
     ran = [length for trial, length in tried if trial.status is ProbeStatus.OK and length < shortest]
     lengths = sorted({shortest // 2, shortest // 4, *ran}, reverse=True)
     kept = (limit(documents, length) for length in lengths if length >= workload.least_length)
@@ -128,7 +128,7 @@ def shorter_limits(trials: Sequence[Trial], trainer: Trainer, workload: Workload
 
 
 def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:
-    """Return of how many candidates the recommendation is the fastest, and what ended the search."""
+    """Return the number of candidates that the recommendation was compared with, and what ended the search."""
     decided = (ProbeStatus.OK, *OUT_OF_MEMORY)
     count = sum(trial.status in decided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
@@ -145,7 +145,7 @@ def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
     if outcome.winner:
         return RunStatus.FOUND
     undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
-    # TRL's default is probed even if it may not be recommended, and shows nothing of the others.
+    # TRL's default is probed even if it may not be recommended; its failure says nothing about other candidates.
     limited = outcome.ending in (Ending.TIME, Ending.TRIALS)
     decided = [trial for trial in trials if trial.status not in undecided and not (limited and trial.illegal)]
     if not decided:
@@ -154,7 +154,7 @@ def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
 
 
 def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
-    """Yield a note for each candidate that was predicted not to fit, and fits."""
+    """Yield a note for each candidate that fits although it was predicted not to."""
     for record in outcome.contradicted:
         predicted, shown = record.prediction, record.measurement
         if predicted is not None:
@@ -166,7 +166,7 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
 
 
 def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield how predicted memory and that of a long run differ from measured memory on a CPU."""
+    """Yield how measured memory on a CPU differs from predicted memory and from that of a long run."""
     if hardware.kind == "cpu" and any(trial.predicted_bytes is not None for trial in trials):
         yield (
             "On a CPU, measured peaks leave out memory that is never written to; predictions count it. "
@@ -175,7 +175,7 @@ def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterat
 
 
 def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem) -> Trial:
-    """Return a candidate's probe, with its rate in later runs if it had any, and the one of them that failed."""
+    """Return a candidate's trial: its probe, its rate in later runs, and the later run that failed, if any."""
     return Trial(
         number=record.number,
         candidate=record.candidate,
@@ -191,7 +191,7 @@ def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem)
 def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
     candidate = record.candidate
     plan = problem.trainer.plan(candidate, problem.setting)
-    # A promise of memory must hold in all of them.
+    # The promised memory must hold in all runs.
     runs = (record.measurement, *runs_after(record, outcome.records))
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
     sizes = {name: [getattr(run, name) for run in runs] for name in _HELD}
@@ -203,14 +203,14 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
-    # A probe trains and evaluates on all rows, and TRL splits those to evaluate on off them (`test_split_size`).
+    # A probe trains and evaluates on all rows; TRL splits off the rows for evaluation (`test_split_size`).
     workload, evaluation = problem.setting.workload, shown.evaluation_seconds
     share = workload.rows_trained / workload.dataset.documents.rows
     if evaluation is not None and share < 1:
         evaluation *= 1 - share
     steps = plan.steps_of_epoch(round(shown.rows * share), drops_last=drops_last) if shown.rows else None
     if problem.trainer.generates:
-        # No row is packed or dropped, and a probe does not count what an epoch leaves out.
+        # No row is packed or dropped, and a probe does not count the rows that an epoch leaves out.
         steps = epoch.steps_per_epoch
     documents, tokens = shown.documents_per_step, shown.tokens_per_step
     epoch = replace(epoch, documents_per_step=documents, tokens_per_step=tokens, steps_per_epoch=steps)
@@ -267,10 +267,10 @@ class SpeedUp:
 def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     """Return the token rates from which a record's promised rate is computed.
 
-    They are those of its longer run and its short ones: both time steps in the same way, and if whole steps were slower
-    than the steps that short runs compose, the spread would show it. The probe is excluded if there are other runs,
-    since the winner was selected for a high rate in its probe. For the baseline, they are those of its alternating runs
-    with the winner, without a longer run of its own, so that the two are comparable.
+    They are the rates of its longer run and its short runs. Both time steps in the same way; if whole steps were slower
+    than the composed steps of short runs, the spread would show it. The probe is excluded if there are other runs,
+    since the winner was selected for a high rate in its probe (selection bias). The baseline's rates are those of its
+    runs that alternate with the winner's, without a longer run of its own, so that the two are comparable.
     """
     alternating = runs_beside(winner) if winner is not None and winner.number != record.number else ()
     rates = tuple(run.tokens_per_second for run in alternating if run.ok and run.tokens_per_second)
@@ -292,7 +292,7 @@ def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp:
 
 
 def failure_of(record: Record, records: Iterable[Record]) -> Measurement | None:
-    """Return the first run after a record's probe that did not end ``ok``, in turn with any winner; None without."""
+    """Return the first run after a record's probe that did not end ``ok``, its comparison runs included; else None."""
     return next((run for run in runs_after(record, records) if not run.ok), None)
 
 
@@ -303,7 +303,7 @@ def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
 
 
 def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
-    """Yield a note for each candidate that a run after its probe showed not to fit, or not to run.
+    """Yield a note for each candidate that ran in its probe and failed in a later run.
 
     Args:
         own: whether the baseline is the user's own configuration.
@@ -318,7 +318,7 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
 
 
 def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
-    """Yield a note if there were fewer short runs than were to come."""
+    """Yield a note if the search ended before all planned short runs."""
     winner, baseline = outcome.winner, outcome.baseline
     if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
         return
@@ -332,18 +332,18 @@ def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
 
 
 def _scattered(outcome: SearchOutcome) -> Iterator[str]:
-    """Yield a note if a further run of the winner may be several times as fast as another."""
+    """Yield a note if the interval of the winner's rate is wide."""
     expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
     if expected is not None and expected.high > _SCATTERED * expected.low:
         yield "Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one."
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
-    """Return the other candidates that are at least as fast, mostly in one probe, as a further run of the winner.
+    """Return the other candidates whose rate, mostly of one probe, reaches the interval of a further run of the winner.
 
-    Without several runs of the winner there is no such range, and none is returned. The winner's own probe is not used:
-    the winner was selected for its high rate. The baseline is none of them: its runs in turn with the winner's tell
-    more than one probe does.
+    With a single run of the winner there is no interval, and the result is empty. The winner's own probe is excluded,
+    since it was selected for its high rate. The baseline is excluded, since its alternating runs with the winner are
+    better evidence than a probe.
     """
     winner, baseline = outcome.winner, outcome.baseline
     expected = next_run(winner.rates) if winner is not None else None
@@ -356,7 +356,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
 
 
 def _not_told_apart(outcome: SearchOutcome) -> Iterator[str]:
-    """Yield a note on candidates that are as fast as the winner, and the one that needs the least memory."""
+    """Yield a note on the number of candidates as fast as the winner, and on the one that needs the least memory."""
     winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
     if winner is None or baseline is None or not others:
         return

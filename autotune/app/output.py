@@ -25,7 +25,7 @@ _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
 _PROBES = "probes"
 _EARLY_NAMES = frozenset({"workload", _PROBES, _LOCK_FILE})
-"""Names that may be in a run's directory before its ``run.json``."""
+"""Files that a run may write to its directory before ``run.json``."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Output:
 
     Attributes:
         directory: absolute path.
-        made: whether it was not there before.
+        made: whether this run created it.
     """
 
     directory: Path
@@ -57,9 +57,10 @@ class Output:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of the directory while the context is active; the lock of a killed run is released.
+        """Lock the directory against other runs while the context is active; the lock of a killed run is released.
 
-        A run that ends leaves one copy of the tokenised rows, and no directory that it made and probed nothing in.
+        At the end, further copies of the tokenised rows are removed, and a directory that this run created without a
+        probe in it.
 
         Raises:
             InputError: another run writes to it.
@@ -97,14 +98,14 @@ class Output:
         return self.directory / _PROBES / name
 
     def remembered_budget(self) -> int | None:
-        """Return the memory budget, in bytes, of the run that is resumed; None when there is none."""
+        """Return the memory budget of the run to resume, in bytes; None without such a run."""
         try:
             return int(read_json((self.directory / _RUN_FILE).read_text(encoding="utf-8"))["budget_bytes"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def remember_budget(self, budget_bytes: int) -> None:
-        """Keep the memory budget for a resume, since what others use of a device differs from day to day."""
+        """Save the memory budget for a resume, since a device's free memory varies."""
         write_text(self.directory / _RUN_FILE, json.dumps({"budget_bytes": budget_bytes}) + "\n")
 
 
@@ -121,11 +122,11 @@ def open_output(directory: str | Path) -> Output:
     """Create the directory if it does not exist, and check that it is writable and belongs to a run.
 
     Raises:
-        InputError: it cannot be made or written to, or holds something else.
+        InputError: it cannot be created or written to, or has files that are no run's.
     """
     path = user_path(directory).absolute()
     hint = "Choose another --output."
-    # SQLAlchemy takes them for parts of a URL (2.1, ``engine/url.py``), and would write the study somewhere else.
+    # SQLAlchemy parses these characters as parts of a URL (2.1, ``engine/url.py``): the study would be elsewhere.
     for mark in "?%":
         if mark in str(path):
             raise InputError(f"The URL of a study cannot have the {mark} of the output directory {path}.", hint=hint)
@@ -148,12 +149,12 @@ def open_output(directory: str | Path) -> Output:
 
 
 def _opened(lock: Path) -> int:
-    """Open the file of a lock, which may be there; what it is a link to belongs to somebody else."""
+    """Open a lock file, which may exist; a symbolic link is refused, since its target may be another user's file."""
     try:
         return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        hint = "Choose another --output, or remove the file if no run is going on."
+        hint = "Choose another --output, or remove the file if no run is active."
         raise InputError(f"The lock file {lock} cannot be opened: {why}.", hint=hint) from error
 
 

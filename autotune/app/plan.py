@@ -1,4 +1,4 @@
-"""The use case behind ``autotune plan``: searches a space by traces, and ranks what it traced."""
+"""The use case behind ``autotune plan``: searches a space by traces, and ranks the traced candidates."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ from autotune.units import counted
 
 @taking(PlanArguments)
 def plan(asked: PlanArguments) -> Plan:
-    """Search the space by traces of TRL's own training step, with no GPU, and rank what was traced (about 100).
+    """Search the space by traces of TRL's own training step, with no GPU, and rank the traced candidates (about 100).
 
     :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
 
     Raises:
-        InputError: something that was given cannot be used.
+        InputError: an argument cannot be used.
         AutotuneError: processes cannot be started.
     """
     started, listener, limit = time.monotonic(), asked.listener, time_limit(asked.timeout)
@@ -150,7 +150,7 @@ def plan(asked: PlanArguments) -> Plan:
 
 
 def _epoch(problem: TrainerProblem, one: Estimate, asked: PlanArguments) -> Epoch:
-    """Return the epoch of an estimate; of rows that are no dataset there is none, and only its batches are known."""
+    """Return the epoch of an estimate; without a dataset, only its batches, since the number of rows is unknown."""
     epoch = epoch_of(one.candidate, problem, one.tokens_per_second)
     return epoch if asked.dataset is not None else replace(epoch, steps_per_epoch=None, seconds_per_epoch=None)
 
@@ -196,7 +196,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments, *, deci
         yield f"TRL's default may not be recommended: {refused}."
     traced = len(evaluator.candidates)
     if traced < problem.size:
-        which = ": those that may be the fastest, as far as the earlier ones show"
+        which = ": those that may be the fastest, judging by the earlier traces"
         yield (
             f"Of {problem.size:,} combinations of choices, legal or not, {counted(traced, 'was', 'were')} traced"
             f"{which if decided else ' before the time limit'}. Others may be faster or need less."
@@ -206,8 +206,8 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments, *, deci
         yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
     if asked.dataset is None:
         yield (
-            f"All rows have {counted(lengths.longest, 'token')} here. Rows of varied lengths bring padding and an"
-            " attention mask, which needs more memory: give a DATASET for a plan of its lengths."
+            f"All rows are assumed to have {counted(lengths.longest, 'token')}. Rows of varied lengths are padded and"
+            " need an attention mask, which takes more memory: give a DATASET to plan for its lengths."
         )
     if evaluator.misaligned:
         yield (

@@ -1,4 +1,4 @@
-"""The machine to plan for, which need not be this one, and the workload, read without that machine."""
+"""The machine to plan for, this one or another, and the workload, read on this machine."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def machines_of(processes: int, asked: int | None, word: str | int | None = None
     """Return the number of machines: the requested one, or the fewest with at most eight processes each.
 
     Args:
-        word: the user's for the GPU: processes on a CPU are in one machine, however many they are.
+        word: the user's word for the GPU; all processes on a CPU are in one machine.
 
     Raises:
-        InputError: the processes cannot be shared out equally.
+        InputError: the machines do not divide the processes.
     """
     if asked is None and is_cpu(word):
         return 1
@@ -64,11 +64,11 @@ def check_network(network: float | None, planned: Sequence[Machine]) -> None:
     """Check that the rate of a network is valid, and that predicted times depend on it.
 
     Args:
-        network: Gbit/s of each machine's network; None: not known.
-        planned: all that is planned for.
+        network: Gbit/s of each machine's network; None: unknown.
+        planned: all machines that are planned for.
 
     Raises:
-        InputError: it is not.
+        InputError: the rate is not above 0 and finite, or has no effect.
     """
     if network is None:
         return
@@ -99,14 +99,15 @@ def planned_machine(
     """Return the machine with the GPU that a word names; None means this machine's own.
 
     Args:
-        processes: that train together, each on a GPU of its own; None: one, or one on each of this machine's own GPUs.
-        machines: that they run on; see :func:`machines_of`. Where none is asked for, this machine's own GPUs are in it,
-            however many it has.
-        network: Gbit/s that each of several machines sends to the others in all, in one direction; None: not known.
+        processes: number of processes that train together, one per GPU; None: one, or one on each of this machine's
+            own GPUs.
+        machines: number of machines; None: see :func:`machines_of`, or one for this machine's own GPUs.
+        network: total Gbit/s that each of several machines sends to the others, in one direction; None: unknown.
         visible: ``CUDA_VISIBLE_DEVICES`` of a training on this machine's own GPUs; None: that of this process.
 
     Raises:
-        InputError: there is no such GPU, or no word and no GPU; or the processes cannot be shared out equally.
+        InputError: the word names no known GPU, there is neither a word nor a GPU, or the machines do not divide the
+            processes.
     """
     here = inspect_machine("cpu")
     if word is None:
@@ -119,7 +120,7 @@ def planned_machine(
         count = processes or own.hardware.processes
         within = machines is None and count <= own.hardware.processes
         machines = 1 if within else machines_of(count, machines)
-        # Others may fill a GPU that does not train.
+        # Only the GPUs that train count: other users may fill the rest.
         own = inspect_machine("auto", min(own.hardware.processes, count // machines), visible)
         hardware = replace(own.hardware, processes=count, machines=machines)
         gpu = described(hardware).networked(_between(hardware, network))
@@ -145,12 +146,12 @@ def planned_machine(
 
 
 def _between(hardware: Hardware, network: float | None) -> float | None:
-    """Return the bytes per second that a machine sends to the others; None where there are none."""
+    """Return the bytes per second that a machine sends to other machines; None for a single machine."""
     return network * _GBIT if network is not None and hardware.machines > 1 else None
 
 
 def planned_sources(asked: PlannedArguments) -> tuple[ModelSource, DatasetSource | None, DatasetSource | None]:
-    """Return the model, and the rows to train and to evaluate on, each None where there are none.
+    """Return the model, the training rows and the evaluation rows; None for rows that are not given.
 
     Raises:
         InputError: one of them cannot be used.
@@ -175,17 +176,17 @@ def planned_workload(
     most_seconds: float | None = None,
     rows_needed: bool = False,
 ) -> Workload:
-    """Return the workload, with the self-test of those attention implementations that run on a CPU.
+    """Return the workload, with the self-test of the attention implementations that run on a CPU.
 
-    It is cached on disk if model and dataset are local, until one of their files changes.
+    A local model with a local dataset is cached on disk until one of their files changes.
 
     Args:
         dataset: None: a placeholder of a few words, whose lengths are not meaningful.
-        cache: None: nothing is cached, for use of the tokenised rows themselves, which are not in the cache.
+        cache: None: nothing is cached.
         evaluation: the rows that training is evaluated on, or None.
-        checked: the attention implementations to test; None: all that the options leave.
-        most_seconds: time after which reading and tokenising is ended; None: never.
-        rows_needed: whether the tokenised rows are needed later, so that a cached workload will not do.
+        checked: the attention implementations to test; None: all that the options allow.
+        most_seconds: time limit for reading and tokenising; None: no limit.
+        rows_needed: whether the caller reads the tokenised rows, which the cache does not hold.
 
     Raises:
         InputError: the model or the dataset cannot be used.
@@ -208,7 +209,7 @@ def planned_workload(
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter, options.teacher)
     if wanted:
         workload = reader.check_attention(workload, here, wanted, user_cache())
-    # Traces read rows with images themselves, which the cache does not have.
+    # Traces read rows with images themselves, which a cached workload lacks.
     if cache is not None and not workload.has_images:
         cache.put(key, workload)
     return workload
@@ -238,13 +239,13 @@ def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
 
 
 def state_of(name: str) -> list[tuple[str, int, int]] | None:
-    """Return names, sizes and times of change of the files that a path names, or None where it names none."""
+    """Return names, sizes and modification times of the files at a path; None if there are none."""
     path = Path(name)
     if not exists(path):
         return None
     seen = []
     for file in [path] if path.is_file() else path.rglob("*"):
-        with suppress(OSError):  # it was removed meanwhile, may not be read, or is a link to nothing or to itself
+        with suppress(OSError):  # removed meanwhile, unreadable, or a broken or circular link
             found = file.stat()
             if S_ISREG(found.st_mode):
                 seen.append((str(file.relative_to(path)), found.st_size, found.st_mtime_ns))

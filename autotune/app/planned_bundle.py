@@ -26,11 +26,10 @@ _CHOOSE = "Choose another --output."
 
 
 def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: DatasetSource | None) -> Path:
-    """Return the absolute path of the folder for a bundle, which is not made yet.
+    """Return the absolute path of the folder for a bundle, without creating it.
 
     Raises:
-        InputError: there are no rows that ``trl`` could load, or the folder holds something else than such a bundle or
-            cannot be written.
+        InputError: there are no rows that ``trl`` could load, or the folder holds other files or cannot be written.
     """
     folder = user_path(output).absolute()
     if rows is None:
@@ -57,18 +56,17 @@ def write_plan(
     settings: Mapping[str, object],
     read: Callable[[], Workload],
 ) -> PlannedBundle | str:
-    """Write the bundle of the fastest training that is predicted to fit.
+    """Write the bundle of the fastest training that is predicted to fit, and return it.
 
-    Return what was written, or the reason where nothing fits or could be predicted; an earlier plan's files are then
-    removed.
+    If nothing fits or could be predicted, return the reason and remove an earlier plan's files.
 
     Args:
         folder: as :func:`bundle_folder` returns it.
-        evaluator: of the training, without the GPUs of a server.
+        evaluator: the evaluator of the training, without the GPUs of a server.
         best: the best estimate, if there is one.
         split: the vLLM server, or why vLLM does not start; None without a server.
-        settings: of the plan.
-        read: reads the dataset again, for the tokenised rows, which a cached workload does not have.
+        settings: the plan's arguments that differ from their defaults.
+        read: reads the dataset again for the tokenised rows, which a cached workload lacks.
 
     Raises:
         InputError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Searches by traces before the first probe, for a limited time: probes start from the front that it found."""
+"""Searches by traces before the first probe, for a limited time; probes start from the traced Pareto front."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from autotune.units import counted, format_duration
 
 # Candidates that are traced between two checks of the clock.
 _AT_ONCE = 4
-# Most candidates that are traced to find the one that needs the least.
+# Most further candidates that are traced to find the one that needs the least memory.
 _LEAST = 12
-# Time in which the operators of a few candidates are measured; a process that takes far longer hangs in one of them.
+# Time budget for measuring the operators of a few candidates; a process that far exceeds it hangs in an operator.
 _MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
 # Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
-# How many times as long tracing goes on while nothing that was traced may fit: probes would have nothing to begin with.
+# Factor by which tracing is extended while no traced candidate may fit, since probes would have no start.
 _UNTIL_ONE_MAY_FIT = 3.0
 
 
 def predictions_of(
     asked: ProbeArguments, problem: TrainerProblem, limit_bytes: int, server: JobServer, tracer: ServerTracer
 ) -> Predictions:
-    """Return the predictions from the traces that fit into the time, and trace others while the tracer is open.
+    """Trace for a limited time and return the predictions, which trace further candidates while the tracer is open.
 
     A tracing failure is reported and the search continues without predictions.
 
     Args:
-        server: the probes' server, with whose threads the speeds of a CPU are measured.
+        server: the probes' server; it measures the speeds of a CPU with the probes' number of threads.
     """
     asked.listener(StageStarted("Tracing training steps without running them, to spare probes"))
     seconds, limit_seconds = EFFORTS[asked.effort].planning_seconds, time_limit(asked.timeout)
@@ -67,13 +67,13 @@ def predictions_of(
     machine, cache = problem.setting.machine, user_cache()
 
     def measured(gpu: GpuSpeeds | None) -> GpuSpeeds:
-        # A server that starts takes the host's time.
+        # A starting server uses the CPU and would disturb the measurement.
         tracer.server.wait()
         return speeds_of(machine, server, tracer.folder, cache, gpu)
 
     speeds = None
     if machine.hardware.kind == "cpu":
-        with suppress(AutotuneError):  # reported where a device is made of them
+        with suppress(AutotuneError):  # reported when `device_of` fails alike
             speeds = measured(None)
     times = times_of(machine, speeds, limit_bytes, server, tracer, cache)
     with tracer.within(longest_seconds):
@@ -86,7 +86,7 @@ class Predictions:
 
     Attributes:
         predictor: predictions from the traces; None if nothing was traced.
-        evaluator: of the problem to search: with last resorts, if nothing is predicted to fit without.
+        evaluator: evaluator of the problem to search, which has last resorts if nothing fits without them.
         failure: why nothing was traced; empty otherwise.
     """
 
@@ -95,10 +95,10 @@ class Predictions:
     failure: str = ""
 
     def timelines(self, candidates: Sequence[Candidate], *, traces: bool) -> Mapping[Candidate, MemoryTimeline]:
-        """Return the memory of candidates through one step, of those that can be estimated.
+        """Return the memory through one step of the candidates that can be estimated.
 
         Args:
-            traces: whether to trace those that were not traced yet; only while the tracing processes run.
+            traces: whether to trace untraced candidates; possible only while the tracing processes run.
         """
         evaluator = self.evaluator
         if evaluator is None:
@@ -110,9 +110,9 @@ class Predictions:
         return {candidate: timeline for candidate, timeline in found.items() if timeline is not None}
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the predictions for the user, in sentences; called when the search has ended."""
+        """Return notes on the predictions for the user, one sentence each; called after the search."""
         if self.predictor is None or self.evaluator is None:
-            return (f"Nothing was predicted, and the search went on without: {self.failure}",) if self.failure else ()
+            return (f"The search ran without predictions: {self.failure}",) if self.failure else ()
         notes = [*self.predictor.notes(), *notes_on_offloading(self.evaluator.problem)]
         untraceable, device = self.evaluator.untraceable, self.evaluator.device
         if untraceable:
@@ -137,12 +137,12 @@ def trace_before_search(
     times: OperatorTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Predictions:
-    """Search by traces for at most that many seconds, and for three times as long while nothing traced may fit.
+    """Search by traces for at most ``seconds``, and for three times as long while no traced candidate may fit.
 
-    It takes longer if nothing fits but what offloads may.
+    Tracing candidates that offload, if nothing else fits, comes on top of that.
 
     Args:
-        speeds: measures the speeds of a CPU, since there is no catalogue of CPUs, or of a GPU's host.
+        speeds: measures the speeds of a CPU, which no catalogue has, or of a GPU's host.
         times: measures operators on the device; None: times are predicted from its speeds.
         clock: returns the time in seconds.
     """
@@ -171,15 +171,15 @@ def trace_before_search(
 
 
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
-    """Return how many candidates were traced and how many of them are predicted to fit, as a sentence."""
+    """Return a sentence with the numbers of traced candidates and of those that are predicted to fit."""
     spent = format_duration(spent_seconds)
     if not count:
-        return f"No candidate was traced to its end in {spent}."
+        return f"No trace was completed in {spent}."
     return f"Traced {counted(count, 'candidate')} in {spent}: {count - over:,} predicted to fit."
 
 
 def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
-    """Trace a few more candidates to find the one that needs the least memory, as if the device had none.
+    """Trace a few more candidates to find the one that needs the least memory, by a search with a budget of 0 bytes.
 
     Args:
         goes_on: returns whether there is time for further traces.
@@ -192,12 +192,12 @@ def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
 
 
 Speeds = Callable[[GpuSpeeds | None], GpuSpeeds]
-"""Measures the speeds of a CPU, for None, or adds the host's to those of a GPU."""
+"""Measures the speeds of a CPU (given None), or adds the host's speeds to those of a GPU."""
 
 
 def device_of(hardware: Hardware, speeds: Speeds) -> Gpu:
-    """Return the device that traces are for: a GPU with the catalogue's figures and the measured speed of its host, or
-    a CPU with measured ones."""
+    """Return the device to trace for: a GPU with the catalogue's figures and its host's measured speed, or a CPU with
+    measured speeds."""
     if hardware.kind == "cpu":
         return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds(None))
     gpu = described(hardware)
@@ -212,7 +212,7 @@ def speeds_of(
 ) -> GpuSpeeds:
     """Return the speeds of this CPU, or of a GPU with its host's.
 
-    They are measured once and cached: cached traces are only found for equal speeds.
+    They are measured once and cached, since cached traces are valid only for equal speeds.
 
     Args:
         gpu: the catalogue's speeds of the GPU.
@@ -222,7 +222,7 @@ def speeds_of(
     """
     hardware = machine.hardware
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    # Beside a GPU, what is measured is the host's.
+    # With a GPU, the measured speeds are its host's.
     key = fingerprint("speeds", hardware.name, cpu().name, hardware.threads, hardware.variables, software, gpu)
     known = cache.get(GpuSpeeds, key)
     if known is not None:
@@ -237,12 +237,12 @@ def times_of(
 ) -> OperatorTimes | None:
     """Return the times of operators on this machine's CPU, measured while nothing is traced or probed; None on a GPU.
 
-    On an H100 and an H200, times from the catalogue's speeds were closer to those of probes than times from operators
-    that were measured by themselves (docs/accuracy.md). Without a catalogue's speeds, a GPU has no times.
+    On an H100 and an H200, times from the catalogue's speeds were closer to probes than times of operators measured in
+    isolation (docs/accuracy.md). A GPU without the catalogue's speeds has no predicted times.
 
     Args:
-        speeds: of the CPU, by which times are predicted: an operator that is not measured has its predicted time, times
-            the ratio of the measured and the predicted time of another one.
+        speeds: speeds of the CPU, which predict the time of an unmeasured operator; the prediction is scaled by the
+            ratio of measured to predicted time of a measured operator.
     """
     hardware = machine.hardware
     if hardware.kind != "cpu":

@@ -1,4 +1,4 @@
-"""The use case behind ``autotune probe``: search, confirm, and hand over the fastest configuration that fits."""
+"""The use case behind ``autotune probe``: searches, confirms, and writes the fastest configuration that fits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from autotune.userconfig.written import written
 
 
 def probe(asked: ProbeArguments) -> Result:
-    """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
+    """Search, confirm, write the bundle, and return the result document; see :func:`autotune.probe`."""
     started, listener, limit = time.monotonic(), asked.listener, time_limit(asked.timeout)
     config = written(str(asked.base), asked.trainer) if asked.base is not None else None
     options = probe_options(asked if config is None else replace(asked, trainer=config.trainer))
@@ -51,7 +51,7 @@ def probe(asked: ProbeArguments) -> Result:
     batch = global_batch_of(options, machine)
     name, hardware = default_output(str(asked.model), str(asked.dataset), asked.base), machine.hardware
     remembers = asked.resume and asked.memory_budget is None
-    # Before the output directory is made, which may have the budget of a run that is resumed.
+    # Checked before the output directory is created; it may hold the budget of the run to resume.
     budget_bytes = 0 if remembers else checked_budget(asked.memory_budget, hardware)
     out = open_output(name if asked.output is None else asked.output)
     if remembers:
@@ -59,7 +59,7 @@ def probe(asked: ProbeArguments) -> Result:
     running = worker_servers(hardware, own, listener, early=asked.plan)
     with out.held(), running as (server, tracer), tracer.within(limit):
         check_study(asked, out)
-        # The study that a run resumes has the budget that it was made with: another one is refused later.
+        # A resumed study keeps its budget; a different one is refused later.
         if not asked.resume or out.remembered_budget() is None:
             out.remember_budget(budget_bytes)
         base = None
@@ -78,7 +78,7 @@ def probe(asked: ProbeArguments) -> Result:
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
-        # A further worker is sent the run, and a listener is of this process.
+        # The run is sent to further workers, and the listener belongs to this process.
         run = Run(replace(asked, listener=ignore), problem, server, out, limit_bytes)
         check_study(asked, out, storage_of(run).fingerprint)
         predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
@@ -113,10 +113,10 @@ def probe(asked: ProbeArguments) -> Result:
 
 
 def _given(asked: ProbeArguments) -> Sources:
-    """Return the model and the rows that were given.
+    """Return the model and the rows of the arguments.
 
     Raises:
-        InputError: one of them was not given, or cannot be used.
+        InputError: one of them is missing or cannot be used.
     """
     if asked.model is None or asked.dataset is None:
         missing = " and no ".join(name.upper() for name in ("model", "dataset") if getattr(asked, name) is None)
@@ -131,10 +131,10 @@ def _given(asked: ProbeArguments) -> Sources:
 
 
 def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> Sources:
-    """Return the model and the rows of a base, or what was given in their place.
+    """Return the model and the rows of the arguments, or else of the base.
 
     Raises:
-        InputError: there is none, or it cannot be used.
+        InputError: one of them is missing or cannot be used.
     """
     assert base is not None
     found = sources_of(base, asked.model, asked.dataset)
@@ -158,7 +158,7 @@ def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> So
 
 
 def _of_base(options: Options, base: UserBase, init: Init) -> Options:
-    """Return options with the reward functions and the teacher of a base, where none were given in their place."""
+    """Return options with the base's reward functions and teacher where the arguments have none."""
     rewards, teacher = options.rollouts.rewards or rewards_of(base), options.teacher
     if teacher is None and options.trainer.has_teacher:
         teacher = teacher_of(base.config, init)
@@ -168,7 +168,7 @@ def _of_base(options: Options, base: UserBase, init: Init) -> Options:
 def _handed_over(
     run: Run, base: UserBase | None, start: Start | None, outcome: SearchOutcome
 ) -> tuple[BaseFile | None, tuple[str, ...]]:
-    """Return the base's file edited by the recommendation, and notes on it."""
+    """Return the base's file with the recommendation's changes, and notes on it."""
     if base is None or start is None:
         return None, ()
     asked, out, trainer, setting = run.asked, run.output, run.problem.trainer, run.problem.setting
@@ -198,9 +198,9 @@ def _handed_over(
     try:
         file, note = handed_over(base, wanted, trainer, setting, run.server, out.workload / "handed-over")
     except InputError as error:
-        # What was measured is not lost over it.
-        refused = f"Edited to the recommendation, {base.name} is refused: {error.message}"
-        without = f"What is handed over has the recommendation alone, without further keys of {base.name}."
+        # The measurements are kept.
+        refused = f"{base.name} cannot take the recommendation: {error.message}"
+        without = f"The bundle has the recommendation alone, without the other keys of {base.name}."
         return BaseFile(base.name), (*notes, f"{refused} {without}")
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 

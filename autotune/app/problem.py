@@ -1,4 +1,4 @@
-"""Builds the problem that a run searches or plans from its options, workload and machine."""
+"""Builds the search problem of a run from its options, workload and machine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from autotune.trainers.problem import TrainerProblem, require_legal
 
 
 def global_batch_of(options: Options, machine: Machine) -> int:
-    """Return the documents of an optimizer step: those asked for, or TRL's default.
+    """Return the documents of an optimizer step: the user's number, or TRL's default.
 
     Raises:
-        InputError: the number is not divisible among the processes.
+        InputError: the processes do not divide the number.
     """
     processes, shared = machine.hardware.processes, options.ranks_per_row
     ranks = max(1, processes // shared)
@@ -40,10 +40,10 @@ def global_batch_of(options: Options, machine: Machine) -> int:
 
 
 def attentions(options: Options, machine: Machine, own: str | None = None) -> tuple[str, ...]:
-    """Return the attention implementations that this machine has and the search may use.
+    """Return the attention implementations that this machine supports and the search may use.
 
     Args:
-        own: that of the user's configuration; None: TRL's default.
+        own: the implementation in the user's configuration; None: TRL's default.
     """
     technique = find("attention", options.trainer.techniques)
     fixed = options.wishes.fixed.get(technique.name)
@@ -59,16 +59,16 @@ def problem_of(
 
     Args:
         batch: documents of an optimizer step.
-        start: the start of a search with a base; its token coverage takes the place of that of the options.
+        start: the start of a search with a base; its token coverage overrides the options'.
 
     Raises:
-        InputError: what was fixed is not possible here.
+        InputError: a fixed choice is not possible here.
     """
     base, coverage = (start.base, start.token_coverage) if start is not None else (None, options.token_coverage)
     shared = options.ranks_per_row
     if base is not None and CONTEXT_PARALLEL not in options.wishes.fixed:
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
-    # One process that the user's own configuration gives to DeepSpeed may keep it.
+    # A single process may keep DeepSpeed if the user's configuration has it.
     offloads = base is not None and "args.deepspeed" in base.documents
     entries = base.entries if base is not None else {}
     args = {path.removeprefix("args."): value for path, value in entries.items() if path.startswith("args.")}
@@ -78,7 +78,7 @@ def problem_of(
     setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, wishes, depends)
     fixed_length = wishes.fixed.get("max_length")
     if fixed_length is not None:
-        # A fixed length decides which tokens are kept.
+        # A fixed maximum length determines the token coverage.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
         kept = min(documents.least_coverage(int(tokens)) for documents in workload.documents)
         setting = replace(setting, token_coverage=kept)
@@ -89,7 +89,7 @@ def problem_of(
 
 
 def with_last_resorts(problem: TrainerProblem) -> TrainerProblem:
-    """Return a problem with the choices that are for where nothing else fits; itself where none is added."""
+    """Return a problem with the choices of last resort added; the problem itself if there are none."""
     setting = replace(problem.setting, last_resorts=True)
     space = resolve(problem.space.file, problem.trainer.techniques, setting)
     if space.choices == problem.choices and space.left_out == problem.space.left_out:

@@ -1,4 +1,4 @@
-"""Makes a public function of a use case and the class of its arguments, which has their descriptions and types."""
+"""Builds a public function from a use case and the class that declares its arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Arguments = TypeVar("_Arguments")
 _Result = TypeVar("_Result")
 _DESCRIPTION = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 OBJECTS = frozenset({"listener", "config", "peft_config"})
-"""Arguments that only Python can give: no options, and not in settings as they are."""
+"""Arguments of the Python API alone: without an option on the command line."""
 _VALUES: Mapping[object, str] = {
     bool: "True or False",
     int: "a whole number",
@@ -36,7 +36,7 @@ _VALUES: Mapping[object, str] = {
 }
 """Values of a type in words."""
 _PRINTED = (NoneType, bool, int, float, str)
-"""Types whose values a message has; another object may print a user's rows."""
+"""Types whose values appear in messages; other objects might print the user's data."""
 _ROWS = "Write the rows to a file, as with `dataset.to_parquet('rows.parquet')`, and give its name."
 _MODEL = "Write it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, and give DIR."
 _INSTEAD: Mapping[str, str] = {
@@ -47,12 +47,12 @@ _INSTEAD: Mapping[str, str] = {
     "base": "Give its YAML file.",
     "trainer": f"Give its name, such as {DEFAULT!r}.",
 }
-"""What to give in place of an object, by the name of the argument."""
+"""Hints for an argument that was given an object, by the argument's name."""
 
 
 def logged() -> Listener:
     """Return a listener that writes the progress of a run to the log of ``autotune``, at level INFO."""
-    # The help of a command does without the words of reports.
+    # Imported late: the help of a command needs no reports.
     from autotune.reporting.progress import PlainListener
 
     return PlainListener(logging.getLogger("autotune").info)
@@ -60,14 +60,14 @@ def logged() -> Listener:
 
 @dataclass(frozen=True)
 class Checked:
-    """Arguments whose types are checked; None stands for the default of an argument that has no other use for it."""
+    """Arguments with checked types; None stands for the default unless the argument's type allows None."""
 
     def __post_init__(self) -> None:
         types = get_type_hints(type(self))
         for each in fields(self):
             value, declared = getattr(self, each.name), types[each.name]
             if isinstance(value, Iterator):
-                # It can be read only once.
+                # An iterator can be read only once.
                 value = tuple(value)
                 object.__setattr__(self, each.name, value)
             if value is None and each.default is not MISSING and NoneType not in kinds_of(declared):
@@ -80,8 +80,8 @@ class Checked:
 class Arguments(Checked):
     """Arguments of a public function.
 
-    A field of a subclass with its description is a parameter in Python and an option on the command line. There, a word
-    in brackets, as in ``memory_budget (SIZE): ...``, stands for its value in the help.
+    Each described field of a subclass is a parameter in Python and an option on the command line. The word in brackets,
+    as in ``memory_budget (SIZE): ...``, is the option's placeholder in the help.
 
     Args:
         listener: receives the events of the run, as they happen; by default they are lines in the log of ``autotune``,
@@ -94,8 +94,7 @@ class Arguments(Checked):
     def settings(self) -> dict[str, object]:
         """The arguments that differ from their defaults, by name, without secrets.
 
-        ``settings`` in ``result.json`` and in a plan's document have it, and the command that repeats a run is made of
-        it.
+        They are ``settings`` in ``result.json`` and in a plan's document, and yield the command that repeats a run.
         """
         values = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name not in OBJECTS}
         if isinstance(storage := values.get("storage"), str):
@@ -108,14 +107,14 @@ class Arguments(Checked):
 def taking(
     kind: Callable[_Parameters, _Arguments],
 ) -> Callable[[Callable[[_Arguments], _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator that gives a function of arguments the signature and the descriptions of these arguments."""
+    """Return a decorator that gives a function the signature and the descriptions of its arguments' fields."""
 
     def taken(function: Callable[[_Arguments], _Result]) -> Callable[_Parameters, _Result]:
         signature = inspect.signature(kind)
 
         @functools.wraps(function)
         def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-            # Its error names no class that the caller never heard of.
+            # Raises a TypeError that does not name the class of arguments.
             signature.bind(*args, **kwargs)
             return function(kind(*args, **kwargs))
 
@@ -135,7 +134,7 @@ def descriptions(kind: object) -> dict[str, str]:
 
 
 def placeholders(kind: object) -> dict[str, str]:
-    """Return the names of the values of arguments in a help, which are in brackets before a description."""
+    """Return the placeholders of arguments in the help: the words in brackets before their descriptions."""
     return {name: word for name, word, _ in _described(kind) if word}
 
 
@@ -145,7 +144,7 @@ def _described(kind: object) -> Iterator[tuple[str, str, str]]:
 
 
 def as_json(value: object) -> object:
-    """Return what JSON has for the value of an argument: texts for paths, lists and dictionaries."""
+    """Return the value of an argument as JSON types: paths as texts, sequences as lists, mappings as dictionaries."""
     match value:
         case Path():
             return str(value)
@@ -158,10 +157,10 @@ def as_json(value: object) -> object:
 
 
 def check_type(name: str, value: object, annotation: object) -> None:
-    """Check that the value of an argument is of the type that is declared for it.
+    """Check the value of an argument against its declared type.
 
     Raises:
-        InputError: it is not.
+        InputError: it has another type.
     """
     kind = next((kind for kind in kinds_of(annotation) if _is_of(value, kind)), None)
     if kind is None:

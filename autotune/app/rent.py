@@ -50,21 +50,21 @@ SEARCHED = (
 )
 """Note on a table for which not all of a space was traced."""
 _MOST_TRACED = 40
-"""Most candidates for a number of GPUs of one kind; each search starts from the best of those before."""
+"""Most candidates for a number of GPUs of one kind; each search starts from the best of the earlier searches."""
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
+"""Numbers of GPUs tried for ``auto``: within one machine, and whole machines of eight."""
 _WORTH = 0.05
-"""Least gain in tokens per GPU for which more GPUs are planned: they then cost less at any price of one."""
+"""Least relative gain in throughput per GPU for which more GPUs are planned; at that gain they cost less."""
 
 
 @taking(RentArguments)
 def rent(asked: RentArguments) -> Rent:
     """Predict for every GPU of the catalogue whether a training fits there, how fast it is, and what it costs.
 
-    With one GPU, its numbers are compared. Of a GPU with less memory than the budget, all of it is the budget.
+    For one kind of GPU, numbers of GPUs are compared. A GPU with less memory than the budget uses all of its memory.
 
     Raises:
-        InputError: something that was given cannot be used on any of the GPUs.
+        InputError: an argument cannot be used on any of the GPUs.
         AutotuneError: processes cannot be started.
     """
     started, listener, options = time.monotonic(), asked.listener, plan_options(asked)
@@ -74,7 +74,7 @@ def rent(asked: RentArguments) -> Rent:
     auto = asked.num_processes == AUTO
     processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
     first = planned_machine(words[0], processes, machines)
-    # Refused before the rows are tokenised.
+    # Checked before the rows are tokenised.
     checked_budget(_within(asked.memory_budget, first.hardware.memory_bytes), first.hardware)
     batch = global_batch_of(options, first)
     numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
@@ -115,14 +115,14 @@ class _Survey:
     """Plans for one GPU after another, and computes shared parts once.
 
     Attributes:
-        prices: of an hour of one GPU, by the catalogue's name; None without prices.
+        prices: price of an hour of one GPU, by the catalogue's name; None without prices.
         batch: documents of an optimizer step.
-        numbers: of GPUs that are tried.
-        kinds: number of kinds of GPU that are planned for.
-        refused: why GPUs could not be planned for at all.
-        offloads: one GPU of each kind on which something fits with last resorts alone.
-        searched: whether a space was not traced whole.
-        vllm: the choices of vLLM that were planned for.
+        numbers: numbers of GPUs to try.
+        kinds: number of kinds of GPU to plan for.
+        refused: errors of GPUs that could not be planned for.
+        offloads: offers of single GPUs on which only last resorts fit.
+        searched: whether any space was traced only in part.
+        vllm: the choices of vLLM in the planned spaces.
     """
 
     asked: RentArguments
@@ -140,10 +140,10 @@ class _Survey:
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
     def offers(self, word: str | int | None, place: int) -> Sequence[Offer]:
-        """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
+        """Return the offers of a kind of GPU to show; if no number of GPUs fits, those of one GPU may offload by ZeRO.
 
         Args:
-            place: of the kind among all, from 1.
+            place: index of the kind among all, from 1.
         """
         alone, tried = self.kinds == 1, list[Offer]()
         progress = "" if alone else f" ({place} of {self.kinds})"
@@ -159,7 +159,7 @@ class _Survey:
         return offers_to_show(tried, alone=alone)
 
     def _offer(self, word: str | int | None, processes: int, progress: str) -> tuple[Offer, Evaluator | None]:
-        """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
+        """Return the offer for a number of GPUs, and its evaluator; None if they cannot be planned for."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         several = f"{processes} x " if processes > 1 else ""
@@ -180,7 +180,11 @@ class _Survey:
         return self._best(blank, evaluator), evaluator
 
     def _offloading(self, single: Offer, own: Evaluator) -> Offer:
-        """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
+        """Return the offer for one GPU with last resorts, or ``single`` if there are none.
+
+        Args:
+            own: the evaluator behind ``single``.
+        """
         evaluator = with_last_resorts_if_nothing_fits(own)
         if evaluator is own:
             return single
@@ -189,7 +193,7 @@ class _Survey:
         return offer
 
     def _best(self, blank: Offer, evaluator: Evaluator) -> Offer:
-        """Return the offer of a number of GPUs with the best candidate that was traced for them."""
+        """Return the offer of a number of GPUs with their best traced candidate."""
         problem = evaluator.problem
         best = next((found for found in evaluator.ranked() if found.memory is not None), None)
         if best is None or best.memory is None:
@@ -210,7 +214,7 @@ class _Survey:
 
 
 def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequence[int]:
-    """Return the numbers of GPUs among which a global batch can be shared out, on a number of machines if it is given.
+    """Return the numbers of GPUs that divide a global batch and, if given, are multiples of a number of machines.
 
     Raises:
         InputError: there is none.
@@ -228,13 +232,13 @@ def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequ
 
 
 def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
-    """Return whether a larger number of GPUs of a kind is worth a plan.
+    """Return whether to plan for the next larger number of GPUs of a kind.
 
-    It is until something fits, and further as long as each GPU trains more tokens per second than with fewer GPUs:
-    with the fewest, only what is slow may fit.
+    Larger numbers are tried until something fits, and then as long as throughput per GPU rises: only slow candidates
+    may fit on the fewest GPUs.
 
     Args:
-        alone: whether it is the only kind: where no speed is known, one number more is then planned.
+        alone: whether it is the only kind; without known speeds, one further number is then planned.
     """
     fitting = [offer for offer in tried if offer.fits]
     if not fitting:
@@ -248,10 +252,10 @@ def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
 
 
 def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
-    """Return the offers that a table shows of the planned numbers of GPUs: all of a single kind.
+    """Return the offers that a table shows of the planned numbers of GPUs: all if there is only one kind.
 
-    Of one of several kinds, these are the fewest GPUs that fit, and the number with which each trains the most tokens
-    per second; what is nearest to fitting where nothing fits.
+    Otherwise, they are the fewest GPUs that fit, and the number with the highest throughput per GPU if that is higher;
+    if none fits, the largest number.
     """
     fitting = [offer for offer in tried if offer.fits]
     if alone or not fitting:
@@ -262,7 +266,7 @@ def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
 
 
 def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield the offers that predicted times do not tell from the cheapest, and from the fastest."""
+    """Yield the offers within the error of predicted times of the cheapest, and of the fastest."""
     for best, figure in (("cheap as the cheapest", attrgetter("cost")), ("fast as the fastest", attrgetter("seconds"))):
         known = sorted((offer for offer in offers if figure(offer) is not None), key=figure)
         near = [
@@ -277,7 +281,7 @@ def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
 
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
-    """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
+    """Return the machine with a number of GPUs; this machine's own GPUs are divided among machines like all others."""
     return planned_machine(word, processes, machines_of(processes, machines, word), network)
 
 

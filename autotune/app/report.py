@@ -90,7 +90,7 @@ def write_page(document: Document, file: Path, form: str = "html") -> None:
 
 
 def result_file(place: str | Path) -> Path:
-    """Return the file of a result, named itself or by the output directory; in the directory of a plan, the plan's."""
+    """Return the result file at a path, which may be the output directory; a plan's directory has the plan's file."""
     file = user_path(place)
     with suppress(OSError):  # `read_result` says why
         if file.is_dir():
@@ -103,7 +103,7 @@ def read_result(file: Path) -> Result:
     """Return the result in a file.
 
     Raises:
-        InputError: there is none, or it is of another schema.
+        InputError: there is none, or it has another schema.
     """
     try:
         document = read_json(file.read_text(encoding="utf-8"))
@@ -122,11 +122,11 @@ def read_result(file: Path) -> Result:
     if schema != SCHEMA:
         raise InputError(f"{file} has schema {schema!r}, not {SCHEMA}.", hint=_AGAIN)
     try:
-        # Earlier versions wrote what is secret, too.
+        # Earlier versions wrote secrets into the file.
         found = decode(Result, hidden_values(document))
     except DecodeError as error:
         raise InputError(f"{file} was written by another version: {error}.", hint=_AGAIN) from error
-    # It may have been moved since it was written.
+    # The directory may have been moved since.
     found = replace(found, output_directory=str(file.parent.absolute()))
-    # A page can do without them.
+    # The page does not require timelines.
     return found.with_moments(decoded(Timelines, file.with_name(TIMELINE)) or Timelines(None, None))

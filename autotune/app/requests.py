@@ -43,7 +43,7 @@ def request_of(
         model=workload.model_source,
         device=device,
         tokenized_directory=workload.dataset.tokenized_directory,
-        # Where rows have images, the pixels of all micro-batches of a step are on the device together.
+        # The images of all micro-batches of a step are on the device at once, so only whole steps show the memory.
         schedule=replace(schedule, whole_steps=schedule.whole_steps or workload.has_images),
         limit_bytes=limit_bytes,
         seed=seed,
@@ -62,8 +62,8 @@ def traces_of(
     """Return the traces of a workload's model with the software of a machine and this source of autotune.
 
     Args:
-        gpus: all that traces will be asked for, where there are several.
-        times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
+        gpus: all GPUs to trace for, if there are several.
+        times: measured times of operators on this machine's device; None: times follow from peak speeds.
     """
     versions = {**environment(machine), "autotune": package_digest()}
     return Traces(tracer, cache, workload.models_fingerprint, versions, gpus, times)

@@ -34,7 +34,7 @@ _OWN_STUDY = "autotune"
 """Name of the study in an output directory."""
 
 _TIMED_UNTIL = 0.75
-"""Share of its time limit after which a run times no further micro-batches: evaluation and a save may follow."""
+"""Share of its time limit after which a run times no further micro-batches; the rest is for evaluation and a save."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Run:
 def worker_servers(
     hardware: Hardware, share: Share, listener: Listener, *, early: bool = False
 ) -> Iterator[tuple[JobServer, ServerTracer]]:
-    """Yield a worker's server for probes, and its tracer: with the same server on a CPU, else with another one.
+    """Yield a worker's server for probes, and its tracer, which shares that server on a CPU and else has its own.
 
     Args:
-        hardware: the device as each worker has it.
-        share: of the machine, for this worker.
-        early: whether the other server is started at once.
+        hardware: the device of each worker.
+        share: this worker's share of the machine.
+        early: whether the tracer's own server is started at once.
     """
     with (
         JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server,
@@ -75,7 +75,7 @@ def worker_servers(
 
 
 def run_search(run: Run, listener: Listener) -> SearchOutcome:
-    """Search, and return what was found; a Ctrl-C ends it early and is part of the outcome.
+    """Search, and return the outcome; Ctrl-C ends the search early and is recorded in the outcome.
 
     Raises:
         StudyMismatchError: the study to resume belongs to something else.
@@ -107,8 +107,8 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
 
 def storage_of(run: Run) -> StudyStorage:
     """Return the study of a search, and its location."""
-    # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
-    # from run to run: the choices that are compared include them in any case.
+    # The compared choices always include last resorts: whether a run adds them depends on how much it could trace,
+    # which varies between workers and runs.
     compared = with_last_resorts(run.problem)
     url, name = study_of(run.asked, run.output)
     return StudyStorage(
@@ -117,10 +117,10 @@ def storage_of(run: Run) -> StudyStorage:
 
 
 def check_study(asked: ProbeArguments, output: Output, fingerprint: Mapping[str, str] | None = None) -> None:
-    """Check before the work that its study can be kept, and is of the same search.
+    """Check before the search that its study can be stored, and belongs to the same search.
 
     Args:
-        fingerprint: of the search; None: it is not known yet.
+        fingerprint: the search's fingerprint; None: not yet known.
 
     Raises:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
@@ -133,7 +133,7 @@ def check_study(asked: ProbeArguments, output: Output, fingerprint: Mapping[str,
 def study_of(asked: ProbeArguments, output: Output) -> tuple[str, str]:
     """Return the URL and the name of a search's study.
 
-    The database in an output directory has one study, of one name: a directory that is renamed or copied keeps it.
+    The database in an output directory has one study with a fixed name, so that the directory may be renamed or copied.
     """
     if asked.storage is None:
         return output.study_url, _OWN_STUDY
@@ -141,24 +141,24 @@ def study_of(asked: ProbeArguments, output: Output) -> tuple[str, str]:
 
 
 def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
-    """Return the seconds after which a run is killed: the effort's, or more if its candidate is known to be slow."""
+    """Return the seconds after which a run is killed: the effort's, or more if its candidate's probe was slow."""
     longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
     return longest if seconds_left is None else min(longest, seconds_left)
 
 
 def seed_of(run: ProbeRun, seed: int) -> int:
-    """Return the seed of a run's batches: probes draw the same ones, each pair of short runs has its own.
+    """Return the seed of a run's batches: one for all probes, and one for each pair of short runs.
 
-    A short run trains on a small part of the rows. If all of them trained on the same, the spread between them would
-    not show how much the rate depends on which rows these are.
+    A short run trains on a small sample of the rows. With one seed for all pairs, the spread of their rates would not
+    include the variation between samples.
     """
     return seed if run.turn is None else seed + 1 + run.turn.pair
 
 
 def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[str, str]:
-    """Return the named parts that a study depends on: measurements of other parts are not comparable.
+    """Return everything that measurements of a study depend on, by name; studies are comparable if all values match.
 
-    A value is shown to the user where it differs, so that it is what is compared where that is short, and else a hash.
+    Differing values are shown to the user, so short values are kept as they are, and long ones as a hash.
     """
     setting = problem.setting
     workload, hardware = setting.workload, setting.machine.hardware
@@ -182,7 +182,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[st
         "global batch size": str(setting.global_batch_size),
         "token coverage": str(setting.token_coverage),
         "allowed techniques": ", ".join(sorted(setting.allowed)) or "none",
-        # The plans of candidates depend on it, and with them what was measured.
+        # The candidates' plans, and so the measurements, depend on it.
         "source of autotune": package_digest(),
         **{f"version of {name}": version for name, version in environment(setting.machine).items()},
         **{f"choices of {knob}": ", ".join(map(str, choices)) for knob, choices in problem.choices.items()},

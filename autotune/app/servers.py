@@ -1,4 +1,4 @@
-"""Sets some GPUs of a machine aside for a vLLM server that generates for the training on the others."""
+"""Reserves some GPUs of a machine for a vLLM server that generates for the training on the others."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
     """Return the machine without the GPUs of a server, and the options with ``vllm=server`` fixed.
 
     Args:
-        server_gpus: GPUs of the server, as the user gives them; None changes nothing.
+        server_gpus: the user's number of GPUs for the server; None changes nothing.
 
     Raises:
-        InputError: no server can generate for this training, or not on so many GPUs.
+        InputError: no server can generate for this training, or the server cannot use so many GPUs.
     """
     if server_gpus is None:
         return planned, options
@@ -39,7 +39,7 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
     fixed = options.wishes.fixed.get(NAME, SERVER)
     if technique is None or fixed != SERVER or NAME not in options.allowed - options.wishes.excluded:
         raise InputError(
-            "--server-gpus is the number of GPUs of a vLLM server, and there is none.",
+            "--server-gpus is the number of GPUs of a vLLM server, and this plan has no server.",
             hint=f"It is for trainers that generate, with --fix {NAME}={SERVER} or --allow {NAME}.",
         )
     reason = technique.unavailable(SERVER, planned)
@@ -47,7 +47,7 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
         raise InputError(f"No vLLM server can generate here: {reason}.", hint="Leave out --server-gpus.")
     if hardware.machines > 1:
         raise InputError(
-            f"A vLLM server gets GPUs of one machine, and {hardware.processes} GPUs are in {hardware.machines}.",
+            f"A vLLM server needs GPUs of one machine, and {hardware.processes} GPUs are in {hardware.machines}.",
             hint="Plan for one of them, or leave out --server-gpus: the server then has further GPUs.",
         )
     possible = [*generating_gpus(hardware.processes)]
@@ -67,7 +67,7 @@ def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) ->
     """Return the vLLM server of a training and its command, or why vLLM does not start, without a full stop.
 
     Args:
-        problem: of the training, without the server's GPUs.
+        problem: the training's problem, without the server's GPUs.
     """
     setting = problem.setting
     source, hardware = setting.workload.model_source, setting.machine.hardware
@@ -89,7 +89,7 @@ def check_server(problem: TrainerProblem, server_gpus: int | None) -> None:
     """Check that vLLM starts on the GPUs of a server, if there is one, with the sequences of the baseline.
 
     Raises:
-        InputError: it does not.
+        InputError: vLLM does not start.
     """
     found = split_of(problem, problem.baseline, server_gpus) if server_gpus is not None else None
     if isinstance(found, str):
@@ -99,9 +99,9 @@ def check_server(problem: TrainerProblem, server_gpus: int | None) -> None:
 
 
 def longest_sequence(candidate: Candidate, problem: TrainerProblem) -> int | None:
-    """Return the tokens of the longest prompt, evaluated or trained on, with its completion; None if none is generated.
+    """Return the tokens of the longest prompt of training and evaluation with its completion; None without generation.
 
-    Prompts as text get a token more where the tokenizer begins with one of its own: vLLM adds it (``/v1/completions``).
+    A text prompt counts one more token if the tokenizer prepends one: vLLM adds it (``/v1/completions``).
     """
     trainer = problem.trainer
     if not isinstance(trainer, Prompted):
@@ -118,10 +118,11 @@ def generating_gpus(gpus: int) -> Iterator[int]:
 
 
 def server_of(plan: TrainingPlan, setting: Setting, gpus: int, tokens: int | None) -> Engine:
-    """Return the server of a plan, whose weights and cache so many GPUs share.
+    """Return the server of a plan, with its weights and cache sharded over the GPUs.
 
     Args:
-        tokens: of the longest prompt with its completion.
+        gpus: number of the server's GPUs.
+        tokens: tokens of the longest prompt with its completion.
     """
     engine = engine_of(plan, setting)
     assert engine is not None

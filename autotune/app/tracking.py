@@ -19,9 +19,9 @@ _SHOWN = 5
 
 
 class Tracking:
-    """Runs the candidates of a plan's search, and reports its progress to a listener, over all calls of the tracer.
+    """Runs the candidates of a plan's search, and reports progress over all calls of the tracer to a listener.
 
-    As a context manager, it also reports what an interruption of the context leaves.
+    As a context manager, it reports the best candidate so far if the context is interrupted.
 
     Args:
         clock: returns the time in seconds.
@@ -43,7 +43,7 @@ class Tracking:
                 self._listener(Noted(text))
 
     def pass_on(self, event: Event) -> None:
-        """Pass an event of the tracer on, with the progress of all its calls in place of a single one's."""
+        """Forward an event of the tracer; progress of a single call becomes progress over all calls."""
         self._listener(self._of_all(event) if isinstance(event, Tracing) else event)
 
     def search(
@@ -53,11 +53,11 @@ class Tracking:
         limit: int = MOST_TRACED,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Search the space of an evaluator's problem, and return whether the search came to its end.
+        """Search the space of an evaluator's problem, and return whether the search was complete.
 
         Args:
             starts: candidates to trace first, after the baseline; None: the recipes.
-            limit: most candidates that are traced.
+            limit: maximum number of candidates to trace.
             goes_on: returns whether to continue once a legal candidate was traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
@@ -72,7 +72,7 @@ class Tracking:
         return ended
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
-        """Run candidates of the search, and report the ranking so far."""
+        """Run candidates of the search, and report the current ranking."""
         evaluator = self._evaluator
         assert evaluator is not None
         found = evaluator.run(candidates)
@@ -95,7 +95,7 @@ class Tracking:
 
 
 def _left_by_interruption(evaluator: Evaluator) -> Iterator[str]:
-    """Yield the best that an interrupted search has found, and whether another run goes on from there, in sentences."""
+    """Yield sentences on the best candidate of an interrupted search, and on the cached traces."""
     best = next((found for found in evaluator.ranked() if found.memory is not None), None)
     if best is not None and best.memory is not None:
         needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
@@ -103,4 +103,4 @@ def _left_by_interruption(evaluator: Evaluator) -> Iterator[str]:
         choices = differences(best.candidate, evaluator.problem.baseline)
         yield f"The best of {traced} so far is predicted to need {needs} of {budget}: {choices}."
     if evaluator.traces.cache.keeps:
-        yield "The traces that ended are kept: the same command goes on from there."
+        yield "Finished traces are cached: the same command continues from there."

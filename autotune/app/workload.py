@@ -25,8 +25,8 @@ class WorkloadReader:
 
     Attributes:
         directory: directory of the jobs' folders and the tokenised rows.
-        most_seconds: time after which reading and tokenising is ended; None: never.
-        only_lengths: whether rows are not saved, and the processor is asked about smaller limits of its images.
+        most_seconds: time limit for reading and tokenising; None: no limit.
+        only_lengths: whether only lengths are needed: rows are not saved, and smaller image limits are tried.
     """
 
     server: JobServer
@@ -71,7 +71,7 @@ class WorkloadReader:
         It only has to run where TRL packs no rows: those with images, and those of trainers without ``packing``.
 
         Args:
-            cache: has the results of earlier runs, and gets those of this one. None: all are tested.
+            cache: reads and stores results; None: all implementations are tested.
         """
         identity = workload.trainer, workload.models_fingerprint, machine.hardware.name, environment(machine)
         knobs = {technique.name for technique in find_trainer(workload.trainer).techniques}
@@ -89,7 +89,7 @@ class WorkloadReader:
             found = check_packing(self.server, request, self.directory / "check_packing").checks
             checks |= {check.attention: check for check in found}
         for each in missing:
-            # What failed before logits were compared may have lacked memory that the next run has.
+            # A failure before logits were compared may be a lack of memory, which the next run may have.
             decided = checks[each].max_difference is not None if packs else checks[each].supported
             if cache is not None and decided:
                 cache.put(keys[each], checks[each])

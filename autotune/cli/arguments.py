@@ -1,4 +1,4 @@
-"""Declares the options of commands from the arguments of the public functions, and converts them to these."""
+"""Declares the commands' options from the arguments of the public functions, and converts parsed options back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def add_options(
     """Declare the arguments in classes as options, each once; positional ones stay positional.
 
     Args:
-        groups: names by the title of their group; a group without names has all others.
-        optional: names of arguments without a default that may be left out nevertheless.
+        groups: argument names by group title; the group without names takes all others.
+        optional: names of arguments without a default that may still be left out.
     """
     homes: dict[str, argparse._ActionsContainer] = {}
     others: argparse._ActionsContainer = parser
@@ -72,7 +72,7 @@ def _form(annotation: object, placeholder: str | None, default: object) -> dict[
 
 
 def _help(texts: Mapping[str, str], positional: Container[str], name: str, default: object) -> str:
-    """Return the description of an argument in the words of the command line, its default at the end."""
+    """Return the help text of an argument, ending with its default."""
 
     def spelled(found: re.Match[str]) -> str:
         if found[1] in positional:
@@ -104,7 +104,7 @@ def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Return the arguments of the API's function, and whether JSON output is requested.
 
     Raises:
-        InputError: --fix has another form, or contradicts itself.
+        InputError: --fix is malformed or contradicts itself.
     """
     options = vars(arguments)
     as_json: bool = options.pop("json", False)
@@ -117,7 +117,7 @@ def fixes(texts: Iterable[str]) -> dict[str, str]:
     """Return choices by knob from texts such as ``packing=bfd``.
 
     Raises:
-        InputError: a text has another form, or two contradict each other.
+        InputError: a text is malformed, or two contradict each other.
     """
     fixed: dict[str, str] = {}
     for text in texts:

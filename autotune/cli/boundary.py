@@ -1,4 +1,4 @@
-"""The process boundary: maps every way in which a command can end, signals among them, to a code and a message."""
+"""The process boundary: maps every end of a command, including signals, to an exit code and a message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USAGE = 2
 BUG = os.EX_SOFTWARE
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-# Errors that a path of the user's, or a full disk, causes: no bug of autotune.
+# Errors caused by the user's paths or a full disk, which are no bugs.
 _OF_FILES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
@@ -33,14 +33,14 @@ _NO_MEMORY = (
     "This process ran out of memory, or reached a limit (ulimit, control group). Free some, raise the limit, or use a "
     "smaller dataset; a search goes on with --resume."
 )
-# EAGAIN: for one process too many. A pipe that a write would block has other words.
+# EAGAIN of fork: the process limit is reached. A write to a full pipe has another message.
 _NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
 _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
 _ASCII = str.maketrans(
     {"±": "+-", "µ": "u", "…": "...", "→": "->", **dict(zip("·○●█▉▊▋▌▍▎▏─└┤", ".o*#####   -+|", strict=True))}
 )
-"""What reports draw and write, for a terminal without these characters."""
+"""Replacements of the reports' characters for terminals that lack them."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for characters that a terminal lacks, and where they end (``codecs.register_error``)."""
+    """Return the replacement of characters that a terminal lacks, and their end (``codecs.register_error``)."""
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end].translate(_ASCII)
     return lacking.encode("ascii", "replace").decode(), error.end
@@ -75,13 +75,13 @@ codecs.register_error(_in_ascii.__name__, _in_ascii)
 def _open_closed_streams() -> None:
     """Make each of the three standard streams usable.
 
-    Without one, the next file that is opened gets its number, and a child process reads or writes that; and what
-    writes to ``sys.stdout`` fails, which must not read as the answer that nothing fits.
+    If one is closed, the next opened file gets its number, and child processes would read or write that file. A write
+    to a missing ``sys.stdout`` would fail with exit code 1, which means that nothing fits.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The lowest number that is free: that of the stream.
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 as long as the process
+            # Gets the lowest free number, which is the stream's.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 open until exit
             os.set_inheritable(getattr(sys, name).fileno(), True)
 
 
@@ -90,7 +90,7 @@ def _guarded(argv: Sequence[str]) -> int:
     debug = "--debug" in argv
 
     def show(message: str, *, trace: bool = debug) -> None:
-        # Libraries quote what they were given, in messages and in tracebacks.
+        # Libraries quote their arguments in messages and tracebacks.
         known = secrets_in(tuple(argv))
         _print(hidden(message, known), hidden(traceback.format_exc(), known) if trace else "")
 
@@ -115,7 +115,7 @@ def _guarded(argv: Sequence[str]) -> int:
             show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
         if isinstance(error, FileNotFoundError) and error.filename is None:
-            # Only tempfile and os.getcwd, of all that looks for files, name none.
+            # tempfile and os.getcwd raise errors without a file name.
             temporary = "temporary" in str(error.strerror)
             hint = "Set TMPDIR to a directory that can be written." if temporary else "Go to another directory."
             show(f"{error.strerror if temporary else 'The working directory was removed'}. {hint}")
@@ -126,7 +126,7 @@ def _guarded(argv: Sequence[str]) -> int:
 
 def _lacks_memory(error: BaseException) -> bool:
     """Whether an error comes from a lack of memory, of this machine or under a limit (ulimit, a control group)."""
-    # The interpreter's own for a thread whose stack does not fit.
+    # The interpreter's message if a thread's stack does not fit.
     no_thread = "can't start new thread"
     return any(
         isinstance(each, MemoryError)
@@ -168,9 +168,9 @@ def _leave_quietly(debug: bool) -> int:
 class Signals:
     """Raises ``KeyboardInterrupt`` in the main thread on SIGINT, SIGTERM and SIGHUP while the context is active.
 
-    After the first of them SIGTERM and SIGHUP are ignored: schedulers and ``timeout`` send theirs several times, and an
-    orderly end takes a moment. Ctrl-C can be pressed again. A signal that was ignored at the start (nohup), or that a
-    host program handles, is left alone.
+    After the first signal, SIGTERM and SIGHUP are ignored: schedulers and ``timeout`` send them several times, and an
+    orderly end takes a moment. Ctrl-C can be pressed again. Signals that were ignored at the start (nohup), or that a
+    host program handles, are left alone.
 
     Attributes:
         received: the first signal, or None.
@@ -202,10 +202,10 @@ class Signals:
 
 
 def _leave_closed_terminals() -> None:
-    """Replace output that went to a terminal that is gone by the null device: the end of the command still writes."""
+    """Redirect output of a closed terminal to the null device, since the command still writes while it ends."""
     for descriptor in _OUTPUT:
         try:
-            # Fails where the terminal has hung up, and writes nothing elsewhere.
+            # An empty write fails only if the terminal has hung up.
             os.write(descriptor, b"")
         except OSError:
             nowhere = os.open(os.devnull, os.O_WRONLY)

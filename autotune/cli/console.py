@@ -1,4 +1,4 @@
-"""Where the command line writes: documents to stdout, messages to stderr."""
+"""Output of the command line: documents to stdout, messages to stderr."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_json(document: object) -> None:
 
 
 def answer(found: _Found, report: Callable[[_Found], Document], *, as_json: bool) -> None:
-    """Write what a command found to stdout, as JSON or as a report."""
+    """Write a command's result to stdout, as JSON or as a report."""
     if as_json:
         write_json(found)
     else:

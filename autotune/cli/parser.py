@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises ``InputError``, so that its errors are shown like all others."""
 
     def __init__(self, *, epilog_source: Callable[[], str] | None = None, **kwargs: object) -> None:
-        # Options that are not given are left out of the namespace, so that defaults live in one place: the API.
+        # Options that are not given are absent from the namespace: the API alone defines defaults.
         super().__init__(
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
@@ -65,10 +65,10 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message[:1].upper()}{message[1:]}.", hint=f"See {self.prog} --help.")
 
     def unknown(self, words: Sequence[str], commands: Mapping[str, Parser]) -> InputError:
-        """Return the error for words that no option takes.
+        """Return the error for unknown words.
 
         Args:
-            commands: the parsers of all commands, of which another may have the option.
+            commands: the parsers of all commands, since another command may have the option.
         """
         word = words[0].split("=", 1)[0]
         if not word.startswith("-"):

@@ -1,4 +1,4 @@
-"""The shapes of a training's micro-batches; for probes and plans alike."""
+"""The shapes of a training's micro-batches, shared by probes and plans."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recompiled:
-    """The largest micro-batches for which code is compiled again after the worst one, as shares of its width.
+    """The largest micro-batches for which code is recompiled after the worst one, as shares of its width.
 
     Attributes:
         narrower: those of another width; 0: there are none.
@@ -65,7 +65,7 @@ class Recompiled:
 
 @dataclass(frozen=True)
 class Typical:
-    """A size that stands for a share of the micro-batches of an epoch, for the mean time.
+    """A size that represents a share of an epoch's micro-batches in the mean time.
 
     Attributes:
         shape: in whole rows and tokens.
@@ -91,15 +91,14 @@ def mean_shape(sizes: Sequence[Typical]) -> Shape:
 class PhaseGeometry:
     """The sizes of a phase that does not run on one micro-batch, such as the generation of completions.
 
-    A trace of a micro-batch runs the phase too, at a size that goes with the micro-batch's. The shapes are those of
+    A trace of a micro-batch runs the phase too, at a size that follows from the micro-batch's. The shapes are those of
     micro-batches whose traces run the phase at its real size.
 
     Attributes:
         phase: its name in the step program.
-        worst: where it needs the most memory.
-        sizes: whose mean time is its mean time.
-        per_step: how often it runs in an optimizer step in the mean; for a phase that leads each micro-batch, how often
-            it runs in a micro-batch.
+        worst: the shape with which it needs the most memory.
+        sizes: shapes whose weighted mean time is its mean time.
+        per_step: mean number of its runs in an optimizer step; in a micro-batch, for a phase that leads each one.
     """
 
     phase: str
@@ -124,7 +123,7 @@ class BatchGeometry:
     Attributes:
         layout: layout of the worst micro-batch.
         worst: shape of the micro-batch that needs the most memory.
-        sizes: a few sizes of micro-batches that stand for all of an epoch: their mean time is that of all.
+        sizes: a few sizes that represent all micro-batches of an epoch: their weighted mean time is that of all.
         tokens: mean dataset tokens of a micro-batch, padding excluded.
         documents: mean number of the dataset's documents in an optimizer step, over all processes.
         rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
@@ -132,7 +131,7 @@ class BatchGeometry:
         sequences: sequences that each row sends through the model: two for a preference pair.
         apart: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
-            narrower, and their second tensor is wider, or the loss counts more of their tokens.
+            narrower, but their second tensor is wider, or the loss counts more of their tokens.
         evaluation: the micro-batches of evaluation; None without one.
         ranks: processes that train on micro-batches of their own.
     """
@@ -164,8 +163,8 @@ class BatchGeometry:
     def awaited(self) -> tuple[Typical, ...]:
         """The sizes, with the share of each among the largest of the micro-batches that all ranks run at once.
 
-        The others wait for it: TRL gathers metrics in each (``gather_for_metrics`` in ``compute_loss``, trl 1.16). What
-        is hardly ever the largest counts as the next larger size.
+        The other ranks wait for the largest: TRL gathers metrics in each (``gather_for_metrics`` in ``compute_loss``,
+        trl 1.16). Sizes that are almost never the largest count as the next larger size.
         """
         if self.ranks == 1:
             return self.sizes

@@ -1,4 +1,4 @@
-"""Micro-batches that are blocks of successive rows, always the same ones, and which may need the most memory."""
+"""Micro-batches that are fixed blocks of successive rows, and which of them may need the most memory."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_ele
 
 
 def worst_blocks(blocks: Blocks) -> list[int]:
-    """Return the positions of the blocks of which each may need the most memory, the widest first.
+    """Return the indices of the blocks that may need the most memory, the widest first.
 
-    Any other block needs at most as much as one of these, as far as it depends on widths, masks and images (tokens that
-    the loss counts: :func:`autotune.core.heaviest.heaviest_blocks`). Which needs the most depends on the model: a block
-    with a wider second tensor holds less while it passes through the model if its first tensor is narrower, and one
-    that is narrower in both holds more in the vision tower if it has more image data.
+    Any other block needs at most as much as one of these, as far as memory depends on widths, masks and images (for
+    tokens in the loss: :func:`autotune.core.heaviest.heaviest_blocks`). Which needs the most depends on the model: a
+    block with a wider second tensor but a narrower first tensor may need less, and a block that is narrower in both may
+    need more in the vision tower if it has more image data.
 
     Example: of blocks with widths (9, 4), (8, 7) and (7, 6), the first two are returned: the third is narrower than the
     second in both tensors.
@@ -88,7 +88,7 @@ def _front(blocks: Blocks, places: Numbers) -> Numbers:
     import numpy as np
 
     front, needs = [], _needs(blocks[places])
-    # A block that needs at least as much in every respect comes before those that it makes superfluous.
+    # Sorted so that a block comes before all blocks that it dominates.
     left = np.lexsort([places, *(-needs.T[::-1])])
     while len(left):
         front.append(places[left[0]])

@@ -21,7 +21,7 @@ _describing = Lock()
 
 
 def encode(value: object) -> Any:
-    """Return ``value`` as what ``json.dumps`` takes: dataclasses become dictionaries, tuples remain tuples.
+    """Return ``value`` as types that ``json.dumps`` accepts: dataclasses become dictionaries, tuples remain tuples.
 
     Raises:
         TypeError: a value in it has no form in JSON.
@@ -30,13 +30,13 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], document: Any) -> T:
-    """Return an instance of the dataclass ``kind`` from what :func:`encode` made of it.
+    """Return an instance of the dataclass ``kind`` from the output of :func:`encode`.
 
     Raises:
         DecodeError: a field is missing or has another type than its hint.
     """
-    # msgspec keeps the description of a type while it is still being made, and another thread that reads it then ends
-    # the process by a segmentation fault (seen with 0.22).
+    # msgspec caches a type's description before it is complete; a concurrent reader crashes with a segmentation fault
+    # (seen with 0.22).
     if kind not in _described:
         with _describing:
             msgspec.json.Decoder(kind, dec_hook=_decoded)
@@ -44,8 +44,8 @@ def decode(kind: type[T], document: Any) -> T:
     return msgspec.convert(document, kind, str_keys=True, dec_hook=_decoded)
 
 
-# Candidates and tables are no dataclasses, and have forms of their own. Subclasses of str and of float, such as
-# numpy.float64, are unknown to msgspec.
+# Conversions for candidates and tables, which are no dataclasses, and for subclasses of str and float, such as
+# numpy.float64, which msgspec does not support.
 def _encoded(value: object) -> Any:
     if isinstance(value, Table):
         return value.text

@@ -16,19 +16,19 @@ class Effort:
 
     Attributes:
         name: its name in ``--effort``.
-        trials: most probes, contributions included, audits and confirmation excluded.
-        patience: how many times in a row the expected improvement has to be below 1 %, once before each probe, to end
+        trials: maximum number of probes, including contributions, excluding audits and confirmation.
+        patience: number of successive probes before which the expected improvement must be below 1 % to end
             exploration.
         probe: schedule of a search probe.
-        confirmation: schedule of the longer run that a winner has to pass.
+        confirmation: schedule of the longer run that a winner must pass.
         comparison: schedule of the short runs that alternate between the winner and the baseline afterwards.
         comparisons: number of short runs of each of the two. The promised rate, the speed-up and their intervals are
             computed from the spread between runs.
         probe_timeout_seconds: time after which a probe is killed.
         planning_seconds: time limit for traces before the first probe. In replayed searches, 12 traced candidates were
-            as good as 24, since others are traced before their probes.
-        audits: number of candidates that are predicted not to fit and probed nevertheless, in addition to the trials,
-            to check the predictions.
+            as good as 24, since other candidates are traced before their probes.
+        audits: number of candidates predicted not to fit that are probed anyway, in addition to the trials, to check
+            the predictions.
     """
 
     name: str

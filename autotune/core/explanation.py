@@ -74,7 +74,7 @@ class PartTime:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The stages of one estimate, in their order. The figures that they come to are the estimate's.
+    """The stages of one estimate, in their order; their result is the estimate.
 
     Attributes:
         subject: why this candidate.

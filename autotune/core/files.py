@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.errors import InputError
 
-# Whoever still writes a file or a directory has changed it within this time.
+# A file or directory that is still being written has changed within this time.
 _LEFT_SECONDS = 86_400.0
 
 
@@ -56,9 +56,9 @@ def written_atomically(target: Path) -> Iterator[Path]:
 
 
 def remove_left(target: Path) -> None:
-    """Remove what processes that were killed while they wrote ``target`` have left: rows take much space.
+    """Remove partial files of processes that were killed while they wrote ``target``.
 
-    It reads the whole directory, which is too slow for each document of a cache.
+    This lists the whole directory, which is too slow for each document of a cache.
     """
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which rows make the micro-batches that may need the most memory, where the rows are known one by one."""
+"""Chooses the rows of the micro-batches that may need the most memory, from the sizes of every row."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[N
     """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
 
     One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
-    shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in another one, the
-    longest shorter row replaces one of the longest, if there is a shorter row. It is returned first, because its
-    tensors took at least as many bytes wherever the two were measured or traced; only running both makes sure.
+    shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in a second
+    micro-batch, the longest shorter row, if any, replaces one of the longest. It is returned first, because its tensors
+    took at least as many bytes in all measurements and traces of both; only running both makes sure.
 
     Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
 
-    Among rows of equal length, those that also have a shorter sequence come first, then those with the most trainable
-    tokens. With the widest micro-batch come those with more trainable tokens, if there are any, or with a larger sum of
-    both: on a GPU, TRL computes logits of trainable tokens only (trl/trainer/utils.py, add_fused_lm_head), so that a
-    wide prompt with a short answer may need less than rows that are narrower and all answer. With them come those with
-    more image data, on which a vision tower's memory depends.
+    Among rows of equal length, rows that also have a shorter sequence come first, then those with the most trainable
+    tokens. Further micro-batches have more trainable tokens than the widest, or a larger sum of both: on a GPU, TRL
+    computes logits of trainable tokens only (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a
+    short answer may need less than narrower rows that consist of answers. Others have more image data, on which a
+    vision tower's memory depends.
 
     Args:
         rows: of a micro-batch. If the dataset has fewer, they are repeated, as in a probe.
@@ -93,13 +93,13 @@ def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ..
     every = block_rows(len(loads.widest), rows)
     known = blocks_of(loads.widest, loads.beside, rows, multiple, loads.image_elements)
     worst = [every[place] for place in worst_blocks(known)]
-    # Tokens of a last block count once, though its rows are repeated where it is run.
+    # Tokens of an incomplete last block count once, although its rows are repeated when it runs.
     trainable = np.add.reduceat(loads.trainable, every[:, 0])
     return (*worst, *heavier(loads, worst, [every[trainable.argmax()]]))
 
 
 def _with(widest: int, order: Numbers) -> list[Numbers]:
-    """Return an order of rows, after one that begins with the widest: padding makes the others as wide as that."""
+    """Return two orders of rows: with the widest first, to which padding extends the others, and ``order`` itself."""
     import numpy as np
 
     return [np.concatenate([[widest], order[order != widest]]), order]

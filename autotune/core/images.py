@@ -1,4 +1,4 @@
-"""Rows with images: the sizes of these, as they are stored and as a processor makes them, and which rows are traced."""
+"""Sizes of images in rows, as stored and after the processor, and the rows with images that are traced."""
 
 from __future__ import annotations
 

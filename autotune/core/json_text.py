@@ -1,4 +1,4 @@
-"""Reads JSON from outside with limits on its depth and its numbers, so that no text ends in an internal error."""
+"""Reads untrusted JSON with limits on its depth and its numbers, so that no text causes an internal error."""
 
 from __future__ import annotations
 

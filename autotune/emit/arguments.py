@@ -10,19 +10,19 @@ from autotune.inspection.dataset import builder_of
 from autotune.trainers import find_trainer
 
 PEFT_CONFIG = "peft_config.json"
-"""The file of the bundle with the adapter, if that was given in PEFT's own JSON."""
+"""The bundle's adapter file, if the adapter is PEFT's own JSON."""
 
 THREADS = "OMP_NUM_THREADS"
 """The variable for the CPU threads of a process."""
 
 BY_ACCELERATE = frozenset({"deepspeed", "parallelism_config"})
-"""Arguments of a plan that accelerate's own file brings in their place (:mod:`autotune.emit.launch`)."""
+"""Arguments of a plan that are written to accelerate's file instead (:mod:`autotune.emit.launch`)."""
 
 
 def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
     """Return the arguments of ``trl TRAINER``: model and data first, then what the plan sets."""
     source, args = workload.model_source, find_trainer(plan.trainer).written_args(plan)
-    # The script takes what is trained from a file, not from TRL's arguments.
+    # The script reads the adapter from a file, not from TRL's arguments.
     model = {name: value for name, value in plan.model.items() if not (plan.peft and name == "use_peft")}
     return {
         "model_name_or_path": source.name,
@@ -37,14 +37,14 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
 
 
 def thread_variables(threads: int | None) -> dict[str, str]:
-    """Return the variable for the CPU threads of each process, which every launcher hands on.
+    """Return the variable for the CPU threads of each process, which every launcher passes on.
 
-    Without it, a process has one thread, also for an optimizer on the host (accelerate 1.15, ``commands/launch.py``;
+    Without it, a process has one thread, even for an optimizer on the host (accelerate 1.15, ``commands/launch.py``;
     torch, ``distributed/run.py``). ``num_cpu_threads_per_process`` reaches neither DeepSpeed's processes
     (``prepare_deepspeed_cmd_env``) nor those of ``accelerate launch train.py``.
 
     Args:
-        threads: None where the machine's cores are not known; the launcher then decides.
+        threads: None if the machine's cores are unknown; the launcher then decides.
     """
     return {THREADS: str(threads)} if threads is not None else {}
 

@@ -30,7 +30,7 @@ _SERVER_SCRIPTS = (SERVE, TRAIN)
 _HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """The line of a script, which may be started from anywhere, that finds the files in its own directory."""
 _TRAINING = (CONFIG, SCRIPT, PEFT_CONFIG, ACCELERATE, DEEPSPEED, *_SERVER_SCRIPTS)
-"""The files that a training may need, its rows apart."""
+"""The files that a training may need, except its rows."""
 
 
 def write_bundle(result: Result, directory: Path) -> None:
@@ -39,8 +39,7 @@ def write_bundle(result: Result, directory: Path) -> None:
 
     There is no ``config.yaml`` where TRL's command line cannot train by the plan.
 
-    A run in which nothing fits, or every probe failed, removes an earlier one's configuration; one that did not decide
-    leaves it.
+    If nothing fits or every probe failed, an earlier run's configuration is removed; an undecided run keeps it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
 
     Raises:
@@ -58,7 +57,7 @@ def write_bundle(result: Result, directory: Path) -> None:
 
 
 def write_planned_bundle(document: PlannedBundle, handover: Handover, directory: Path) -> None:
-    """Write ``plan.json``, last, and the training that it is about with the files that this needs.
+    """Write the planned training with its files, and ``plan.json`` last.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
@@ -70,7 +69,7 @@ def write_planned_bundle(document: PlannedBundle, handover: Handover, directory:
 
 
 def remove_planned_bundle(directory: Path) -> None:
-    """Remove an earlier planned bundle, where the plan for its directory has none.
+    """Remove an earlier planned bundle whose directory gets no new one.
 
     Raises:
         InputError: a file cannot be removed.
@@ -87,7 +86,7 @@ def _remove_training(directory: Path) -> None:
 
 
 def _write_training(handover: Handover, directory: Path) -> None:
-    """Write the files that a training needs, and remove those that only an earlier one needed."""
+    """Write the files of a training, and remove files that only an earlier training needed."""
     plan = handover.plan
     rows = write_rows(handover.workload, plan, directory)
     own_launch = handover.base.launch if handover.base is not None else {}
@@ -121,7 +120,7 @@ def _server_scripts(handover: Handover) -> dict[str, str]:
     serve = (
         f"{how}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
     )
-    train = f"{how}: the training, which asks the server of {SERVE} for its completions."
+    train = f"{how}: the training, which gets its completions from the server of {SERVE}."
     return {
         SERVE: shell_script(serve, split.serve),
         TRAIN: shell_script(train, f"{visible(training_gpus(split))} {start}", _HERE),

@@ -1,4 +1,4 @@
-"""Writes comments of the files in a bundle; names in them, such as a dataset's, may hold any character."""
+"""Writes comments into the files of a bundle; names in them, such as a dataset's, may contain any character."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def filled(sentence: str, first: str = "", further: str = "") -> str:
 
 
 def one_line(sentence: str) -> str:
-    """Return a sentence that ends no comment of YAML, a shell or Python before its own end."""
+    """Return a sentence escaped so that it cannot end a YAML, shell or Python comment early."""
     return printable(sentence.replace("\n", " "))

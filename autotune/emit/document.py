@@ -1,4 +1,4 @@
-"""``result.json`` and its like: documents of ``core``'s dataclasses as JSON text."""
+"""Writes ``core``'s dataclasses as JSON text, such as ``result.json``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import re
 
 from autotune.core.codec import encode
 
-# No string has a line break in JSON, so nothing inside of one is taken for a list.
+# JSON strings contain no line breaks, so this matches no list inside a string.
 _NUMBERS = re.compile(r"\[\n([\d\s.,eE+-]+)\]")
 
 
 def json_text(document: object) -> str:
     """Return a dataclass as JSON, keys in the order of its fields, with a newline at the end.
 
-    A list of numbers is one line. A dataclass that is not written in full has a property ``written``, which returns the
-    part to write.
+    A list of numbers is one line. A dataclass with a property ``written`` is replaced by the property's value.
     """
     written = encode(getattr(document, "written", document))
     text = json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""The figures of a bundle in sentences: what was measured of a result, or predicted by a plan."""
+"""The figures of a bundle in sentences: a result's measurements, or a plan's predictions."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def planned(
 
     Args:
         hardware: the hardware that trains, without the server's GPUs.
-        max_tokens: of the longest prompt with its completion; None where the trainer names no such limit.
-        threads: CPU threads of each process; None where the machine's cores are not known.
+        max_tokens: tokens of the longest prompt with its completion; None if the trainer has no such limit.
+        threads: CPU threads of each process; None if the machine's cores are unknown.
     """
     return Handover(
         plan=document.plan,
@@ -138,7 +138,7 @@ def _of_split(split: ServerSplit) -> Iterator[str]:
 
 
 def server_text(split: ServerSplit) -> str:
-    """Return the memory of a server, and the sequences that its cache holds, in words."""
+    """Return a clause on a server's memory, and on the number of sequences in its cache."""
     held = f", and its cache holds {int(split.sequences):,} of the longest sequences" if split.sequences else ""
     return f"{format_bytes(split.server_bytes)} of each of its GPUs{held}"
 

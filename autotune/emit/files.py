@@ -32,13 +32,13 @@ def write_text(file: Path, text: str, *, executable: bool = False) -> None:
     """Write a text file, in UTF-8.
 
     Args:
-        executable: whether it is a script that is started by its name.
+        executable: whether to set the executable bits.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
     with written(file) as part:
-        # A lone surrogate, a byte of a file's name that is no UTF-8, becomes what JSON reads as one.
+        # A lone surrogate, from a byte of a file name that is not UTF-8, is escaped as JSON writes it.
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
         if executable:
             part.chmod(part.stat().st_mode | 0o111)
@@ -48,7 +48,7 @@ def check_writable(directory: Path, option: str = "--output") -> None:
     """Check that files can be written to a directory or, where it does not exist, that it can be made.
 
     Raises:
-        InputError: they cannot, so that another one has to be given with ``option``.
+        InputError: they cannot; the hint names ``option``.
     """
     try:
         nearest = next(each for each in (directory, *directory.parents) if each.exists())

@@ -25,12 +25,12 @@ class Handover:
 
     Attributes:
         plan: the arguments of the training.
-        workload, hardware: of the training.
+        workload, hardware: the workload and hardware of the training.
         basis: whether its figures are measured or planned.
         figures: its figures, their source and validity; one sentence each.
         timed: whether its speed is among them.
-        threads: CPU threads of each process; None where the machine's cores are not known.
-        server: the GPUs of the same machine on which a vLLM server generates, before those that train; None without.
+        threads: CPU threads of each process; None if the machine's cores are unknown.
+        server: the vLLM server on the machine's first GPUs; None without a server.
         base: the user's configuration that it changes; None without one.
     """
 
@@ -51,17 +51,18 @@ class Handover:
 
     @property
     def on_one_gpu(self) -> bool:
-        """Whether one process trains on a GPU that no launcher gives it: TRL refuses it where it sees several.
+        """Whether one process trains on a GPU without a launcher: it must see no other GPU.
 
-        transformers would copy the model to all of them (``nn.DataParallel``); online DPO is not even refused.
+        TRL refuses to train if it sees several, since transformers would use ``nn.DataParallel``; online DPO lacks even
+        this check.
         """
         return self.hardware.kind == "cuda" and not self.plan.in_group
 
 
 def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
-    """Yield the provenance of a training: figures, machine, versions and validity, a sentence each.
+    """Yield the provenance of a training, one sentence each: figures, machine, versions and validity.
 
-    After that comes what has to be known of the bundle's files.
+    Sentences on the use of the bundle's files follow.
     """
     plan, workload = handover.plan, handover.workload
     yield from handover.figures
@@ -134,7 +135,7 @@ def _of_completions(handover: Handover) -> Iterator[str]:
     yield f"{speed if handover.timed else f'Memory was {basis}'} with completions as long as possible."
     rewards = ", ".join(handover.plan.rewards)
     if rewards and rollouts.rewards:
-        # TRL's own have no module in their names.
+        # The names of TRL's own functions have no module.
         start = "; start training where Python finds its module" if "." in rewards else ""
         yield f"They are rewarded by {rewards}{start}."
     elif rewards:

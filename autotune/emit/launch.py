@@ -14,21 +14,21 @@ from autotune.techniques.sharding import zero_stage
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
 PARALLELISM = "parallelism_config_"
-"""How keys of ``parallelism_config`` begin in accelerate's file."""
+"""Prefix of the keys of ``parallelism_config`` in accelerate's file."""
 
 PRECISION = "mixed_precision"
 """The precision key of ``accelerate launch``; the trainer's arguments set the precision."""
 FROM_TRAINER_ARGUMENTS = "no"
-"""Its value that leaves it to them."""
+"""Value that leaves the precision to the trainer's arguments."""
 # TRL's own file for a single process (`trl/accelerate_configs`), whose precision is bf16: its name is the same on every
-# machine. Where no file is named, `accelerate launch` takes the engine, the precision and the GPUs of the one that
-# `accelerate config` left in the user's home (accelerate 1.15, `_validate_launch_command`).
+# machine. Without a named file, `accelerate launch` takes engine, precision and GPUs from the file that
+# `accelerate config` wrote to the user's home (accelerate 1.15, `_validate_launch_command`).
 _SINGLE_PROCESS_KEYS: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: FROM_TRAINER_ARGUMENTS}
 _NOTHING: Mapping[str, object] = {}
 _KEYS_SET_BY_AUTOTUNE = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
-# A plan has them in the trainer's arguments, such as `torch_compile`, or in DeepSpeed's document.
+# Keys that a plan sets by the trainer's arguments, such as `torch_compile`, or by DeepSpeed's document.
 _OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config", "dynamo_config"})
-# The trainer's arguments set it. Where they have float32, transformers takes accelerate's (`TrainingArguments`), and
+# The trainer's arguments set the precision. For float32, transformers takes accelerate's (`TrainingArguments`), and
 # with DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
 _PRECISION = frozenset({PRECISION, "fp16"})
 _GPUS = "gpu_ids"
@@ -38,7 +38,7 @@ _LAUNCHERS = frozenset({
 
 
 def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
-    """Return the keys of a configuration for ``trl`` by which ``accelerate launch`` starts a plan.
+    """Return the keys of a ``trl`` configuration that make ``accelerate launch`` start a plan's processes.
 
     Args:
         directory: directory of the files of :func:`launch_files`.
@@ -74,7 +74,7 @@ def accelerate_document(
     """
     deepspeed = plan.args.get("deepspeed")
     engine = {"deepspeed_config": _deepspeed_config(plan, directory, user_document)} if deepspeed else {}
-    # By the words of `accelerate launch`, which hands them on in the environment.
+    # Spelled like the options of `accelerate launch`, which passes them on in the environment.
     sizes = {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
     defaults = {
         "compute_environment": "LOCAL_MACHINE",
@@ -91,7 +91,7 @@ def accelerate_document(
     }
     decided = {name: value for name, value in defaults.items() if name in _KEYS_SET_BY_AUTOTUNE}
     others = _OF_ENGINES | _PRECISION
-    # Those of another number of processes: too few, or several for one, which TRL refuses.
+    # The user's `gpu_ids` are for another number of processes: too few GPUs, or several for one process.
     named = str(user_document.get(_GPUS)).count(",") + 1
     others = others | {_GPUS} if named != plan.launch.per_machine else others
     kept = {name: value for name, value in user_document.items() if name not in others}
@@ -102,8 +102,8 @@ def _deepspeed_config(plan: TrainingPlan, directory: Path, user_document: Mappin
     given = mapping(user_document.get("deepspeed_config"))
     kept = {name: value for name, value in given.items() if name in _LAUNCHERS}
     file = str(directory.absolute() / DEEPSPEED)
-    # Without it, accelerate takes pdsh, which trains on each machine alone where there is no file of hosts
-    # (accelerate 1.15, `prepare_deepspeed_cmd_env`; deepspeed 0.19, `launcher/runner.py`).
+    # The default launcher is pdsh, which without a hostfile trains on each machine separately (accelerate 1.15,
+    # `prepare_deepspeed_cmd_env`; deepspeed 0.19, `launcher/runner.py`).
     started = {"deepspeed_multinode_launcher": "standard"} if plan.launch.machines > 1 else {}
-    # With stage 3, each process then loads its share of the weights only, as a probe does.
+    # With stage 3, each process then loads only its shard of the weights, as in a probe.
     return {**started, **kept, "deepspeed_config_file": file, "zero3_init_flag": zero_stage(plan) == 3}

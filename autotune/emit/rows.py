@@ -1,4 +1,4 @@
-"""The training rows that the bundle's configuration names: the user's own, or a copy that is cut or lacks some."""
+"""The training rows that the bundle's configuration names: the user's own, or a shortened copy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 COPIED_ROWS = "rows.parquet"
 BOTH_ROWS = "data"
-"""Directory of the bundle that ``trl`` loads if it needs rows to train on and rows to evaluate on: it makes one call of
-``datasets.load_dataset`` for both. It holds either copied rows or a card with the paths of the files."""
+"""Directory of the bundle for training and evaluation rows, which ``trl`` loads with one call of
+``datasets.load_dataset``. It holds either copied rows or a dataset card with the paths of the files."""
 _TRAIN, _TEST = "train", "test"
 _BOTH_COPIED = (f"{BOTH_ROWS}/{_TRAIN}.parquet", f"{BOTH_ROWS}/{_TEST}.parquet")
 _CARD = f"{BOTH_ROWS}/README.md"
@@ -38,8 +38,7 @@ class TrainingRows:
     """The location of the rows, in the terms of ``datasets.load_dataset``.
 
     Attributes:
-        in_bundle: name of the file or directory of the bundle that they are loaded from, and that moves with it; empty
-            if they are loaded from where the user has them.
+        in_bundle: name of the bundle's file or directory with the rows; empty if they are loaded from the user's place.
         cut: whether they were tokenised and cut for the bundle.
         evaluated: the split that training is evaluated on; None without evaluation.
         config: the configuration, where the dataset has several; None: the only one.
@@ -87,7 +86,7 @@ def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Tr
 
 
 def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
-    """Write what a plan's rows need in the bundle's directory, remove what others needed, and return where they are.
+    """Write the bundle's files for a plan's rows, remove files of other rows, and return the rows' location.
 
     Raises:
         InputError: a file cannot be written, or the disk is full.
@@ -129,13 +128,13 @@ def _card(files: Mapping[str, DatasetSource]) -> str:
 
 
 def cut_length(workload: Workload, plan: TrainingPlan) -> int | None:
-    """Return the tokens to which rows have to be cut before the trainer sees them; None where none is longer."""
+    """Return the length in tokens to which rows must be cut beforehand; None if no row is longer."""
     longest = max(profile.lengths.longest for profile in workload.profiles)
     return plan.truncate_to if plan.truncate_to is not None and longest > plan.truncate_to else None
 
 
 def copies_rows(workload: Workload, plan: TrainingPlan) -> bool:
-    """Return whether a bundle has a copy of the rows: cut, or without those that are dropped."""
+    """Return whether a bundle has a copy of the rows, cut or with rows dropped."""
     return cut_length(workload, plan) is not None or any(profile.dropped for profile in workload.profiles)
 
 
@@ -145,8 +144,8 @@ def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: 
     Args:
         trainer: the trainer whose way of cutting rows is applied.
         tokenized_directory: a directory written by ``datasets.Dataset.save_to_disk``.
-        truncate_to: tokens to keep; None: rows are not cut, and without the columns that tokenising added.
-        file: where to write.
+        truncate_to: tokens to keep; None: rows stay uncut, without the columns that tokenising added.
+        file: output file.
 
     Raises:
         InputError: the file cannot be written, or the disk is full.

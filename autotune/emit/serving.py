@@ -1,4 +1,4 @@
-"""A vLLM server on GPUs of its own and the training that uses it: their commands, and the scripts of a bundle."""
+"""Commands and bundle scripts of a vLLM server on separate GPUs and of the training that uses it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from autotune.emit.comment import one_line
 
 SERVE, TRAIN = "serve.sh", "train.sh"
 """The files of a bundle that start a vLLM server and the training that uses it."""
-# The server accepts every client, also at the endpoints that replace its weights.
+# Bound to this machine: the server has no authentication, even for the endpoints that replace its weights.
 _HOST, _PORT = "127.0.0.1", 8000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAIN = "main"
 
 
 def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision: str = _MAIN) -> str:
-    """Return the command that starts the server on the first GPUs of a machine, for trainings on it alone.
+    """Return the command that starts the server on the first GPUs of a machine, reachable from that machine only.
 
-    The options are those of ``ScriptArguments`` (``trl/scripts/vllm_serve.py``, TRL 1.16). TRL sets the rest as its
-    trainers need it, the transfer of weights among it. Dense models take no ``data_parallel_size`` above 1, so all GPUs
-    are one tensor-parallel group.
+    The options are those of ``ScriptArguments`` (``trl/scripts/vllm_serve.py``, TRL 1.16). TRL sets all others for its
+    trainers, including the weight transfer. Dense models take no ``data_parallel_size`` above 1, so all GPUs are one
+    tensor-parallel group.
 
     Args:
-        gpus: number of GPUs; None: those of another machine, as vLLM finds them, for trainings on any.
-        max_tokens: of the longest prompt with its completion; None: what the model was made for.
+        gpus: number of GPUs; None: the server runs elsewhere, on any GPUs and reachable from any machine.
+        max_tokens: tokens of the longest prompt with its completion; None: the model's maximum.
     """
     words = ["trl", "vllm-serve", "--model", model]
     words += ["--tensor-parallel-size", str(gpus)] if gpus is not None else []
@@ -49,18 +49,18 @@ def training_gpus(split: ServerSplit) -> range:
 
 
 def visible(gpus: Iterable[int]) -> str:
-    """Return the variable that shows a process these GPUs alone."""
+    """Return the variable assignment that makes only these GPUs visible to a process."""
     return f"{_VISIBLE}={','.join(map(str, gpus))}"
 
 
 def shell_script(comment: str, command: str, *before: str) -> str:
-    """Return a script whose arguments are further ones of its command.
+    """Return a shell script that appends its arguments to a command.
 
     Args:
         comment: explanation for the user, one line.
-        command: as a shell reads it.
-        before: lines that set variables of the command.
+        command: the command in shell syntax.
+        before: lines that set variables for the command.
     """
-    # In the place of the shell, so that what ends the script ends the command.
+    # exec replaces the shell, so that a signal to the script reaches the command.
     lines = ["#!/usr/bin/env bash", f"# {one_line(comment)}", "set -euo pipefail", *before]
     return "\n".join([*lines, f'exec env {command} "$@"']) + "\n"

@@ -17,7 +17,7 @@ from autotune.trainers import find_trainer
 
 _TEMPLATE = "train.py.jinja"
 IGNORED_BUFFERS = "ignore_bias_buffers"
-"""Argument of TRL's scripts, not all of which heed it."""
+"""Argument of TRL's scripts; some of them ignore it."""
 
 
 def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
@@ -29,21 +29,21 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
         document = {
             **({"env": dict(handover.env)} if handover.env else {}),
             **training_arguments(plan, handover.workload, rows),
-            # By default, `accelerate launch` starts a process on every visible GPU, which multiplies the global batch.
+            # By default, `accelerate launch` starts one process per visible GPU, which multiplies the global batch.
             "num_processes": handover.hardware.processes,
             **launch_keys(plan, directory),
         }
         body = yaml_text(document)
     command = f"trl {plan.trainer} --config config.yaml"
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if handover.server is not None else command
-    # In `env` of this file, it would take the place of what the user has set.
+    # In `env` of this file, it would override the user's own setting.
     several = (
         f"One process trains on one GPU, and TRL refuses to start it if several are visible: name one, as in "
         f"{visible([0])} {command}."
     )
     shown = [several] if handover.on_one_gpu and handover.server is None else []
     if handover.hardware.variables:
-        # `env` of this file is read after torch, and with it OpenMP and oneDNN, is loaded.
+        # `env` of this file is read too late: after torch, OpenMP and oneDNN have been loaded.
         shown.append(f"For the memory and speed of the probes, run: {handover.hardware.variables} {command}")
     lines = [f"Run with: {run}", *shown, *provenance(handover, rows)]
     head = "\n".join(filled(line, "# ", "#   ") for line in lines)
@@ -52,17 +52,17 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
 
 def script_text(handover: Handover, rows: TrainingRows) -> str:
     """Return the script."""
-    # Templates are loaded only where a bundle is written.
+    # Templates are loaded only to write a bundle.
     from jinja2 import Environment, StrictUndefined
 
     plan, base, env = handover.plan, handover.base, handover.env
     trainer, ignores_bias_buffers = find_trainer(plan.trainer), False
     arguments = training_arguments(plan, handover.workload, rows)
     if base is not None and base.text:
-        # What TRL's command reads from the user's own file; its rows are loaded as the script does.
+        # The user's own keys for TRL's command; the script loads the rows itself.
         own = {**base.further, **base.args}
         kept = {name: value for name, value in own.items() if name not in ROWS}
-        # No class that the script parses has to have it: the script does what TRL's does with it.
+        # The script handles it like TRL's own script; the classes that it parses need not have the field.
         ignores_bias_buffers = bool(kept.pop(IGNORED_BUFFERS, False)) and trainer.ignores_bias_buffers
         arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
         env = base.env

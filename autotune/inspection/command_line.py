@@ -1,4 +1,4 @@
-"""Reads the command of a training that is about to run: which trainer, which file, which arguments. It runs nothing."""
+"""Parses a training command for its trainer, file and arguments, without running anything."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-"""A word that sets a variable, as a shell and ``env`` take it before a command."""
+"""A variable assignment before a command, for a shell or ``env``."""
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 """Names of the program Python."""
 _OPTION = re.compile(r"--|-\D")
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
-# The option of a shell behind which the text of a command stands, together with others or not.
+# A shell's option whose value is the text of a command, alone or combined with other flags.
 _OPTION_OF_SHELL = re.compile(r"-[A-Za-z]*c")
 _SEPARATORS = ";&|()\n"
 _REDIRECTION = re.compile(r"\d*[<>]")
@@ -36,7 +36,7 @@ _MODULES = {
     "deepspeed.launcher.runner": (DEEPSPEED,),
     "accelerate.commands.launch": (ACCELERATE, "launch"),
 }
-# Options behind which a module stands in place of a script; of launchers they are flags.
+# Options that name a module instead of a script; for launchers they are flags.
 _OF_MODULE = frozenset({"-m", "--module"})
 _WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
 _TRL_SCRIPTS = "trl/scripts"
@@ -76,7 +76,7 @@ class Command:
 
     @property
     def stray(self) -> str:
-        """The first word if it is no option; else empty. A file may be named so, as in ``train.py config.json``."""
+        """The first word if it is no option, such as the file in ``train.py config.json``; else empty."""
         return self.words[0] if self.words and not _OPTION.match(self.words[0]) else ""
 
     @property
@@ -84,7 +84,7 @@ class Command:
         """The class that reads the words; empty if the script reads them by itself."""
         if self.source is None:
             return TRL_PARSER
-        # TRL's parser takes no file by position, which is left to the script with transformers' parser.
+        # TRL's parser takes no positional file; a script with transformers' parser may read it.
         by_itself = self.stray and (self.source.parser != TRL_PARSER or self.source.reads_words)
         return "" if by_itself else self.source.parser
 
@@ -123,13 +123,13 @@ def read_command_line(words: Sequence[str]) -> Command:
     """Return the parsed command.
 
     Raises:
-        InputError: it starts no training that is known.
-        UnreadError: it starts a module that is not here.
+        InputError: it starts no known training.
+        UnreadError: it starts a module that is not on this machine.
     """
     refused = InputError(f"{' '.join(words) or 'An empty text'} is not a command that trains with TRL.", hint=_HINT)
     errors = []
     for part in _parts(words):
-        # The name of a program may also be the value of an option of what starts it: `uv run --with trl trl dpo`.
+        # A program's name may also be an option value of its wrapper: `uv run --with trl trl dpo`.
         for start in (index for index, word in enumerate(part) if launches(word)):
             try:
                 assigned = (word.partition("=") for word in part[:start] if ASSIGNMENT.fullmatch(word))
@@ -236,7 +236,7 @@ def _of_script(words: Sequence[str], env: Mapping[str, str], launcher: str) -> C
 def _are_options(words: Sequence[str], launcher: str) -> bool:
     """Return whether words before a script may be options of its launcher, with at most one value each.
 
-    Otherwise the launcher's name is the value of an option of what starts it: ``srun --job-name python torchrun …``.
+    Otherwise the launcher's name is an option value of its wrapper: ``srun --job-name python torchrun …``.
     """
     several = any(not _OPTION.match(before) and not _OPTION.match(word) for before, word in pairwise(("", *words)))
     return not several and (bool(launcher) or not any(word.startswith("--") for word in words))

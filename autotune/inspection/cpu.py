@@ -1,4 +1,4 @@
-"""The CPU as this process may use it: its name, cores and memory, control groups included."""
+"""The CPU's name, and the cores and memory that this process may use, including control-group limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from autotune.core.machine import Hardware
 
-# How long a thread spins before it sleeps: for all runtimes of OpenMP, and for GNU's, and for LLVM's and Intel's.
+# Variables for how long a thread spins before it sleeps: of all OpenMP runtimes, of GNU's, and of LLVM's and Intel's.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-# The cache of oneDNN, which compiles code for each shape of a product, and that of ideep, by which PyTorch calls it.
+# Cache sizes of oneDNN, which compiles code for each matrix shape, and of ideep, PyTorch's interface to it.
 _CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _CACHED = "32"
 
@@ -37,7 +37,7 @@ class Limits:
 def cpu(root: Path = Path("/")) -> Hardware:
     """Return the CPU as the files of the kernel describe it.
 
-    What ``used_by_others_bytes`` counts cannot be allocated now without swapping.
+    Memory counted in ``used_by_others_bytes`` cannot be allocated without swapping.
 
     Args:
         root: of the file system in which ``proc`` and ``sys`` lie.
@@ -59,9 +59,9 @@ def cpu(root: Path = Path("/")) -> Hardware:
 
 
 def core_numbers(root: Path) -> tuple[int, ...]:
-    """Return the numbers of the cores that this process may use, at least one; threads of one core stand together.
+    """Return the numbers of the cores that this process may use, at least one; threads of one core are adjacent.
 
-    Under a quota of control groups they are as many as it allows.
+    A control-group quota limits their number.
 
     Args:
         root: of the file system in which ``proc`` and ``sys`` lie.
@@ -73,7 +73,7 @@ def core_numbers(root: Path) -> tuple[int, ...]:
 
 
 def _place(root: Path, number: int) -> tuple[int, int, int]:
-    """Return where a core is: its package, the physical core in it, and its own number."""
+    """Return a sort key of a core: its package, its physical core, and its own number."""
     topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
     package, core = (_number(topology / name) for name in ("physical_package_id", "core_id"))
     return (package or 0, number if core is None else core, number)
@@ -86,15 +86,15 @@ def openmp_threads() -> float:
 
 
 def cpu_variables() -> dict[str, str]:
-    """Return the variables that a training on a CPU is started with, or what the user's environment has in their place.
+    """Return the variables that a training on a CPU is started with, or the user's own values of them.
 
-    Threads that wait for one another sleep. A thread that spins keeps the core from the one that it waits for where
-    other programs run too. All runtimes know the standard's variable when they are loaded: GNU's, which torch's wheels
-    for Linux bring, LLVM's and Intel's.
+    Waiting threads sleep instead of spinning: with other programs running, a spinning thread may occupy the core that
+    the thread it waits for needs. All OpenMP runtimes read the standard's variable at load: GNU's, which torch's Linux
+    wheels include, LLVM's and Intel's.
 
-    The caches of compiled code are small. With the default size, 1,024, a training in bfloat16 grows with every new
-    length of rows, by 640 MiB in 1,000 lengths for 128 x 128 weights, long after a probe has ended. With 32, steps of a
-    model of 3 layers with rows of up to 1,723 tokens took the same processor time as with 1,024, within 2 %.
+    The caches of compiled code are small. With the default size, 1,024, the memory of a bfloat16 training grows with
+    each new row length (640 MiB in 1,000 lengths for 128 x 128 weights), long after a probe has ended. With 32, steps
+    of a model of 3 layers with rows of up to 1,723 tokens took the same processor time as with 1,024, within 2 %.
     """
     given = {name: "".join(os.environ.get(name, "").split()) for name in (*_WAITING, *_CACHES)}
     waiting = {name: given[name] for name in _WAITING if given[name]} or {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -181,7 +181,7 @@ def _quota(group: Path) -> float | None:
 def _reclaimable_bytes(file: Path) -> int:
     """Return the page cache that a group's use counts and that its next allocation may take.
 
-    As Kubernetes counts a container's working set: inactive file pages are no use.
+    Like a container's working set in Kubernetes, use excludes inactive file pages.
     """
     words = _words(file)
     values = dict(zip(words[::2], words[1::2], strict=False))

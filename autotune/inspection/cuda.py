@@ -99,7 +99,7 @@ def _describe(handle: Any) -> Hardware:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         total_bytes, used_bytes = memory.total - memory.reserved, memory.used
     except pynvml.NVMLError_NotSupported:
-        # It shares the host's memory, as that of a DGX Spark does.
+        # The GPU shares the host's memory, as in a DGX Spark.
         total_bytes, used_bytes = cpu().memory_bytes, cpu().used_by_others_bytes
     card = handle
     if pynvml.nvmlDeviceIsMigDeviceHandle(handle):

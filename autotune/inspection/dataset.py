@@ -40,7 +40,7 @@ def builder_of(name: str | PurePath) -> str | None:
 def dataset_source(text: str | Path, split: str | None = None, config: str | None = None) -> DatasetSource:
     """Return the source of the dataset that ``text`` names: a file, a directory of files, or a hub id.
 
-    A hub id is taken as it is: whether it exists, and has the split, shows when it is loaded.
+    A hub id is not checked here; loading fails if it does not exist or lacks the split.
 
     Args:
         split: the one to train on, or a part of it, such as ``train[:1000]``; None: ``train``.
@@ -83,7 +83,7 @@ def training_source(dataset: str | Path | None, split: str | None, config: str |
         return dataset_source(dataset, split, config)
     for option, value in (("--split", split), ("--dataset-config", config)):
         if value is not None:
-            raise InputError(f"There is no dataset to take {option} of.", hint="Give a DATASET.")
+            raise InputError(f"{option} needs a dataset, and there is none.", hint="Give a DATASET.")
     return None
 
 
@@ -110,7 +110,7 @@ def evaluation_source(
         return None
     name = dataset if evaluation is None else evaluation
     if name is None:
-        raise InputError("There is no dataset to take --eval-split of.", hint="Give a DATASET, or --eval-dataset.")
+        raise InputError("--eval-split needs a dataset, and there is none.", hint="Give a DATASET, or --eval-dataset.")
     source = dataset_source(name, config=config)
     if split is not None:
         check_split(split)
@@ -126,7 +126,7 @@ def evaluation_source(
         )
     if dataset is not None and found == replace(dataset_source(dataset, trained, config), name=found.name):
         raise InputError(
-            f"The rows to evaluate on are those to train on: {found.name}.",
+            f"Evaluation rows and training rows are the same: {found.name}.",
             hint="Give other rows, or another split, such as --eval-split test.",
         )
     return found

@@ -20,9 +20,9 @@ _NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class Legacy:
-    """The fate of a key, or of one value of a key: removed, deprecated or without effect.
+    """The status of a key, or of one value of a key: removed, deprecated or without effect.
 
-    Three things can be done: write something else (``write``), decide (``by_hand``), or take the key out (neither).
+    There are three remedies: a replacement (``write``), a decision by the user (``by_hand``), or removing the key.
 
     Attributes:
         key: the key.

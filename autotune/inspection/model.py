@@ -32,7 +32,7 @@ _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".p
 def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> ModelSource:
     """Return the source of the model that ``text`` names: a local directory, a ``config.json``, or a hub id.
 
-    A hub id is taken as it is: whether it exists shows when its configuration is fetched.
+    A hub id is not checked here; fetching its configuration fails if it does not exist.
 
     Args:
         tokenizes: whether rows will be tokenised. If not, no tokenizer is needed, and the configuration may be a file

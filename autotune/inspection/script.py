@@ -1,4 +1,4 @@
-"""Reads the source of a training script for the classes of TRL that it uses. The script is parsed, and never run."""
+"""Finds the TRL classes that a training script uses, by parsing its source without running it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ TRL_PARSER = "TrlParser"
 """TRL's parser, which reads a file as well."""
 # That, and the parser of transformers that it extends.
 _PARSERS = (TRL_PARSER, "HfArgumentParser")
-# Names in a script that takes words or keys past the classes of its parser.
+# Names that show that a script reads arguments or keys beyond the classes of its parser.
 _PAST_PARSER = frozenset({
     "argv", "add_argument", "parse_known_args", "parse_dict", "parse_json_file", "parse_yaml_file",
     "return_remaining_strings", "fail_with_unknown_args",
 })  # fmt: skip
-# Functions and classes of PEFT, transformers and Unsloth by which a script makes an adapter, or loads a model, that no
-# key names.
+# Functions and classes of PEFT, transformers and Unsloth with which a script creates adapters or loads models itself.
 _OWN_MODEL = (
     "LoraConfig", "PeftConfig", "PeftModel", "get_peft_model", "prepare_model_for_kbit_training", "BitsAndBytesConfig",
     "FastLanguageModel", "FastModel", "FastVisionModel",

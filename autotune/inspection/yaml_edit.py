@@ -1,4 +1,4 @@
-"""Edits keys in the text of a YAML configuration; other keys stay as they are written, and all comments stay."""
+"""Edits keys in the text of a YAML configuration; other keys keep their text, and all comments are kept."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def withheld(file: YamlFile) -> YamlFile:
     try:
         return parsed(text, file.path)
     except InputError:
-        # A text that is written in so odd a way is not worth a secret.
+        # The masked text is not valid YAML: write the masked values anew.
         return parsed(yaml.safe_dump(hidden_values(dict(file.values)), sort_keys=False), file.path)
 
 

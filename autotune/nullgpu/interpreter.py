@@ -1,4 +1,4 @@
-"""Finds the Python that a command runs, which may be of another environment, and its library of null GPUs."""
+"""Finds the Python interpreter of a command, possibly in another environment, and its null GPU library."""
 
 from __future__ import annotations
 

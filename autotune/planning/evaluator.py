@@ -1,4 +1,4 @@
-"""Traces candidates at the sizes of their own micro-batches: their estimates, and the stages of an estimate."""
+"""Estimates candidates from traces at the sizes of their own micro-batches, and explains the stages of an estimate."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from autotune.trainers.problem import TrainerProblem
 class Evaluator:
     """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.estimate.Runner`.
 
-    Candidates are in their normal form, and need not be in the problem's space. Depth alone is extrapolated. Candidates
-    whose training plans are the same are traced once. The largest micro-batches come first; those that stand for all
-    are traced only where a candidate may fit, and of the baseline: no speed is known of the others, but where all
-    micro-batches are nearly as large. Where a step has no predicted time, its largest micro-batches are enough.
+    Candidates are in their normal form, and need not be in the problem's space. Only depth is extrapolated. Candidates
+    with equal training plans are traced once. The largest micro-batches are traced first. The typical ones, which give
+    the time, are traced only for the baseline, and for candidates that may fit; other candidates have no speed, unless
+    all of their micro-batches are nearly as large. If steps have no predicted time, only the largest are traced.
 
     Args:
-        device: as :class:`autotune.planning.single.PlanTracer` has it.
+        device: see :class:`autotune.planning.single.PlanTracer`.
         budget_bytes: memory that training may need.
     """
 
@@ -38,14 +38,14 @@ class Evaluator:
         self.device = device
         self.budget_bytes = budget_bytes
         self.traces = traces
-        # By the fingerprints of training plans, which candidates have.
+        # By fingerprint of the training plan; `_known` maps candidates to fingerprints.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._known: dict[Candidate, str] = {}
         self._confirmed: set[Candidate] = set()
         self._tracer = PlanTracer(traces, problem.setting, device)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
-        """Return the estimates of candidates, in their order; what is missing is traced, all at once.
+        """Return the estimates of candidates, in their order; missing traces are run together.
 
         Raises:
             AutotuneError: traces cannot be run.
@@ -65,7 +65,7 @@ class Evaluator:
         return [self.estimate(candidate) for candidate in candidates]
 
     def _is_open(self, name: str) -> bool:
-        """Whether a training plan was not traced, or another try may succeed."""
+        """Whether a training plan was not traced, or a repeated trace may succeed."""
         found = self._plans.get(name)
         return found is None or (isinstance(found, Untraceable) and not found.lasting)
 
@@ -79,7 +79,7 @@ class Evaluator:
         return estimate.may_fit or candidate == self.problem.baseline
 
     def for_problem(self, problem: TrainerProblem) -> Evaluator:
-        """Return the evaluator of another problem of the same workload, with the candidates of this one."""
+        """Return the evaluator of another problem of the same workload, with the same candidates evaluated."""
         found = Evaluator(problem, self.device, self.budget_bytes, self.traces)
         found.run([*self._known])
         return found
@@ -91,7 +91,7 @@ class Evaluator:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The legal candidates that were evaluated, the first one first."""
+        """The legal candidates that were evaluated, in order."""
         return tuple(candidate for candidate in self._known if self.problem.illegal(candidate) is None)
 
     @property
@@ -106,7 +106,7 @@ class Evaluator:
 
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
-        """The reason why each candidate that failed could not be traced: the rule that it violates, or the failure."""
+        """The candidates that could not be traced, each with the violated rule or the failure."""
         found = {candidate: self._plans[name] for candidate, name in self._known.items()}
         return {
             candidate: self.problem.illegal(candidate) or traced.reason
@@ -116,7 +116,7 @@ class Evaluator:
 
     @property
     def why_unknown(self) -> str:
-        """Why nothing is known of any candidate: the baseline's reason, or else that of another one."""
+        """Why no candidate has an estimate: the baseline's reason, or else that of another one."""
         found = (self.estimate(self.problem.baseline), *self.ranked())
         return next((each.reason for each in found if each.reason), "nothing could be predicted")
 
@@ -126,13 +126,13 @@ class Evaluator:
     def ranked(self) -> list[Estimate]:
         """Return the estimates of the legal candidates that were evaluated.
 
-        Those that fit come first, the fastest first; then those that do not fit, the least memory first; then those
-        without an estimate.
+        Order: candidates that fit, by descending speed; those that do not fit, by ascending memory; those without an
+        estimate.
         """
         return sorted(map(self.estimate, self.candidates), key=rank)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate, with what vLLM holds meanwhile; unknown if it was not evaluated."""
+        """Return the estimate of a candidate, including vLLM's memory; unknown if it was not evaluated."""
         if candidate not in self._known:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
         traced = self._plans[self._known[candidate]]
@@ -156,15 +156,15 @@ class Evaluator:
         )
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
-        """Return a candidate as it was traced, or None."""
+        """Return the traced plan of a candidate, or None."""
         traced = self._plans.get(self._known.get(candidate, ""))
         return traced if isinstance(traced, TracedPlan) else None
 
     def confirm_at_full_depth(self, count: int) -> None:
-        """Trace the first ``count`` distinct candidates and the baseline at full depth where they may fit.
+        """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit.
 
-        What does not fit by that is replaced by the next, which is traced too. The best one is traced once more, with
-        micro-batches of varied lengths.
+        Candidates that do not fit at full depth are replaced by the next ones, which are traced too. The best one is
+        traced once more, with micro-batches of varied lengths.
         """
         while missing := [
             each.candidate
@@ -177,10 +177,10 @@ class Evaluator:
             self.trace_full_depth([best.candidate])
 
     def trace_full_depth(self, candidates: Sequence[Candidate], *, varied: bool = True) -> None:
-        """Trace candidates at full depth; their later estimates follow from it.
+        """Trace candidates at full depth; later estimates use these traces.
 
         Args:
-            varied: whether to trace micro-batches of varied lengths, too, where lengths vary.
+            varied: whether to trace micro-batches of varied lengths as well, if lengths vary.
         """
         found = {self._known.get(candidate, ""): self.traced_plan(candidate) for candidate in candidates}
         plans = {name: traced for name, traced in found.items() if traced is not None}
@@ -199,7 +199,7 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
     """Return the timeline of a step, thinned.
 
     Args:
-        memory: of the plan with its engine.
+        memory: the plan's estimate, including its engine.
     """
     at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in BESIDE_TENSORS}
     most_bytes = sum(at_peak.values())
@@ -218,7 +218,7 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
     return MemoryTimeline(
         marks=tuple(marks),
         levels={name: tuple([levels.get(name, 0) for levels in moments]) for name in names},
-        # Of moments that hold equally much, the one that the breakdown is of.
+        # Among equal totals, the moment of the breakdown.
         peak=max(range(len(moments)), key=lambda moment: (totals[moment], are_peak[moment])),
         breakdown=memory.breakdown,
         error=memory.error,
@@ -228,7 +228,7 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
 
 
 def _at_most(levels: Levels, most: int) -> Levels:
-    """Return the bytes of a moment without the few that rounding by category adds to those of the peak."""
+    """Return the bytes of a moment, reduced to at most the peak: rounding by category may exceed it by a few bytes."""
     excess = sum(levels.values()) - most
     if excess <= 0:
         return levels

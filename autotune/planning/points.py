@@ -1,4 +1,4 @@
-"""The traces of a training plan at one micro-batch size: at few layers, from which all are extrapolated."""
+"""Chooses the depths at which a training plan is traced, and builds the trace requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.planning.extrapolation.series import LAYERS_AT_EDGES
 from autotune.techniques.traits import impact_in
 from autotune.trainers import find_trainer
 
-# The first and the last layer run with different tensors held, so a trace needs both.
+# Different tensors are live during the first and the last layer, so a trace needs both.
 _FEWEST = 2
 _WITH_EDGES = 2 * LAYERS_AT_EDGES
 
@@ -25,7 +25,7 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: boo
     """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat.
 
     Args:
-        for_memory: whether memory is wanted, too; else the time of a step alone, which is a sum over layers.
+        for_memory: whether memory is needed; else only the time of a step, which is a sum over layers.
     """
     impact = impact_in(plan)
     if impact.needs_all_layers or (impact.uneven and for_memory):
@@ -36,15 +36,15 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: boo
 def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) -> tuple[int, ...]:
     """Return the one or two depths from which the full depth can be extrapolated.
 
-    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layers' pattern.
-    If that is no less than the whole model, only the whole model is traced.
+    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern. If
+    that is at least the full depth, only the full depth is traced.
 
     Example: 32 equal layers give ``(2, 3)``; 32 layers of two alternating kinds give ``(2, 4)``.
 
     Args:
         kinds: the kind of each layer, in order.
         every: a period that a technique adds, such as checkpointing every second layer.
-        edges: whether the first and the last periods are unlike those between, so that there have to be more.
+        edges: whether the first and last periods differ from those between, which needs more periods.
     """
     layers = len(kinds)
     start, period = _repetition(kinds)
@@ -56,7 +56,7 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
-    """Return the layer at which the pattern starts to repeat, and its period; the smallest sum of the two is taken."""
+    """Return the layer at which the pattern starts to repeat and its period, with the smallest sum of the two."""
     layers = len(kinds)
     found = (
         (start, period)
@@ -103,7 +103,7 @@ def trace_request(
 
 
 def chosen_rows(shape: Shape, workload: Workload) -> ChosenRows | None:
-    """Return the rows of a dataset that make a micro-batch of a shape, or None where its tokens are enough."""
+    """Return the dataset rows of a micro-batch's shape, or None if synthetic rows with its tokens suffice."""
     profile = workload.evaluation if shape.evaluated else workload.dataset
     if not shape.chosen or profile is None:
         return None

@@ -1,4 +1,4 @@
-"""Predicts candidates from traced estimates, and raises the memory once probes ran out of it."""
+"""Predicts candidates from traced estimates, and raises predicted memory after probes ran out of memory."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ class Estimates(Runner, Protocol):
 class PlannedPredictor(Predictor):
     """Predicts memory and rate from traces.
 
-    Both are those of the traces. What probes teach of rates is learnt by choice, by the search
-    (:mod:`autotune.study.surrogate`). Of memory they teach nothing: of 30 probes on two H100s that came after at least
-    two others of the same model and rows (`benchmarks/gpu/results`), reserved memory as traced was 1.5 % off in the
-    mean, 1.8 % with the median factor or difference of those before, and 1.9 % with their errors by choice.
+    Measured rates do not change predictions; the search learns from them per choice (:mod:`autotune.study.surrogate`).
+    Measured memory does not improve predictions: for 30 probes on two H100s after at least two others of the same model
+    and rows (`benchmarks/gpu/results`), traced reserved memory was 1.5 % off in the mean, 1.8 % with the median factor
+    or difference of the earlier probes, and 1.9 % with their errors per choice.
 
-    A probe that ran out of memory shows that its candidate needs more than the limit, and raises all predictions until
-    its own does; less where that would contradict a probe that fitted. The raise ranks, and rules nothing out.
+    A probe that ran out of memory shows that its candidate needs more than the limit. All predictions are raised by a
+    common factor until its own exceeds the limit, but not so far that a probe that fitted would. The raise only affects
+    the ranking, and vetoes no candidate.
 
     Args:
-        trace_least: traces further candidates that may need the least memory, while its argument returns True; called
-            when that is asked for, until it has come to its end.
+        trace_least: traces further candidates that may need the least memory while its argument returns True; called
+            by :meth:`least` until it has finished once.
 
     Attributes:
-        raised: factor by which memory was raised since candidates ran out of it; 1 where none did.
+        raised: factor by which memory predictions are raised; 1 if no candidate ran out of memory.
     """
 
     traces = True
@@ -83,7 +84,7 @@ class PlannedPredictor(Predictor):
         return self.predict(candidate)
 
     def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
-        """Return the candidate with the smallest predicted need, traced at its own sizes; None if it is not known."""
+        """Return the candidate with the smallest predicted need, traced at its own sizes; None if unknown."""
         if not self._traced_least and self._lightest() is not None and goes_on():
             self._tracing(lambda: self._trace_least(goes_on))
             self._traced_least = goes_on()
@@ -99,7 +100,7 @@ class PlannedPredictor(Predictor):
         return self._estimates.candidates
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Update the raise with a measurement; it is recomputed when its estimate changes."""
+        """Update the raise with a measurement; it is recomputed after further traces."""
         if measurement.ok or measurement.status is ProbeStatus.OUT_OF_MEMORY:
             self._measured[candidate] = measurement
             self._raise()
@@ -115,7 +116,7 @@ class PlannedPredictor(Predictor):
         return tuple(notes)
 
     def _tracing(self, trace: Callable[[], object]) -> None:
-        """Run traces, and raise what follows from them; a failure ends no search."""
+        """Run traces, then recompute the raise; a failure is noted and does not end the search."""
         try:
             trace()
         except AutotuneError as error:
@@ -130,7 +131,7 @@ class PlannedPredictor(Predictor):
         on_cpu = self._device == "cpu"
         need_bytes = max(1, round(self.raised * memory.device_bytes))
         if on_cpu:
-            # What a process holds in addition to its tensors is not the same for all, and rules nothing out.
+            # A process's memory beyond its tensors varies, so it must not veto a candidate.
             error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
         else:
             stated = min(1.0, memory.error)
@@ -139,7 +140,7 @@ class PlannedPredictor(Predictor):
         if shown is not None and not shown.ok:
             need_bytes = max(need_bytes, self._limit_bytes + 1)
         elif shown is not None and on_cpu:
-            # The limit held, and nothing else of the measurement says how much was mapped.
+            # The probe fitted the limit; the measurement contains no closer bound of mapped memory.
             need_bytes = min(need_bytes, self._limit_bytes)
         return Prediction(
             need_bytes=need_bytes,

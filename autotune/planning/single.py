@@ -1,4 +1,4 @@
-"""Estimates training plans by traces at the sizes of their own micro-batches, without a search space around them."""
+"""Estimates single training plans from traces at the sizes of their own micro-batches."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autotune.techniques.traits import impact_in, untimed
 from autotune.trainers import find_trainer
 
 Size = tuple[Layout, Shape]
-"""A micro-batch that a plan runs."""
+"""Layout and shape of a micro-batch."""
 _NEARLY = 0.02
-"""Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens.
-That is off by 2 % at most, where the host bounds the time of both."""
+"""Relative difference in tokens up to which a micro-batch's time is scaled from the largest one, in proportion to the
+tokens. The error is at most 2 %, if the time of both is host-bound."""
 
 
 class UntraceableError(Exception):
@@ -48,11 +48,7 @@ class VllmError(Exception):
 
 @dataclass(frozen=True)
 class Sized:
-    """A training plan with the micro-batches that it makes.
-
-    Attributes:
-        geometry: of its training, and of its evaluation if there is one.
-    """
+    """A training plan with its batch geometry, including that of evaluation if there is one."""
 
     plan: TrainingPlan
     geometry: BatchGeometry
@@ -63,7 +59,7 @@ class Sized:
         return self.sizes(timed=True).keys() == self.sizes(timed=False).keys()
 
     def sizes(self, *, timed: bool) -> Mapping[Size, None]:
-        """Return each size once that the plan is traced at, for memory alone or for the time of a step too."""
+        """Return the distinct sizes at which the plan is traced, for memory alone or also for the time of a step."""
         geometry = self.geometry
         every = [_full(geometry, shape) for shape in geometry.shapes]
         if timed:
@@ -72,7 +68,7 @@ class Sized:
         return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
 
     def at_worst(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast where the largest micro-batches are of a size, given the traces at each size."""
+        """Return the forecast with ``size`` as the largest micro-batch, given the traces at each size."""
         geometry, growing = self.geometry, self.plan.expandable_segments
         found = fits[size].forecast(geometry.micro_batches, growing)
         for phase in phases_at_own_size(geometry, size[1]):
@@ -81,9 +77,9 @@ class Sized:
         return found.spread(self.plan.pass_share)
 
     def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own.
+        """Return the forecast with mean times over all micro-batches, and over all runs of phases with their own sizes.
 
-        Of the micro-batches that several ranks run at once, the time is that of the largest.
+        If several ranks run micro-batches at once, the time of the largest counts.
         """
         geometry, growing = self.geometry, self.plan.expandable_segments
 
@@ -97,10 +93,10 @@ class Sized:
         return found.spread(self.plan.pass_share)
 
     def _timed(self, typical: Typical) -> tuple[Size, float]:
-        """Return the size that a typical one is timed at, and the weight of the time there.
+        """Return the size at which a typical micro-batch is timed, and the weight of that time.
 
-        One of nearly the size of the largest, which is traced for its memory, is timed by that; others with tokens that
-        the ranks that share a row can share.
+        A micro-batch of nearly the largest size is timed by the largest, which is traced for memory anyway. Others are
+        rounded to tokens that divide evenly among ranks that share a row.
         """
         geometry, plan = self.geometry, self.plan
         worst, shape = geometry.worst, typical.shape
@@ -119,12 +115,12 @@ class TracedPlan(Sized):
     """A training plan that was traced at its own sizes.
 
     Attributes:
-        geometry: of the sizes that may need the most memory, the one that does is its worst.
+        geometry: its worst shape is the one that needs the most memory by the traces.
         worst: forecast of that micro-batch, for the whole model.
-        mean: the same with the mean times over all micro-batches if it was timed; else with those of the widest one.
-        memory: of the training alone, without what vLLM holds. Its time is that of ``mean``.
-        timed: whether all sizes were traced that stand for its micro-batches.
-        fits: of the traces, by size.
+        mean: the same with the mean times over all micro-batches if ``timed``; else with those of the widest one.
+        memory: of the training alone, excluding vLLM's memory. Its time is that of ``mean``.
+        timed: whether all sizes that represent its micro-batches were traced.
+        fits: extrapolated traces, by size.
     """
 
     worst: Forecast
@@ -169,7 +165,7 @@ class TracedPlan(Sized):
 
 
 class PlanTracer:
-    """Traces plans: only the depth is extrapolated.
+    """Traces plans; only depth is extrapolated.
 
     Args:
         device: the GPU, or a CPU whose speeds were measured; None: any CPU, without times, where tensors alone count.
@@ -203,11 +199,11 @@ class PlanTracer:
         return replace(shared, assumptions=found.assumptions)
 
     def traced(self, every: Sequence[Sized], *, timed: bool) -> list[TracedPlan | Untraceable]:
-        """Return the plans as they are traced, or why they cannot be; all traces are requested at once.
+        """Return the traced plans, or why they cannot be traced; all traces are requested at once.
 
         Args:
-            timed: whether the sizes that stand for all micro-batches are traced for the time of a step; else it is that
-                of the largest.
+            timed: whether to trace the sizes that represent all micro-batches for the time of a step; else the time is
+                that of the largest.
         """
         wanted = [self._requests(sized, timed=timed) for sized in every]
         requests = [request for sizes in wanted for depths in sizes.values() for request in depths.values()]
@@ -218,9 +214,9 @@ class PlanTracer:
         ]
 
     def _largest(self, sized: Sized) -> list[Size]:
-        """Return the sizes of the micro-batches of which each may need the most memory.
+        """Return the sizes of micro-batches that may need the most memory.
 
-        One of equally long rows has no mask, and without it attention may need more.
+        A micro-batch of equally long rows has no mask, and attention may need more without one.
         """
         plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
         found = [_full(geometry, shape) for shape in geometry.shapes]
@@ -238,14 +234,14 @@ class PlanTracer:
         return found
 
     def whole(self, every: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
-        """Return plans with their worst micro-batches traced at full depth, or as they are where that fails.
+        """Return plans with their worst micro-batches traced at full depth, or unchanged if that fails.
 
-        What the caching allocator reserves cannot be extrapolated: which freed blocks later tensors fit into changes
-        with the depth. Example: of a Llama of 1.1B parameters it leaves 0.5 GB unused with 4 of its 22 layers, and 1.2
-        with all. The CPU's allocator keeps no cache.
+        Reserved bytes cannot be extrapolated: which freed blocks later tensors fit into changes with depth. Example: a
+        Llama of 1.1B parameters has 0.5 GB of unused reserved memory with 4 of its 22 layers, and 1.2 with all. The
+        CPU's allocator has no cache.
 
         Args:
-            varied: whether to trace what micro-batches of varied lengths may add, where lengths vary.
+            varied: whether to trace the additional memory of micro-batches of varied lengths, if lengths vary.
         """
         if self._setting.machine.hardware.kind == "cpu":
             return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in every]
@@ -272,7 +268,7 @@ class PlanTracer:
         return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
 
     def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
-        """Return the requests of a plan by size and depth; of sizes for the time alone, the steps alone are traced."""
+        """Return the requests of a plan by size and depth; for sizes needed for time alone, only steps are traced."""
         plan, setting, device = sized.plan, self._setting, self._device
         for_memory = {**dict.fromkeys(self._largest(sized)), **sized.sizes(timed=False)}
         found = {}
@@ -315,7 +311,7 @@ class PlanTracer:
 
 @dataclass(frozen=True)
 class PhaseAtOwnSize:
-    """A phase with sizes of its own: where it needs the most memory, and how often a step runs it."""
+    """A phase with its own sizes: the size with the most memory, and the number of runs per step."""
 
     phase: str
     size: Size
@@ -324,7 +320,7 @@ class PhaseAtOwnSize:
 
 
 def phases_at_own_size(geometry: BatchGeometry, shape: Shape) -> Iterator[PhaseAtOwnSize]:
-    """Yield the phases with sizes of their own beside the worst micro-batches, which are of a shape."""
+    """Yield the phases with their own sizes, for a training whose worst micro-batches have ``shape``."""
     for apart in geometry.apart:
         size = _full(geometry, apart.shape_for(shape))
         yield PhaseAtOwnSize(apart.phase, size, geometry.micro_batches, apart.per_step)

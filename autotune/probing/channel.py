@@ -1,4 +1,4 @@
-"""Starts processes that run modules of this package, and exchanges commands and events with servers of jobs."""
+"""Starts processes that run modules of this package, and exchanges commands and events with job servers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import IO, Any
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
-# Longest wait at once: of the time for which this process was stopped meanwhile, no more counts into a time limit.
+# Maximum single wait: if this process is suspended, at most this much of the suspension counts towards a time limit.
 _WAIT_SECONDS = 1.0
-# Variables by which torchrun, accelerate and DeepSpeed pass a process its rank in a group, and its engine
-# (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI and of what starts its
-# processes, by which accelerate takes a process on a CPU for one of a group (``state.py``).
+# Variables with which torchrun, accelerate and DeepSpeed pass a process its rank and its engine
+# (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI launchers, by which
+# accelerate considers a process on a CPU part of a group (``state.py``).
 _LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CROSS_RANK",
     "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -39,14 +39,14 @@ class ChannelClosed(Exception):  # noqa: N818 an event, signalled by an exceptio
 
 
 class Channel:
-    """A connection to a process. It carries commands to it and events from it, one JSON per line.
+    """A connection to a process: commands to it and events from it, one JSON object per line.
 
     Args:
         end: this process's end, a stream socket.
 
     Attributes:
-        ready: whether the event has come that the process accepts commands.
-        pid: its process id; None as long as it is not known, and once its end was reported or is not awaited any more.
+        ready: whether the process has reported that it accepts commands.
+        pid: its process id; None until it is known, after its end was reported, and after :meth:`disconnect`.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -67,9 +67,9 @@ class Channel:
             raise ChannelClosed from error
 
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
-        """Return the next event, or None when none came in time.
+        """Return the next event, or None after the time-out.
 
-        A scheduler that suspends a job stops all of its processes: that time does not count.
+        A scheduler that suspends a job stops all of its processes; this time does not count.
 
         Raises:
             ChannelClosed: the process has ended, or the channel is closed.
@@ -100,22 +100,22 @@ class Channel:
         return event
 
     def kill(self) -> None:
-        """Kill the process with its group, if its end was not reported."""
-        # Another thread may receive that report meanwhile.
+        """Kill the process group, unless the end of the process was reported."""
+        # Another thread may receive the report concurrently.
         if (pid := self.pid) is not None:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
 
     def disconnect(self) -> None:
-        """Close this end, at which the process ends unless a job runs in it."""
+        """Close this end of the socket; an idle process then exits."""
         self.pid = None
         self._end.close()
 
 
 def environment_of(further: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that runs a module of this package: this one's, with further variables.
+    """Return this process's environment with further variables, for a process that runs a module of this package.
 
-    It has no variables of a launcher: this process may be one of its ranks, those that it starts are not.
+    Launcher variables are removed: this process may be a rank of a group, its children are not.
     """
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     outside = {
@@ -136,7 +136,7 @@ def started(
         environment: variables in addition to those of this process.
 
     Returns:
-        The process, this one's end of the socket that is its standard input, and the file that gets what it prints.
+        The process, this end of the socket that is its standard input, and the file that receives its output.
     """
     output = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
     ours, theirs = socket.socketpair()
@@ -181,7 +181,7 @@ class Started(Channel):
         return process
 
     def status(self) -> int | None:
-        """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
+        """Return the exit status of a server that has ended, negative for a signal; None if it is unknown."""
         try:
             return self._process.wait(_CLOSING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -190,7 +190,7 @@ class Started(Channel):
     def close(self) -> str:
         """End the server and return the end of what it has printed."""
         if not self.ready:
-            # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
+            # It is still importing: there is no job to end, and an orderly shutdown would wait for the imports.
             self._process.kill()
         self.disconnect()
         try:
@@ -208,6 +208,6 @@ def signal_name(number: int | None) -> str:
 
 
 def end_of(file: IO[bytes], most_bytes: int = 4000) -> str:
-    """Return the end of a file, whose other users go on where they were."""
+    """Return the end of a file, without a change of the shared file position."""
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), most_bytes, max(0, size - most_bytes)).decode(errors="replace").strip()

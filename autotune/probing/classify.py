@@ -1,4 +1,4 @@
-"""Derives the status of a probe that left no readable reply from how its process ended, with evidence in words."""
+"""Classifies a probe without a readable reply by the exit of its process and its log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autotune.probing.channel import signal_name
 from autotune.probing.server import JobExit
 from autotune.units import format_bytes, format_duration
 
-# What libstdc++ prints when a failed allocation is not caught.
+# Message of libstdc++ for an uncaught allocation failure.
 _BAD_ALLOC = "std::bad_alloc"
-# What libraries such as bitsandbytes print when they end the process because CUDA is out of memory.
+# Message of libraries, such as bitsandbytes, that end the process when CUDA is out of memory.
 _DEVICE_OUT_OF_MEMORY = "out of memory"
 
 
@@ -26,8 +26,8 @@ def classify(
     Args:
         unreadable: why its reply could not be read.
         log: the last lines of its log.
-        device: that it trained on.
-        limit_bytes: the limit that it enforced on itself, or None.
+        device: the device of the training.
+        limit_bytes: the enforced memory limit, or None.
     """
     name = signal_name(ending.signal)
     if ending.timed_out:
@@ -48,7 +48,7 @@ def classify(
     evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
     if evidence is None:
         return Measurement(ProbeStatus.CRASHED, f"{ended}{log_end}")
-    # Whether the budget limits the memory that ran out.
+    # Does the budget apply to the memory that ran out?
     if device == "cpu" or _DEVICE_OUT_OF_MEMORY in evidence.lower():
         limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
         return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log has {evidence!r}")
@@ -56,7 +56,7 @@ def classify(
 
 
 def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
-    """Whether a line of a log reports that memory ran out; on a CPU without a limit, a request may be absurdly big."""
+    """Whether a log line reports that memory ran out; on a CPU without a limit, bad_alloc may be an absurd request."""
     if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
         return True
     return _DEVICE_OUT_OF_MEMORY in line.lower()

@@ -1,4 +1,4 @@
-"""The jobs of a server as functions, from a request to a reply or a measurement."""
+"""The jobs of a server as functions that take a request and return a reply or a measurement."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from autotune.units import format_duration
 Q = TypeVar("Q")
 R = TypeVar("R")
 FAILED = "A job failed with "
-"""The beginning of the message of a job that ended with an error."""
+"""Prefix of the message of a job that failed with an error."""
 _SHOWN_LINES = 5
 
 
@@ -53,7 +53,7 @@ def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_se
 
     Raises:
         InputError: the model or the dataset cannot be used.
-        JobLostError: it took longer than it may.
+        JobLostError: the time limit was exceeded.
         AutotuneError: the job failed in another way; the message names its log.
     """
     ending = server.run(Job.PREPARE, request, folder, timeout_seconds)
@@ -99,17 +99,17 @@ measure_operators = _Asks(Job.MEASURE_OPERATORS, OperatorsRequest, OperatorsRepl
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
-    """Run training steps and return the measurement. A probe that fails is a measurement as well, not an exception.
+    """Run training steps and return the measurement. A failed probe is a measurement as well, not an exception.
 
-    A probe in one process that is killed, not for want of memory as far as can be seen, runs once more where as much
-    time is left: what killed it may have nothing to do with its candidate.
+    A single-process probe that is killed without evidence of memory exhaustion is repeated once, if as much time is
+    left: the cause may be unrelated to its candidate.
 
     Args:
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
 
     Raises:
-        InputError: the folder was removed or cannot be written, the disk is full, or the model cannot be read any more.
-        ProbeServerError: probes cannot be started at all.
+        InputError: the folder was removed or cannot be written, the disk is full, or the model can no longer be read.
+        ProbeServerError: probes cannot be started.
     """
     ending, measurement = _probed(server, request, folder, timeout_seconds)
     left = None if timeout_seconds is None else timeout_seconds - ending.wall_seconds
@@ -135,9 +135,9 @@ def _probed(
 
 
 def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
-    """Run a probe in a process for each rank; return the measurement of one that failed, or what all of them need.
+    """Run a probe in one process per rank; return the measurement of a failed rank, or that of all ranks combined.
 
-    When a rank fails, the others are killed: they would wait for it in a collective operation for ever.
+    When a rank fails, the others are killed: they would wait for it in a collective operation forever.
     """
     count = request.plan.launch.processes
     folders = [folder / RANK_FOLDER.format(rank=rank) for rank in range(count)]
@@ -147,7 +147,7 @@ def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_se
         port = stack.enter_context(held_port())
         workers = [stack.enter_context(closing(Worker(server))) for _ in folders]
         pool = stack.enter_context(ThreadPoolExecutor(count))
-        # After an error or an interrupt, threads still wait for their ranks.
+        # After an error or an interrupt, threads are still waiting for their ranks.
         stack.callback(_interrupt, workers)
         running = {
             pool.submit(
@@ -165,7 +165,7 @@ def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_se
                 _interrupt(workers)
     if not failed:
         return of_ranks([found[rank] for rank in range(count)])
-    # A rank that runs out of memory makes the others fail in the operation in which they wait for it.
+    # A rank that runs out of memory makes the others fail in a collective operation, so it takes precedence.
     rank = min(failed, key=lambda rank: found[rank].status not in OUT_OF_MEMORY)
     of_all = found[rank].status is ProbeStatus.TIMEOUT
     return found[rank] if of_all else replace(found[rank], reason=f"rank {rank}: {found[rank].reason}")
@@ -203,7 +203,7 @@ def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
 
 
 def _lost(ending: JobExit, error: ExchangeError) -> str:
-    """Return how a job ended that left no readable reply."""
+    """Return a description of the end of a job without a readable reply."""
     if ending.timed_out:
         return f"exceeded its time limit and was killed after {format_duration(ending.wall_seconds)}"
     if ending.ran_out_of_memory:
@@ -226,7 +226,7 @@ _LINE_CHARACTERS = 300
 
 
 def last_lines(folder: Path, count: int) -> list[str]:
-    """Return up to ``count`` of the last lines of a job's log that are not blank; none when there is no log."""
+    """Return up to ``count`` of the last non-blank lines of a job's log; empty without a log."""
     try:
         with (folder / LOG_FILE).open("rb") as log:
             text = end_of(log, _READ_BYTES)

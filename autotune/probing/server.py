@@ -29,15 +29,15 @@ _SHOWN_LINES = 5
 
 @dataclass(frozen=True)
 class JobExit:
-    """How a job's process ended.
+    """The end of a job's process.
 
     Attributes:
         code: its exit status, or None.
         signal: the number of the signal that ended it, or None.
         timed_out: whether it was killed because of its time limit.
-        server_died: whether the server ended first, and the process with it, or the process was closed.
+        server_died: whether the connection was lost: the server died, and the process with it, or it was closed.
         wall_seconds: time from the request to the end.
-        kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
+        kills: number of out-of-memory kills by the kernel meanwhile, as counted by control groups.
     """
 
     wall_seconds: float
@@ -49,22 +49,22 @@ class JobExit:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether something outside killed it while the kernel killed a process because memory ran out."""
+        """Whether the process was killed while the kernel counted an out-of-memory kill."""
         return self.kills > 0 and (self.signal == signal.SIGKILL or self.server_died)
 
 
 class JobServer:
-    """Starts processes for jobs, by a server process that has preloaded the imports.
+    """Starts processes for jobs through a server process that has preloaded the imports.
 
-    The server starts in the background when this object is made; the first job waits for it. A server that dies is
-    replaced, once: when two die with no job completed in between, or one fails to start, jobs cannot be run. Threads
-    may start processes while one runs a job.
+    The server starts in the background at construction; the first job waits for it. A server that dies is replaced
+    once: if two die without a completed job in between, or one fails to start, an error is raised. Other threads may
+    start processes while one runs a job.
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
             CPU, the environment is that of :func:`autotune.inspection.cpu.cpu_variables`.
         threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
-        processes: most processes of a job, each with a GPU of its own.
+        processes: maximum number of processes of a job, each with its own GPU.
         share: the part of the machine that the server and its jobs see and run on.
         spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
             uninitialised.
@@ -89,7 +89,7 @@ class JobServer:
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
-        # Held where the server is started, waited for, commanded, or replaced.
+        # Held while the server is started, waited for, commanded, or replaced.
         self._lock = RLock()
         self._channel: Started | None = Started(self._arguments, self._environment)
 
@@ -111,7 +111,7 @@ class JobServer:
         return self._channel.pid if self._channel is not None else None
 
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
-        """Run a job in a process of its own; no process of its group is left afterwards. See :meth:`Worker.run`."""
+        """Run a job in its own process, whose process group has ended afterwards. See :meth:`Worker.run`."""
         with contextlib.closing(Worker(self)) as worker:
             return worker.run(job, request, folder, timeout_seconds)
 
@@ -124,12 +124,12 @@ class JobServer:
         self._ready_channel()
 
     def start(self) -> tuple[Channel, Started]:
-        """Start a process for jobs; return the connection to it, and the server, with which it ends.
+        """Start a process for jobs; return the connection to it, and its server.
 
         Raises:
             ProbeServerError: the server could not be started, or died and could not be replaced.
         """
-        # With the lock, since one that is found dead is replaced.
+        # Locked, since a dead server is replaced.
         with self._lock:
             while True:
                 server = self._ready_channel()
@@ -139,7 +139,7 @@ class JobServer:
                     self.replace(server)
 
     def job_completed(self) -> None:
-        """Forget earlier deaths of servers: jobs can be run."""
+        """Reset the count of dead servers."""
         self._deaths = 0
 
     def _ready_channel(self) -> Started:
@@ -154,20 +154,20 @@ class JobServer:
                 status = channel.status()
                 if status is not None and status >= 0:
                     raise self._given_up("could not be started") from error
-                # Such as by the kernel, for want of memory that a moment later may be free.
+                # For instance by the kernel, for lack of memory that may be free a moment later.
                 killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
                 self.replace(channel, f"{killed} twice while it started")
                 return self._ready_channel()
             return channel
 
     def replace(self, dead: Started, twice: str = "died twice") -> None:
-        """Start another server in place of one that has died; do nothing if another thread has, or this is closed.
+        """Start another server in place of a dead one; do nothing if another thread has, or this is closed.
 
         Args:
-            twice: text of the error if another server has died before, without a job completed since.
+            twice: text of the error if another server has died before, without a completed job since.
 
         Raises:
-            ProbeServerError: another one has.
+            ProbeServerError: another server has died before, without a completed job since.
         """
         with self._lock:
             if dead is not self._channel:
@@ -185,16 +185,16 @@ class JobServer:
 
 
 class Worker:
-    """A process that a job server starts, which runs one job after another. It ends with the server.
+    """A process that a job server starts, which runs jobs one after another. It ends with the server.
 
-    A job that fails may leave it in a bad state, and it is up to the caller to close it then. After a time-out, or if
-    its process has ended, it runs no further job.
+    A failed job may leave it in a bad state; the caller has to close it then. After a time-out, or after its process
+    has ended, it runs no further job.
 
     Args:
         server: the server, which may still be starting.
 
     Attributes:
-        jobs: the number of jobs that it has run.
+        jobs: number of completed jobs.
 
     Raises:
         ProbeServerError: the server could not be started, or died and could not be replaced.
@@ -218,7 +218,7 @@ class Worker:
 
         Args:
             timeout_seconds: time after which the process is killed, from the start of the job; None: never.
-            env: the variables of a rank of several; None for a process that trains alone.
+            env: a launcher's environment variables for this rank; None for a single process.
 
         Raises:
             InputError: the folder cannot be written, or the disk is full.
@@ -250,12 +250,12 @@ class Worker:
         )
 
     def interrupt(self) -> None:
-        """Kill the process; for another thread than the one that waits for a job."""
+        """Kill the process; may be called while another thread waits for a job."""
         self._interrupted = True
         self._channel.kill()
 
     def close(self) -> None:
-        """End the process, with every process that it started, and wait for that."""
+        """Kill the process and its process group, and wait for their end."""
         self.interrupt()
         with contextlib.suppress(ChannelClosed):
             while self._channel.pid is not None and self._channel.receive(_KILLING_SECONDS) is not None:
@@ -264,7 +264,7 @@ class Worker:
 
 
 def send_request(job: str, request: object, folder: Path) -> float:
-    """Write a request and return when it was sent.
+    """Write a request and return its time, on the clock of :func:`time.monotonic`.
 
     Raises:
         InputError: the folder cannot be written, or the disk is full.
@@ -279,9 +279,9 @@ def received_reply(folder: Path, expected: type[R]) -> R | Failure:
     """Return the reply in the folder of a job that has ended.
 
     Raises:
-        ExchangeError: it is absent or cannot be read.
-        InputError: it is, because the folder was removed or cannot be written, or the disk is full; or it names a
-            problem of the user's input.
+        ExchangeError: the reply is absent or cannot be read.
+        InputError: the folder was removed or cannot be written, or the disk is full; or the reply reports a problem of
+            the user's input.
     """
     try:
         reply = read_reply(folder, expected)

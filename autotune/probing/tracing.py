@@ -1,4 +1,4 @@
-"""Runs traces in processes that stay, several at a time if there are enough cores."""
+"""Runs traces in persistent worker processes, several at a time if there are enough cores."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Untraceable:
     """A step that cannot be traced.
 
     Attributes:
-        reason: why, with the name of the operator or the combination.
-        lasting: whether another try would fail too, so that the result may be kept.
+        reason: a description, with the name of the operator or the combination.
+        lasting: whether another try would fail too, so that the result may be cached.
         raised_at: see :attr:`autotune.core.protocol.Failure.raised_at`.
     """
 
@@ -37,24 +37,24 @@ class Untraceable:
 
 
 Traced = TraceReply | Untraceable
-# Each has about half a GiB, of which it shares half with the server.
+# A worker takes about half a GiB, half of which it shares with the server.
 _MOST_AT_ONCE = 8
-# Idle ones keep what was loaded for other models and patched in other libraries.
+# Idle workers keep other models' modules, and other patches of libraries, for later traces.
 _MOST_WORKERS = 12
 _LONGEST_SECONDS = 120.0
-# Between two tries to end the traces that run.
+# Interval between two attempts to end the running traces.
 _INTERVAL_SECONDS = 0.25
 
 
 class ServerTracer:
     """Runs traces in workers of a job server, which is started at the first request and ended with this object.
 
-    Workers stay until then, one per core for each way in which plans patch libraries.
+    Workers persist until then, one per core for each way in which plans patch libraries.
 
     Args:
         cores: number of cores that may be used.
-        lent: a running server that sees no GPU, to start workers by; it is left running. None: one is started.
-        early: start it when this object is made: it imports what traces need while something else is done.
+        lent: a running server without a GPU, for the workers; it is left running. None: a server is started.
+        early: start the server at construction, so that it imports modules in the meantime.
 
     Attributes:
         folder: the directory for the folders of jobs.
@@ -78,7 +78,7 @@ class ServerTracer:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        # First, so that they end together.
+        # Interrupt all first, so that they end concurrently.
         for _, worker in self._idle:
             worker.interrupt()
         for _, worker in self._idle:
@@ -89,7 +89,7 @@ class ServerTracer:
 
     @contextmanager
     def within(self, seconds: float | None) -> Iterator[None]:
-        """End traces after a time in this context, and run none after it; None: whenever they end."""
+        """Limit the time of traces in this context: running ones are then ended, and no further ones started."""
         before = self._end_seconds
         self._end_seconds = min(before, math.inf if seconds is None else time.monotonic() + seconds)
         try:
@@ -99,7 +99,7 @@ class ServerTracer:
 
     @property
     def left_seconds(self) -> float:
-        """The seconds for which traces may still run; 0 or less: none."""
+        """Seconds left for traces; at 0 or less, none is started."""
         return self._end_seconds - time.monotonic()
 
     @property
@@ -110,15 +110,16 @@ class ServerTracer:
         return self._server
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
-        """Run traces, and yield them in their order, each as soon as those before it are there.
+        """Run traces, and yield the results in the order of the requests, each as soon as it and the previous ones are
+        available.
 
-        A step that cannot be traced is yielded as :class:`Untraceable`, unusable input is raised.
+        A step that cannot be traced is yielded as :class:`Untraceable`; unusable input raises.
 
         Raises:
             InputError: the model cannot be used.
             ProbeServerError: processes cannot be started.
         """
-        # Not in a thread: an interrupted command has to end while its server starts, too.
+        # In this thread, so that an interrupt ends the command while the server starts.
         self.server.wait()
         self._given_up = False
         with ThreadPoolExecutor(self._count) as pool:
@@ -136,8 +137,8 @@ class ServerTracer:
     def _traced(self, request: TraceRequest) -> Traced:
         """Return the result of a request.
 
-        A failed trace may leave its process in a bad state, so that the worker is not used again. One that is lost may
-        have died of what it ran before, so that the request is tried once more in a new one.
+        A failed trace may leave its process in a bad state, so its worker is not reused. A lost worker may have died of
+        an earlier trace, so the request is repeated in a new one.
         """
         libraries = _libraries(request)
         while True:
@@ -160,7 +161,7 @@ class ServerTracer:
                 self._release(libraries, worker, usable=usable)
 
     def _worker(self, libraries: str) -> Worker:
-        """Return a worker for a way to patch libraries, which is new if none is idle."""
+        """Return an idle worker with the same patches of libraries, or a new one."""
         with self._lock:
             idle = next((item for item in self._idle if item[0] == libraries), None)
             if idle is not None:
@@ -182,7 +183,7 @@ class ServerTracer:
                 worker.close()
 
     def _give_up(self, running: Sequence[Future[Traced]]) -> None:
-        """End all traces that run: threads wait for them, and an interrupted command has to end now."""
+        """End all running traces, so that their threads return and an interrupted command ends."""
         self._given_up = True
         for job in running:
             job.cancel()
@@ -193,10 +194,10 @@ class ServerTracer:
             wait(running, _INTERVAL_SECONDS)
 
     def new_folder(self) -> Path:
-        """Return a directory in :attr:`folder` that is not there yet."""
+        """Return the path of a new directory in :attr:`folder`."""
         return self.folder / f"job-{next(self._numbers)}"
 
 
 def _libraries(request: TraceRequest) -> str:
-    """Return the key of the processes in which a trace can run: what is patched in libraries stays patched."""
+    """Return the key of workers in which a trace can run: patches of libraries persist in a process."""
     return f"{request.target} {request.model.name} {libraries_of(request.plan)}"

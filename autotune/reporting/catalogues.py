@@ -18,7 +18,7 @@ _MEANINGS = (
     "the memory, and of PCIe and NVLink in one direction. Types: dense peaks in 1e12 operations per second."
 )
 _TOTAL = "memory is the driver's total, part of which cannot be allocated"
-_UNVERIFIED = "whether autotune's rules hold for it is not known"
+_UNVERIFIED = "whether autotune's rules hold for it has not been verified"
 _SOURCES = "The source of every figure: autotune plan --gpu list --json"
 _CHANGES = "changes-training"
 

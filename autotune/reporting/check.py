@@ -36,7 +36,7 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
         # The search is greedy, and counts a change only if it fits with its error.
-        none = "No change was found that surely fits and trains the same (techniques are changed in turn, up to three)."
+        none = "No change of up to three techniques was found that fits within its error and keeps training the same."
         yield doc.Section("Remedy", (doc.Paragraph(none),))
 
 
@@ -75,7 +75,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
 
 
 def _deviations(need: Need) -> Iterator[str]:
-    """Yield what the bounds of a traced need consist of."""
+    """Yield the parts of the bounds of a traced need."""
     memory = need.memory
     yield "the stated error" if memory is None else f"the stated error of {format_share(memory.error)}"
     if need.varied_bytes:
@@ -98,7 +98,7 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
 
 
 def fixed_report(fixed: Fixed) -> doc.Document:
-    """Return the report about what was rewritten in a file, and what is left to do by hand."""
+    """Return the report on the rewritten keys of a file, and on those to change by hand."""
     unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
     blocks = doc.Diff(fixed.diff), doc.Paragraph(f"wrote {fixed.file}" if fixed.diff else unchanged)
     return doc.Document(

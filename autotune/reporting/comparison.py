@@ -17,12 +17,12 @@ from autotune.units import counted, format_bytes
 
 _MOST_COSTS = 3
 _UNKNOWN = 10.0
-"""Ratio of the upper end of a range of speed-ups or rates to their mean, and so of that to the lower end, from which on
-the runs tell nothing of them."""
+"""Ratio of the upper bound of a speed-up's or rate's interval to its mean above which it is reported as unknown; the
+interval is symmetric in ratio."""
 
 
 def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
-    """Return the rows of the comparison; properties measured for neither are left out."""
+    """Return the rows of the comparison, without properties that were measured for neither."""
     baseline = result.baseline
     compared = [recommended] if baseline is None else [recommended, baseline]
     chosen, *others = (_values(result, one, compared) for one in compared)
@@ -123,9 +123,9 @@ def _name(result: Result, *, starts: bool = False) -> str:
 
 
 def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
-    """Return the speed-up and its interval, or that there may be none, or that too few runs differ too much.
+    """Return a sentence on the speed-up and its interval, or that it is within noise or unknown.
 
-    Without an interval, either may be the faster one if a further run of the recommendation may be as fast as the
+    Without an interval, the two count as indistinguishable if a further run of the recommendation may be as fast as the
     baseline was.
     """
     where = f"{_name(result)} at the same global batch of {result.global_batch_size}"

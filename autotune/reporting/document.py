@@ -12,7 +12,7 @@ from autotune.reporting.words import printable
 
 
 class Tone(StrEnum):
-    """The mood of a sentence, which decides its colour."""
+    """The tone of a sentence, which determines its colour."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -80,10 +80,10 @@ class Table:
 
     Attributes:
         columns: their titles.
-        words: places of the columns of words, which stand at the left; figures stand at the right.
-        marked: place of a row that stands out.
-        total: place of the first row below a rule.
-        stacked: whether a narrow page has each row as a paragraph.
+        words: indices of the text columns, which are left-aligned; figures are right-aligned.
+        marked: index of the highlighted row.
+        total: index of the first row below a rule.
+        stacked: whether a narrow page shows each row as a paragraph.
     """
 
     columns: tuple[str, ...]
@@ -104,7 +104,7 @@ class Table:
 
     @property
     def without_bars(self) -> Table:
-        """The same with its columns of words and figures alone."""
+        """The table without its bars."""
         kept = [place for place, kind in enumerate(self.kinds) if kind != "bars"]
         return replace(
             self,
@@ -130,7 +130,7 @@ class Diff:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Its lines as they are shown; those of a file whose lines end as on Windows have a line more that names it."""
+        """Its lines for display; for Windows line ends, one further line names them."""
         lines = self.text.removesuffix("\n").split("\n") if self.text else []
         windows = ["line ends: CRLF"] if any(line.endswith("\r") for line in lines) else []
         return tuple(printable(line.removesuffix("\r")) for line in (*windows, *lines))
@@ -221,7 +221,7 @@ class Plane:
 
     @property
     def front(self) -> list[Point]:
-        """The points that nothing beats in both, the least memory first."""
+        """The Pareto front, the least memory first."""
         found = list[Point]()
         for point in sorted(self.points, key=lambda point: (point.peak_bytes, -point.tokens_per_second)):
             if not found or point.tokens_per_second > found[-1].tokens_per_second:

@@ -10,13 +10,13 @@ from autotune.reporting.document import TONES, Bar, Document, Section, Table, Ve
 from autotune.reporting.words import short_path
 from autotune.units import format_bytes
 
-# Of more steps, each process has that in which it held the most of its GPU; all are in --json.
+# With more steps, only the peak step of each process is shown; all are in --json.
 _MOST_ROWS = 16
 
 
 def dry_run_report(found: DryRun) -> Document:
     """Return the report about a dry run."""
-    # A launcher can hold a little of a GPU too. If none trained, all are shown.
+    # A launcher may hold some GPU memory too. If no process trained, all are shown.
     training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
     training = [each for each in training or found.processes if each.spans]
     rows = [(each, span) for each in training for span in each.spans]

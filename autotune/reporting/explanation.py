@@ -22,7 +22,7 @@ _SUMMANDS = {
     "rounding": "+ rounding and library workspaces",
     **{name: f"+ {name}" for name in ("fragmentation", VLLM, "context", "process")},
 }
-"""Names of the parts of a need that are no tensors at its peak."""
+"""Names of the parts of a need outside the tensors at its peak."""
 
 
 def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Section]:

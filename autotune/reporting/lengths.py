@@ -11,15 +11,14 @@ from autotune.trainers import find_trainer, limits_rows
 from autotune.units import counted, format_bytes, format_share
 
 _FLOAT32_BYTES = 4
-"""Of a number that an image processor makes of an image."""
+"""Bytes of one number in an image processor's output."""
 _LIMITED_QUANTILES = (0.5, 0.95, 1.0)
 _OF_LIMITED = (
     "Tokens of a row's images, and numbers in its pixel_values, as the image processor makes them now and would make "
     "them with smaller images:"
 )
 LIMITED = (
-    "Smaller images need less memory and time, and show the model less: they change training, and autotune never "
-    "chooses them."
+    "Smaller images need less memory and time, but lose detail: they change training, and autotune never chooses them."
 )
 _WHERE_LIMITED = (
     "TRL has no option for them. Change preprocessor_config.json in a local copy of the model, or what is under "
@@ -73,7 +72,7 @@ def _images(images: ImageProfile) -> Section:
 
 
 def _limited(images: ImageProfile) -> Section:
-    """Return the images under smaller limits of the processor, with where a user would set one."""
+    """Return the images under smaller limits of the processor, and where to set a limit."""
     present, *_ = images.limits
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Sentences on a search besides its recommendation: what was not tried, why nothing fits, and further options."""
+"""Sentences on a search in addition to its recommendation: untried choices, why nothing fits, further options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def veto_lines(result: Result) -> tuple[str, ...]:
     """Return why candidates were vetoed, the most frequent reasons first, each with its count."""
     vetoed = [trial for trial in result.trials if trial.status is ProbeStatus.VETOED]
     needs = sorted(trial.predicted_bytes for trial in vetoed if trial.predicted_bytes is not None)
-    # Every predicted size is a reason of its own; they are grouped into one.
+    # Reasons that differ only in the predicted size are grouped into one.
     predicted = f"predicted to need {format_bytes(needs[0])}" if needs else ""
     if len(set(needs)) > 1:
         predicted += f" to {format_bytes(needs[-1])}"
@@ -64,7 +64,7 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 
 
 def interrupted_text(result: Result) -> str:
-    """Return the result so far of a run that the user or a limit ended before anything was recommended."""
+    """Return the partial result of a run that the user or a limit ended before a recommendation."""
     if result.status is RunStatus.UNDECIDED:
         more = _MORE.get(result.ended) if result.ended is not None else None
         ended = f"{result.ended.capitalize()} ended the search" if result.ended and more else "The search ended"
@@ -76,7 +76,7 @@ def interrupted_text(result: Result) -> str:
 
 
 def nothing_fits_text(result: Result) -> str:
-    """Return that nothing fits, and by how much, or what else failed; and what fits but may not be recommended."""
+    """Return sentences on why nothing is recommended: the smallest need, failures, and fits that may not be taken."""
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
@@ -102,7 +102,7 @@ def nothing_fits_text(result: Result) -> str:
 def _smallest_need_text(result: Result) -> str:
     """Return the smallest need of a search in which nothing fits, or the limit that every candidate reached.
 
-    A limit of a CPU's memory also counts what is allocated and not written yet, which no peak of resident memory has.
+    A limit of a CPU's memory also counts allocated memory that is not yet written, unlike the peak of resident memory.
     """
     smallest, limit_bytes = result.smallest_peak_bytes, int(result.budget_bytes * (1 - result.margin))
     if smallest is None:
@@ -188,12 +188,12 @@ def way_out_lines(result: Result) -> tuple[str, ...]:
 
 
 def more_memory_text(budget_bytes: int, device_bytes: int) -> str:
-    """Return how a training gets more memory."""
+    """Return how to give a training more memory."""
     return "a larger --memory-budget" if budget_bytes < device_bytes else "a device with more memory"
 
 
 def next_command(result: Result, program: Callable[[str], str] = str) -> str:
-    """Return the command that trains as recommended; ``program`` returns how a program is started, from its name."""
+    """Return the command that trains as recommended; ``program`` returns the command of a program's name."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
         accelerate = [program("accelerate"), "launch", "--config_file", words.short_path(bundle / "accelerate.yaml")]

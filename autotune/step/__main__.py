@@ -1,17 +1,17 @@
 """Command line of the child side: the job server, or a process that it starts.
 
-``python -m autotune.step`` starts processes for jobs. Its standard input is a socket, which it writes to as well: first
-{"event": "ready", "pid": N}, once it has imported the libraries. With each byte that it reads there comes the
-connection to a new process, a socket that carries one JSON object per line:
+``python -m autotune.step`` starts processes for jobs. Its standard input is a bidirectional socket. The server writes
+{"event": "ready", "pid": N} once it has imported the libraries. Each byte that it reads carries a file descriptor: the
+connection to a new process, a socket with one JSON object per line:
 
     from the server, at the start        {"event": "ready", "pid": N}
     to the process, one after another    {"start": FOLDER, "env": {...} of a rank of several, or {}}
     from the process, after each job     {"event": "done", "code": 0, "signal": null}
     from the server, at the end          {"event": "ended", "code": N or null, "signal": N or null}
 
-A process leads a group, the rest of which is killed at its end. It exits at the end of its input, or with the server,
-and the server kills all of them and exits at the end of its own.
-``python -m autotune.step --worker`` is such a process, whose standard input is its connection.
+A process leads a process group, whose other members are killed when it ends. It exits at the end of its input, or when
+the server exits. At the end of its own input, the server kills all processes and exits.
+``python -m autotune.step --worker`` is such a process; its standard input is the connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
     if arguments.parent is not None:
         die_with(arguments.parent)
     if arguments.cores is not None:
-        # Before torch is imported, whose pools of threads are as large as the cores are many.
+        # Before torch is imported: its thread pools have one thread per allowed core.
         os.sched_setaffinity(0, map(int, arguments.cores.split(",")))
     prepare_environment(arguments.device, arguments.processes)
     if arguments.worker:
@@ -60,5 +60,5 @@ if __name__ == "__main__":
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # The libraries' exit handlers take long and print warnings about leaks.
+    # The libraries' exit handlers are slow and print warnings about leaks.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""A process that runs jobs: it reads the request of each, runs the job, and writes the reply."""
+"""Worker process: reads the request of each job, runs the job, and writes the reply."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def offered_jobs(extra_module: str | None) -> Mapping[str, Runs]:
 
 def run_worker(jobs_module: str | None) -> int:
     """Import the libraries and run the jobs that standard input names; return the exit status."""
-    # Of a job, standard input is another.
+    # Each job replaces standard input by the null device.
     connection = socket.socket(fileno=os.dup(0))
     import_libraries()
     return run_jobs(connection, offered_jobs(jobs_module))
@@ -76,7 +76,7 @@ def execute(folder: Path, jobs: Mapping[str, Runs], env: Mapping[str, str]) -> N
     """Run the job in ``folder`` and write its reply, of any kind.
 
     Args:
-        env: the variables of a rank of several; empty for a process that trains alone.
+        env: a launcher's environment variables for this rank; empty for a single process.
     """
     if env:
         os.environ.update(env)

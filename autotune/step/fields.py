@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from autotune.core.configuration import Override
 
 _LONGEST_SHOWN = 80
-# What transformers' parser takes for a truth value (string_to_bool).
+# Text that transformers' parser accepts as a boolean (string_to_bool).
 _TRUTHS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 
 
@@ -26,12 +26,12 @@ _WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "t
 
 
 def mismatch(hint: Any, value: Any) -> str:
-    """Return what a field accepts, in words, if it does not accept the value; else an empty text.
+    """Return a description of the values that a field accepts, or an empty string if it accepts the value.
 
-    Text is taken where argparse, or the class itself (JSON for a mapping), converts it.
+    Text is accepted if argparse, or the class itself (JSON for a mapping), converts it.
     """
     kinds = _alternatives(hint)
-    # A key without a value is read as nothing; the class decides whether it can be without.
+    # A key without a value is null in YAML; the class decides whether it accepts that.
     if value is None or any(_takes(kind, value) for kind in kinds):
         return ""
     words = [_word(kind) for kind in kinds if kind is not type(None)]
@@ -75,7 +75,7 @@ def _takes(kind: Any, value: Any) -> bool:
 
 
 def _holds(kind: Any, origin: type, value: Any) -> bool:
-    """Whether a field of a collection takes a value; the classes read JSON where they want a mapping."""
+    """Whether a list or mapping field accepts a value; the classes parse JSON text for mappings."""
     if origin is dict:
         return isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
     items = _alternatives((*get_args(kind), Any)[0])
@@ -97,7 +97,7 @@ def _is_number(kind: type, value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return a field's value in JSON's types; what has none becomes text."""
+    """Return a field's value in JSON's types; values without a JSON type become text."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -121,7 +121,7 @@ def same(asked: Any, used: Any) -> bool:
         except ValueError:
             return False
     if isinstance(asked, dict) and isinstance(used, dict):
-        # transformers takes both spellings of FSDP's keys (training_args.py, `_process_fsdp_args`).
+        # transformers accepts FSDP's keys with and without the prefix (training_args.py, `_process_fsdp_args`).
         return all(same(value, used.get(key, used.get(key.removeprefix("fsdp_")))) for key, value in asked.items())
     if isinstance(asked, list) and isinstance(used, list):
         return len(asked) == len(used) and all(map(same, asked, used))
@@ -129,7 +129,7 @@ def same(asked: Any, used: Any) -> bool:
 
 
 def overrides(given: Mapping[str, Any], used: Mapping[str, Any]) -> Iterator[Override]:
-    """Yield the fields in use that have another value than was given, in their order."""
+    """Yield the fields whose used value differs from the given one, in their order."""
     for name in filter(given.__contains__, used):
         before, after = plain(given[name]), plain(used[name])
         if not same(before, after):

@@ -6,17 +6,17 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNot
 
 from autotune.errors import InputError, UnreadError, causes
 
-# What is neither here nor can be looked up; that the hub is offline is a ConnectionError.
+# The file is not cached and cannot be looked up; an offline hub raises a ConnectionError.
 _UNREACHED = (ConnectionError, LocalEntryNotFoundError, GatedRepoError)
 _TOO_MANY_REQUESTS, _OF_SERVER = 429, 500
-# ``datasets`` raises its error about one without its cause (``dataset_module_factory``).
+# ``datasets`` raises its error about a gated dataset without the cause (``dataset_module_factory``).
 _GATED = "is a gated dataset"
 
 
 def not_loaded(error: BaseException, message: str, hint: str) -> InputError:
     """Return the error for a model or a dataset that could not be loaded.
 
-    It is an :class:`UnreadError` where the hub was not reached, or wants a token: the job itself may well run.
+    It is an :class:`UnreadError` if the hub was not reached or requires a token: the training itself may still run.
     """
     unreached = _GATED in str(error) or any(map(_is_unreached, causes(error)))
     return (UnreadError if unreached else InputError)(message, hint=hint)

@@ -16,9 +16,9 @@ from types import ModuleType
 
 from autotune.core.plan import ALLOCATOR_VARIABLES
 
-# CUDA_ERROR_NOT_INITIALIZED of cuda.h: what every driver call but cuInit returns before cuInit.
+# CUDA_ERROR_NOT_INITIALIZED of cuda.h: the result of every driver call before cuInit.
 _CUDA_ERROR_NOT_INITIALIZED = 3
-# Queries the device's properties from the driver when it is imported, and peft imports it.
+# It queries the device's properties from the driver at import, and peft imports it.
 _TOUCHES_CUDA = "bitsandbytes"
 _PRELOADED = (
     "torch",
@@ -32,8 +32,8 @@ _PRELOADED = (
     "trl.models.activation_offloading",
     "autotune.step.jobs",
 )
-# accelerate imports it in every training, where it is installed: half a second in each job. The first training of a
-# process imports its Muon optimizer, which compiles functions: a trace would take that for a compiled step.
+# accelerate imports DeepSpeed in every training, if it is installed: half a second per job. The first training of a
+# process imports its Muon optimizer, which compiles functions; a trace would record that as a compiled step.
 _ENGINE = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
 _VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
 
@@ -63,7 +63,8 @@ def prepare_environment(device: str, processes: int) -> None:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # A plan sets the allocator, and its default is PyTorch's, not that of this shell: the training may have another.
+    # The plan sets the allocator; without, PyTorch's default applies, not this shell's variables, which the training
+    # may not have.
     for name in ALLOCATOR_VARIABLES:
         os.environ.pop(name, None)
     if device == "cpu":
@@ -72,9 +73,9 @@ def prepare_environment(device: str, processes: int) -> None:
         numbers = ",".join(map(str, range(processes)))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", numbers).split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:processes])
-        # As the driver counts them, which described them: CUDA begins with the fastest, where they differ.
+        # The driver's order, in which the GPUs were described; by default, CUDA begins with the fastest.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        # Otherwise torch.cuda.is_available() initialises the driver, and CUDA does not survive a fork.
+        # Otherwise torch.cuda.is_available() initialises CUDA, which does not survive a fork.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 
@@ -84,12 +85,12 @@ def see_one_gpu() -> None:
 
 
 def preload(device: str) -> None:
-    """Prepare this process for forking jobs: import all that they use, without initialising CUDA.
+    """Prepare this process for forking jobs: import the modules that they use, without initialising CUDA.
 
-    On a CPU that is also what every trace uses: the virtual accelerator, TRL's trainers, the catalogue, and DeepSpeed.
+    On a CPU, this includes the modules of traces: the virtual accelerator, TRL's trainers, the catalogue and DeepSpeed.
     """
-    # The modules are left out of garbage collection, here and in jobs: it would look at all of them again and again, an
-    # eighth of the time that imports take, and a job would copy the pages.
+    # Exclude the modules from garbage collection, here and in jobs: scanning them takes an eighth of the import time,
+    # and would copy their pages in a forked job.
     gc.disable()
     if device == "cuda":
         sys.meta_path.insert(0, _Deferring())
@@ -97,7 +98,7 @@ def preload(device: str) -> None:
     else:
         import_libraries()
         _import(_VIRTUAL)
-        # If it is broken, so is every training: the job that needs it reports the reason.
+        # If DeepSpeed is broken, the job that needs it reports the reason.
         with suppress(Exception):
             _import(_ENGINE)
         from autotune.step.trainers import adapters
@@ -110,7 +111,7 @@ def preload(device: str) -> None:
     from autotune.trainers import trainers
 
     trainers()
-    # Compiles and caches the regular expressions that transformers matches checkpoint names with.
+    # Compile and cache the regular expressions with which transformers matches checkpoint names.
     get_checkpoint_conversion_mapping("llama")
     gc.collect()
     gc.freeze()
@@ -118,7 +119,7 @@ def preload(device: str) -> None:
 
 
 def import_libraries() -> None:
-    """Import all modules of jobs, so that imports do not count as memory of a job."""
+    """Import all modules of jobs, so that they do not count as memory of a job."""
     if importlib.util.find_spec(_TOUCHES_CUDA) is not None:
         importlib.import_module(_TOUCHES_CUDA)
     _import(_PRELOADED)
@@ -130,7 +131,7 @@ def _import(names: Iterable[str]) -> None:
 
 
 def accelerator_is_initialized() -> bool:
-    """Whether PyTorch or a bare call has initialised CUDA's driver in this process, so that it must not fork."""
+    """Whether CUDA's driver has been initialised in this process, by PyTorch or directly, so that it must not fork."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -17,7 +17,7 @@ from autotune.core.protocol import Failure
 from autotune.errors import causes
 
 _READERS = ("trl.", "accelerate.", "peft.", "transformers.trainer", "transformers.generation.")
-# The functions of a traced training that run it once it is built.
+# Functions of a traced training that run after the trainer is built.
 _RUNS = frozenset({"train", "_evaluate"})
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -36,7 +36,7 @@ class JobContext:
 
 
 Runs = Callable[[Any, JobContext], object]
-"""Runs a job: its first parameter is annotated with the dataclass of the request, and it returns that of the reply."""
+"""Runs a job: its first parameter is annotated with the request's dataclass; it returns the reply's dataclass."""
 
 
 def failure_of(error: Exception) -> Failure:
@@ -51,9 +51,9 @@ def failure_of(error: Exception) -> Failure:
 
 
 def _raised_at(error: Exception) -> str:
-    """Return the line at which code that reads a training's arguments raised an error, and its caller's; or nothing.
+    """Return the source lines of the two innermost frames if code that reads the arguments raised the error; else "".
 
-    There is none for what a trainer refuses as it is built: a trace builds it for other sizes than the plan's.
+    Errors at construction have none: a trace builds the trainer for other sizes than the plan's.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     trains = not _RUNS.isdisjoint(frame.f_code.co_name for frame in frames)
@@ -65,7 +65,7 @@ def _raised_at(error: Exception) -> str:
 
 
 def lacks_space(error: BaseException) -> bool:
-    """Whether it comes of a full disk, a quota or a limit of file sizes, in libraries of other languages too."""
+    """Whether an error is caused by a full disk, a quota or a file size limit, also in native libraries."""
     texts = [os.strerror(number) for number in _NO_SPACE]
     return any(
         getattr(each, "errno", None) in _NO_SPACE or any(text in str(each) for text in texts) for each in causes(error)

@@ -23,7 +23,7 @@ from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REV
 
 def config(plan: TrainingPlan, **overrides: object) -> Any:
     """Return the trainer's configuration, such as a ``trl.DPOConfig``; ``overrides`` win over the plan's ``args``."""
-    # transformers writes what it derives into the mappings that it gets (TrainingArguments._process_fsdp_args).
+    # transformers modifies the mappings that it gets (TrainingArguments._process_fsdp_args).
     args = {name: deepcopy(value) if isinstance(value, dict) else value for name, value in plan.args.items()}
     if plan.parallelism:
         args["parallelism_config"] = parallelism_config(plan.parallelism)
@@ -34,7 +34,7 @@ def config(plan: TrainingPlan, **overrides: object) -> Any:
 
 
 def parallelism_config(given: Mapping[str, Any]) -> ParallelismConfig:
-    """Return accelerate's `ParallelismConfig`; `cp_comm_strategy` is a field of its handler."""
+    """Return accelerate's `ParallelismConfig`; `cp_comm_strategy` is a field of its context parallelism handler."""
     sizes = dict(given)
     exchange = sizes.pop("cp_comm_strategy", None)
     handler = TorchContextParallelConfig(cp_comm_strategy=exchange) if exchange else None
@@ -54,13 +54,13 @@ def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
 def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
     """Return the keyword arguments with which a teacher is loaded, composed as in ``trl/scripts/distillation.py``.
 
-    Type and attention are the trained model's unless the plan says otherwise; its quantisation is not.
+    Dtype and attention default to the trained model's; quantisation does not.
     """
     return _init_kwargs(plan, plan.args.get(TEACHER_REVISION), TEACHER_LOADING)
 
 
 def _init_kwargs(plan: TrainingPlan, revision: object, field: str) -> dict[str, Any]:
-    """Return what TRL passes to ``from_pretrained``, with what the plan adds in the given field of its ``args``."""
+    """Return TRL's arguments of ``from_pretrained``, with the plan's additions in the given field of ``args``."""
     arguments, own = model_arguments(plan), plan.args.get(field)
     return {
         "revision": revision,
@@ -77,11 +77,11 @@ def model_makers(
     kwargs: Mapping[str, Any],
     load: Callable[[ModelSource, Mapping[str, Any], BitsAndBytesConfig | None], Any],
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return what builds the model of a plan, and what builds a further one: the teacher, or another model like it.
+    """Return factories of the plan's model and of a further model: the teacher, or another copy of the model.
 
     Args:
         kwargs: keyword arguments of ``from_pretrained`` for the model, as :func:`model_init_kwargs` returns them.
-        load: loads a model, given its source, those arguments, and what it is quantised to, or None.
+        load: loads a model, given its source, those arguments, and its quantisation or None.
     """
 
     def make_model() -> Any:
@@ -100,7 +100,7 @@ def peft_config(plan: TrainingPlan) -> PeftConfig | None:
     """Return the PEFT configuration, or None when all weights are trained.
 
     Raises:
-        InputError: it is not what PEFT takes.
+        InputError: PEFT does not accept it.
     """
     if plan.peft:
         return peft_from_json(plan.peft)

@@ -1,4 +1,4 @@
-"""Linux process control: a process that ends with its parent, the end of a process group, stops that are noticed."""
+"""Linux process control: processes that die with their parent, killing process groups, and counting suspensions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def forked(run: Callable[[], int]) -> int:
 
 
 def counted_stops() -> Callable[[], int]:
-    """Return a function that returns how often this process was stopped, and continued, from now on.
+    """Return a function that returns how often this process has been suspended and continued since this call.
 
     A scheduler that suspends a job, such as Slurm's gang scheduling, stops each of its processes.
     """

@@ -17,7 +17,7 @@ from autotune.core.workload import IGNORED_LABEL
 
 _BATCH_ROWS = 1000
 TIMED = 8
-"""Micro-batches of a pass without gradients that are timed, of all sizes: of evaluation, and of a reference."""
+"""Number of micro-batches, of all sizes, that are timed in a pass without gradients: evaluation, or a reference."""
 
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -30,12 +30,12 @@ class RowSizes:
     Attributes:
         lengths: tokens of each sequence that a row passes through the model, after truncation; shape (rows, sequences).
         trainable: tokens per row that the loss counts; shape (rows,).
-        generated: tokens that the model itself adds to each sequence of a typical row; shape (rows, sequences). None if
-            it adds none.
-        most_generated: the most that it may add to any sequence.
-        beside: tokens of the sequence that each row passes through models without gradients, in a tensor of its own,
-            after truncation; shape (rows,). None without one.
-        image_elements: numbers that the vision tower gets of each row; shape (rows,). None for rows of text.
+        generated: tokens that the model generates for each sequence of a typical row; shape (rows, sequences). None
+            without generation.
+        most_generated: maximum number of tokens that it may generate per sequence.
+        beside: tokens of the additional sequence that each row passes through models without gradients, in a separate
+            tensor, after truncation; shape (rows,). None without one.
+        image_elements: elements of ``pixel_values`` of each row; shape (rows,). None for rows of text.
     """
 
     lengths: Counts
@@ -47,7 +47,7 @@ class RowSizes:
 
     @property
     def tokens(self) -> Counts:
-        """Tokens per row, summed over its sequences, those included that the model adds; shape (rows,)."""
+        """Tokens per row, summed over its sequences, including generated ones; shape (rows,)."""
         given = np.asarray(self.lengths.sum(axis=1))
         return given if self.generated is None else given + self.generated.sum(axis=1)
 
@@ -68,16 +68,16 @@ class RowSizes:
 
 
 def spread(sizes: Counts, count: int) -> Counts:
-    """Return the places of so many sizes that are spread as all of them are, or of all where there are fewer.
+    """Return the indices of ``count`` sizes at evenly spaced quantiles, or of all if there are fewer.
 
-    Example: of 1, 2, 3, …, 100 and a count of 4, those of 13, 38, 63 and 88.
+    Example: for 1, 2, 3, …, 100 and a count of 4, the indices of 13, 38, 63 and 88.
     """
     shares = (np.arange(min(count, len(sizes))) + 0.5) / min(count, len(sizes))
     return np.argsort(sizes, kind="stable")[(shares * len(sizes)).astype(np.int64)]
 
 
 def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
-    """Return the lengths of the lists in some columns of a ``datasets.Dataset``; shape (rows, columns)."""
+    """Return the lengths of the lists in columns of a ``datasets.Dataset``; shape (rows, columns)."""
     found = np.empty((len(rows), len(columns)), dtype=np.int64)
     for place, batch in enumerate(rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS)):
         taken = found[place * _BATCH_ROWS :][:_BATCH_ROWS]
@@ -87,7 +87,7 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
 
 
 def largest_value(rows: Any, columns: Sequence[str]) -> int:
-    """Return the largest value in the lists in some columns of a ``datasets.Dataset``; 0 without any."""
+    """Return the largest value in the lists in columns of a ``datasets.Dataset``; 0 if they are empty."""
     found = [0]
     for batch in rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS):
         found += [pc.max(_offsets(batch.column(name))[1]).as_py() or 0 for name in columns]
@@ -118,7 +118,7 @@ def first_counted(rows: Any, column: str) -> Counts:
 
 
 def _counted(rows: Any, column: str) -> Iterator[tuple[Counts, Flags]]:
-    """Yield the offsets of the lists in a column, and which of the values they index the loss counts; rows in parts."""
+    """Yield, per batch of rows, the offsets of a column's lists, and a flag per value: whether the loss counts it."""
     for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
         offsets, values = _offsets(batch.column(column))
         yield offsets, values.to_numpy(zero_copy_only=False) != IGNORED_LABEL
@@ -137,5 +137,5 @@ def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
 
 
 def rows_where(rows: Any, kept: Flags) -> Any:
-    """Return the rows of a dataset whose flag is set; the dataset itself where all are."""
+    """Return the rows of a dataset whose flag is set; the dataset itself if all are."""
     return rows if kept.all() else rows.select(np.flatnonzero(kept))

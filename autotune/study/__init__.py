@@ -1,4 +1,4 @@
-"""The Optuna study of probes, which finds, attributes and confirms a winner, and the search by traces."""
+"""Searches: an Optuna study of probes that finds, attributes and confirms a winner, and a search by traces."""
 
 from autotune.study.improvement import MOST_TRACED, search_by_traces
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, SearchOutcome, StudyStorage

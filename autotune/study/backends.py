@@ -1,4 +1,4 @@
-"""Connects to the storage that a URL names: a database, a journal on a file system, or Optuna's gRPC proxy."""
+"""Connects to a study storage by URL: a database, a journal file, or Optuna's gRPC proxy."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ _PATIENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""libpq's parameters: a server that no longer answers, as behind a cut network, is given up within a minute.
+"""libpq's parameters: the connection to a server that no longer answers times out within a minute.
 
-By Linux's defaults that takes 15 minutes, or 2 hours for a server that has the query and does not answer.
+With Linux's defaults, that takes 15 minutes, or 2 hours if the server has received the query.
 """
 _MAKING_SECONDS = 3.0
-"""Time in which other processes make the tables of a database, which Optuna does not do in one transaction."""
+"""Time for another process to create the tables of a database, which Optuna does not do in one transaction."""
 
 _DEFAULT_PORT = 13000
 """Port of ``optuna.storages.run_grpc_proxy_server``."""
 
 
 def connected(url: str, patience_seconds: float = 0.0) -> tuple[BaseStorage, Callable[[], object]]:
-    """Return the storage of a URL, and what closes it.
+    """Return the storage of a URL, and a function that closes it.
 
     Args:
-        patience_seconds: time for which a database is asked again that was there before and restarts now.
+        patience_seconds: time for which a connection to a database that is restarting is retried.
 
     Raises:
-        InputError: the URL is none, or the storage cannot be reached.
+        InputError: the URL is invalid, or the storage cannot be reached.
     """
     if url.startswith(JOURNAL):
         return _journal(url), _nothing
@@ -84,7 +84,7 @@ def cause_of(error: BaseException, url: str = "") -> str:
     """Return the storage's own message: the innermost of Optuna's, SQLAlchemy's and the driver's exceptions.
 
     Args:
-        url: of the storage; what is secret in it is left out of the message.
+        url: of the storage; its secrets are removed from the message.
     """
     return hidden(_message_of(error), secrets_in(url))
 
@@ -93,7 +93,7 @@ def _message_of(error: BaseException) -> str:
     *_, error = causes(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    # A failed call of gRPC prints as several lines of its state.
+    # The text of a failed gRPC call has several lines of state.
     details = getattr(error, "details", None)
     text = str(details() if callable(details) else error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
@@ -108,10 +108,10 @@ def _unusable(url: str, why: str, hint: str = _CHOOSE) -> InputError:
 
 
 class _MendingLock(JournalFileSymlinkLock):
-    """The lock under which a journal is written; what an earlier write left of a line is removed first.
+    """The write lock of a journal; on acquisition, it removes an incomplete last line.
 
-    A disk may have been full. Optuna 5.0 (``storages/journal/_file.py``) appends to such a line, which loses the next
-    entry, and cannot read the journal afterwards.
+    Such a line remains of an earlier write, for instance to a full disk. Optuna 5.0 (``storages/journal/_file.py``)
+    would append to it, which loses the next entry and makes the journal unreadable.
     """
 
     def acquire(self) -> bool:
@@ -138,7 +138,7 @@ def _remove_torn_line(journal: Path) -> None:
             return
         file.seek(0)
         whole, end, torn = file.read().rpartition(b"\n")
-        # Another file of one line is not a journal's.
+        # Leave files alone that are not journals.
         if torn.startswith(_ENTRY[: len(torn)]):
             file.truncate(len(whole + end))
 
@@ -148,7 +148,7 @@ def _journal(url: str) -> BaseStorage:
     if not path.name:
         raise InputError(f"{hidden_url(url)!r} names no file.", hint="Write for instance journal:///shared/study.log.")
     try:
-        # The lock is a link to the file next to it, which a relative path would not name.
+        # Absolute, because the lock is a symbolic link to the file.
         file = str(path.absolute())
         return optuna.storages.JournalStorage(JournalFileBackend(file, _MendingLock(file)))
     except OSError as error:
@@ -204,7 +204,7 @@ def _first_opened(url: str, options: dict[str, Any], patience_seconds: float) ->
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=dict(options))
         except (StorageInternalError, SQLAlchemyError) as error:
-            # Not since the start: on a busy machine the first attempt alone may take longer than the tables.
+            # Measured from the first failure: on a busy machine the first attempt alone may take longer than this.
             failed = time.monotonic() if failed is None else failed
             longest = _MAKING_SECONDS if _is_being_made(error) else patience_seconds if _is_away(error) else 0.0
             if time.monotonic() - failed >= longest:
@@ -213,13 +213,13 @@ def _first_opened(url: str, options: dict[str, Any], patience_seconds: float) ->
 
 
 def _is_away(error: BaseException) -> bool:
-    """Whether a database may be about to come back; not if it answered, and refused."""
+    """Whether a database may be restarting; not if it rejected the connection."""
     cause = cause_of(error)
     return is_transient(error) and ("FATAL" not in cause or "the database system is" in cause)
 
 
 def _is_being_made(error: BaseException) -> bool:
-    """Whether another process creates the tables at this moment."""
+    """Whether another process is creating the tables."""
     if any(isinstance(cause, IntegrityError) or "already exists" in str(cause) for cause in causes(error)):
         return True
     return "database is locked" in cause_of(error) and is_transient(error)

@@ -1,4 +1,4 @@
-"""The alternating short runs of a winner and the baseline: which is next, which form pairs, and whose they are."""
+"""The alternating short runs of a winner and the baseline: selects the next run, and the pairs of finished runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from autotune.study.problem import ComparisonTurn, Record
 def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> ComparisonTurn | None:
     """Return the next short run of a comparison, or None when it is complete.
 
-    In even pairs the winner runs first, in odd ones the baseline, so that a machine that steadily becomes slower or
-    faster favours neither. If the baseline is the winner, or did not run, only the winner runs.
+    In even pairs the winner runs first, in odd ones the baseline, so that steady drift of the machine's speed favours
+    neither. If the baseline is the winner, or did not run, only the winner runs.
 
     Args:
         comparisons: number of short runs of each of the two.
@@ -41,14 +41,14 @@ def runs_beside(winner: Record) -> tuple[Measurement, ...]:
 
 
 def runs_after(record: Record, records: Iterable[Record]) -> tuple[Measurement, ...]:
-    """Return the measurements after a record's probe: its own runs, for the baseline those in turn with a winner."""
+    """Return the measurements after a record's probe: its own runs and those in comparisons with other records."""
     others = (other for other in records if other.number != record.number)
     in_turn = (run.measurement for other in others for run in other.comparison if run.number == record.number)
     return (*record.runs, *in_turn)
 
 
 def failed(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the records that had a run after the probe, in turn with any winner too, that did not end ``ok``."""
+    """Return the records with a later run, including comparisons with any winner, that did not end ``ok``."""
     known = tuple(records)
     return tuple(record for record in known if not all(run.ok for run in runs_after(record, known)))
 

@@ -1,4 +1,4 @@
-"""Finds the legal candidates near another one: with one other choice, and with what else that takes."""
+"""Finds the legal candidates near another one: one other choice, with the fewest further changes that make it legal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.study.problem import Problem
 
 _MOST_CHANGES = 3
-"""Most further knobs that are changed for one choice: a row shared by ranks takes ``sharding``, ``pad_to_multiple_of``
-and the rows of a micro-batch in addition to ``context_parallel``."""
+"""Maximum number of further knobs changed for one choice: ``context_parallel`` needs changes of ``sharding``,
+``pad_to_multiple_of`` and the rows of a micro-batch."""
 _MOST_OPEN = 24
-"""Most illegal candidates of one distance that are followed."""
+"""Maximum number of illegal candidates per distance that are expanded."""
 
 
 def legal_changes(problem: Problem, candidate: Candidate) -> tuple[Candidate, ...]:
-    """Return the legal candidates with one other choice, with further changes where rules forbid it alone.
+    """Return the legal candidates with one other choice, and with further changes if rules forbid that choice alone.
 
     Args:
-        candidate: a legal one.
+        candidate: a legal candidate.
     """
     singles = ((knob, choice) for knob, each in problem.choices.items() for choice in each)
     others = ((knob, choice) for knob, choice in singles if choice != candidate[knob])
@@ -39,8 +39,7 @@ def next_smaller(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
 def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:
     """Return the legal candidates with a choice that differ from ``here`` in the fewest other knobs.
 
-    A further change of a knob in conflict is followed if it makes the candidate legal, or removes the reason why it is
-    not.
+    A further change of a knob in conflict is kept if it makes the candidate legal, or changes the violated rule.
 
     Args:
         here: a candidate in its normal form.
@@ -72,7 +71,7 @@ def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) 
 
 
 def _neighbours(problem: Problem, candidate: Candidate, held: str) -> Iterator[Candidate]:
-    """Yield the illegal candidate with one other choice of a knob in conflict; ``held`` keeps its choice."""
+    """Yield variants of an illegal candidate with one other choice of a knob in conflict, except ``held``."""
     in_conflict = problem.knobs_of_violated_rule(candidate)
     for knob, choices in problem.choices.items():
         if knob != held and knob in in_conflict:

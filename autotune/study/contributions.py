@@ -15,7 +15,7 @@ _LARGEST_RESERVE = 1 / 3
 
 
 def changes_back(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
-    """Return, for each knob that differs, the winner with that knob changed back; without those that change nothing."""
+    """Return, for each differing knob, the winner with that knob changed back, unless that has no effect."""
     changed = {knob: problem.normal(winner.but(**{knob: baseline[knob]})) for knob in winner.differences(baseline)}
     return {knob: candidate for knob, candidate in changed.items() if candidate != winner}
 
@@ -32,7 +32,7 @@ def unmeasured(session: Session, winner: Record) -> list[Candidate]:
 
 
 def measure_contributions(session: Session, winner: Record) -> bool:
-    """Probe the candidates with one choice changed back, within the limits; return whether there was any to probe."""
+    """Probe the candidates with one choice changed back, within the limits; return whether any was probed."""
     probed = False
     for candidate in unmeasured(session, winner):
         # If changing a choice back turns out better, that candidate has to be confirmed; the winner has been.
@@ -64,12 +64,12 @@ def _contribution(
     if record is None or not record.probed:
         reason = _reason(session.judge, changed)
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
-    # The judge has it as it was probed.
+    # The judge's record does not contain the runs after the probe.
     record = next((known for known in session.log.records if known.number == record.number), record)
     ours, other, expected = winner.measurement, record.failure or record.measurement, next_run(winner.rates)
     speedup = saved = told_apart = None
     if other.ok and record.tokens_per_second:
-        # The winner was selected for a high rate in its probe, which only counts if there is no other run.
+        # The probe's rate is biased by selection, so the winner's rate is that of its later runs, if there are any.
         speedup = winner.tokens_per_second / record.tokens_per_second
         told_apart = None if expected is None else record.tokens_per_second not in expected
     if other.ok and ours.held_bytes is not None and other.held_bytes is not None:

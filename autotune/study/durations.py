@@ -1,4 +1,4 @@
-"""The time limit of a search, and how long its runs take, by those so far."""
+"""The time limit of a search, and estimates of the duration of its runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from autotune.study.problem import Purpose, Record
 from autotune.study.trial_log import TrialLog
 
 WHOLE_STEPS = 4
-"""Fewest whole optimizer steps of a longer run: its warm-up, two that are timed, and the worst batch again."""
+"""Minimum number of whole optimizer steps of a longer run: warm-up, two timed steps, and the worst batch again."""
 
 _FEWEST = 2
-"""Short runs of each of the two that an interval needs."""
+"""Minimum number of short runs of winner and baseline, each, for an interval."""
 
 _LEAST_SECONDS = 300.0
-"""A comparison may take this long, however short the search was."""
+"""Time that a comparison may always take, even after a short search."""
 
 _SHARE_OF_LIMIT = 1 / 3
-"""With a time limit, it may take no more than this share of it, so that candidates have time too. With 300 s for it, a
-search of 200 s on an H100 ended after two candidates."""
+"""Maximum share of a time limit for the comparison, so that time remains for candidates. With 300 s for the comparison,
+a search of 200 s on an H100 ended after two candidates."""
 
 _SHARE_OF_PROBES = 0.5
-"""It may take this share of the time of the probes that fitted, if that is longer."""
+"""The comparison may take this share of the time of the probes that fitted, if that is longer."""
 
 _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
 
@@ -62,7 +62,7 @@ class Durations:
 
     @property
     def probe_seconds(self) -> float:
-        """The seconds that a probe that fits takes; 0 before the first."""
+        """Mean seconds of the probes that fitted; 0 before the first."""
         return fmean(each.wall_seconds for each in self._ran) if self._ran else 0.0
 
     def has_time(self, reserve_seconds: float) -> bool:
@@ -73,7 +73,7 @@ class Durations:
 
     @property
     def confirmation_seconds(self) -> float:
-        """The most seconds that the longer run of a winner takes."""
+        """Upper estimate, in seconds, of a winner's longer run."""
         if not self.probe_seconds:
             return 0.0
         slowest = max(each.step_seconds or 0.0 for each in self._ran)
@@ -81,12 +81,12 @@ class Durations:
         return fmean(map(untimed_seconds, self._ran)) + longest
 
     def comparisons(self, winner: Record, baseline: Record | None) -> int:
-        """Return the short runs of a winner and of the baseline, each."""
+        """Return the number of short runs of a winner and of the baseline, each."""
         seconds = pair_seconds(winner, baseline, self._effort.comparison)
         return short_runs(seconds, self._log.records, self._effort.comparisons, self._clock.limit_seconds)
 
     def settling_seconds(self, winner: Record | None, baseline: Record | None) -> float:
-        """Return the most seconds that confirmation and comparison of a winner take; 0 without one."""
+        """Return an upper estimate, in seconds, of confirmation and comparison; 0 without a winner."""
         if winner is None:
             return 0.0
         seconds = pair_seconds(winner, baseline, self._effort.comparison)
@@ -94,13 +94,13 @@ class Durations:
 
 
 def pair_seconds(winner: Record, baseline: Record | None, schedule: Schedule) -> float:
-    """Return the most seconds that a short run of each of the two takes, estimated from their probes."""
+    """Return an upper estimate, in seconds, of one short run of each of the two, from their probes."""
     ran = {record.number: record.measurement for record in (winner, baseline) if record is not None}
     return sum(_run_seconds(measurement, schedule) for measurement in ran.values() if measurement.ok)
 
 
 def _run_seconds(probed: Measurement, schedule: Schedule) -> float:
-    """Return the most seconds that a run with a schedule takes; 0 where the probe's time is not known."""
+    """Return an upper estimate, in seconds, of a run with a schedule; 0 if the probe's time is unknown."""
     if not probed.wall_seconds:
         return 0.0
     fewest = schedule.min_micro_batches * (probed.micro_batch_seconds or 0.0)
@@ -113,17 +113,17 @@ def untimed_seconds(probed: Measurement) -> float:
 
 
 def short_runs(seconds: float, records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
-    """Return the number of short runs of each of the two: fewer where they take long, but two at least.
+    """Return the number of short runs of each of the two: fewer if they take long, but at least two.
 
     Args:
-        seconds: of one short run of each, from :func:`pair_seconds`; 0: not known.
-        records: all of the search; a share of the time of its probes may go into short runs.
-        most: number of short runs where they are quick.
-        limit_seconds: of the search; None: it has no time limit.
+        seconds: of one short run of each, from :func:`pair_seconds`; 0 if unknown.
+        records: all records; short runs may take a share of the time of their probes.
+        most: maximum number of short runs.
+        limit_seconds: the search's time limit, or None.
     """
     if not seconds:
         return most
-    # A probe that a contribution needs comes after the comparison and must not change its length.
+    # Probes of contributions follow the comparison and must not change its length.
     probing = sum(
         record.measurement.wall_seconds
         for record in records

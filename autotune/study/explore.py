@@ -1,9 +1,9 @@
 """The search phase: probes the baseline, then the recipes, then proposed candidates until none is promising.
 
-If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes. Once one ran
-out of memory, those that are predicted to need as much come after all that need less (:class:`Priority`). Once one took
-too long for a probe, those with micro-batches as large come after all that are smaller. While nothing fits, one probe
-is kept for the candidate with the smallest predicted need, so that the search does not end without it.
+If speed is predicted, the candidates with the highest predicted speed replace the recipes. After a candidate ran out of
+memory, candidates with at least its predicted need come after all others (:class:`Priority`). After a probe timed out,
+candidates with micro-batches at least as large come after smaller ones. While nothing fits, one probe is reserved for
+the candidate with the smallest predicted need.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from autotune.study.session import Session
 from autotune.study.trial_documents import DEATHS, Unfinished
 
 _LARGEST_RESERVE = 1 / 2
-"""Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
+"""Maximum share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
 _MOST_VETOED_TRACES = 24
-"""Candidates that are traced and vetoed, one after another, before the search ends: a trace takes a few seconds, and
-the candidates that are predicted best come first."""
+"""Number of successive candidates that are traced and vetoed, after which the search ends: a trace takes a few seconds,
+and the most promising candidates come first."""
 
 _WORTH = 0.01
-"""Least expected improvement, as a share of the best rate, for which a search goes on. With 2 %, one in ten of the
-searches replayed from a measured table ended at two thirds of the best."""
+"""Minimum expected improvement, as a share of the best rate, for which a search continues. With 2 %, one in ten of the
+searches replayed from a measured table ended at two thirds of the best rate."""
 
 _FEWEST = 8
-"""Probes before a search may end for lack of an expected improvement: fewer do not show how wrong predictions are."""
+"""Minimum number of probes before a search may end for lack of expected improvement: fewer do not show the prediction
+error."""
 
 _UNPREDICTED = 4
-"""Factor on the effort's patience where speed is not predicted: with a patience of one, a replayed search ended at 93 %
-that found the best six probes later. Only two such searches were replayed."""
+"""Factor on the effort's patience if speed is not predicted: with a patience of one, a replayed search ended at 93 % of
+the best rate, which it would have found six probes later. Only two such searches were replayed."""
 
 _TRACED_FOR_A_PROBE = 3
-"""Most untraced candidates to trace before choosing the next probe. With six, replayed searches came no nearer to the
-best (benchmarks/replay/distorted_search.py)."""
+"""Maximum number of candidates to trace before choosing the next probe. With six, replayed searches came no closer to
+the best rate (benchmarks/replay/distorted_search.py)."""
 
 _COMPARED = 2
-"""Candidates that are probed before time is reserved to confirm one: a single one is the fastest of nothing."""
+"""Number of candidates that are probed before time is reserved for confirmation: a single one has no competitor."""
 
 
 def explore(session: Session, proposer: Proposer) -> Ending:
@@ -63,7 +64,7 @@ def explore(session: Session, proposer: Proposer) -> Ending:
 
 
 def _recipes(session: Session) -> list[Candidate]:
-    """Return the recipes in their normal form, the fastest first as far as that is predicted."""
+    """Return the recipes in their normal form, by descending predicted speed."""
 
     def rate(recipe: Candidate) -> float:
         guess = session.predictor.predict(recipe)
@@ -73,10 +74,10 @@ def _recipes(session: Session) -> list[Candidate]:
 
 
 def may_explore(session: Session, ending: Ending) -> bool:
-    """Whether there is something to probe again, since another worker ended before its probe did, or a winner failed.
+    """Whether there is something to probe: an abandoned probe of another worker, or candidates after a winner failed.
 
     Args:
-        ending: what :func:`explore` returned.
+        ending: the result of :func:`explore`.
     """
     return (
         any(_may_repeat(session, item) for item in session.log.unfinished)
@@ -86,7 +87,7 @@ def may_explore(session: Session, ending: Ending) -> bool:
 
 
 def _limited_by(session: Session) -> Ending | None:
-    """Return the limit that allows no further probe of this phase, or None if all allow one."""
+    """Return the limit that forbids a further probe of this phase, or None."""
     first, (number, without) = session.leader(), session.without_gain
     patience = session.effort.patience * (1 if session.judge.predicts_speed else _UNPREDICTED)
     if first is not None and first.number == number and without >= patience:
@@ -101,9 +102,9 @@ def _limited_by(session: Session) -> Ending | None:
 
 
 def _has_no_gain(session: Session, proposer: Proposer) -> bool:
-    """Count how many times in a row the expected improvement was too small; return whether that ends the search.
+    """Count how often in a row the expected improvement was too small; return whether that ends the search.
 
-    While nothing fits, no search ends in this way, since that would claim that nothing can fit.
+    It does not while nothing fits, since that would imply that nothing can fit.
     """
     first = session.leader()
     if first is None or sum(record.probed for record in session.log.records) < _FEWEST:
@@ -116,12 +117,12 @@ def _has_no_gain(session: Session, proposer: Proposer) -> bool:
 
 
 def _last_resort(session: Session) -> Candidate | None:
-    """Return the candidate with the smallest predicted need if there is a probe left that was kept for it."""
+    """Return the candidate with the smallest predicted need if the probe reserved for it is left."""
     return _smallest(session) if session.probes_left > 0 and not session.clock.over() else None
 
 
 def _smallest(session: Session) -> Candidate | None:
-    """Return the candidate with the smallest predicted need, if nothing fits, memory ran out, and it is to be tried."""
+    """Return the open candidate with the smallest predicted need, if nothing fits and device memory ran out."""
     if session.leader() is not None or not session.judge.failures.of_device_memory:
         return None
     smallest = session.least()
@@ -129,7 +130,7 @@ def _smallest(session: Session) -> Candidate | None:
 
 
 def _by_need(session: Session) -> bool:
-    """Whether candidates are probed in the order of their predicted need, since nothing fits so far."""
+    """Whether candidates are probed by ascending predicted need, because nothing fits so far."""
     judge = session.judge
     if session.leader() is not None or not judge.failures.of_device_memory:
         return False
@@ -137,14 +138,14 @@ def _by_need(session: Session) -> bool:
 
 
 def _repeat(session: Session) -> None:
-    """Probe what was begun and not finished, by an earlier run or by a worker that is gone."""
+    """Probe unfinished candidates of an earlier run or of a lost worker."""
     for item in session.log.unfinished:
         if _may_repeat(session, item):
             _consider(session, item.candidate, item.purpose, item.deaths)
 
 
 def _may_repeat(session: Session, item: Unfinished) -> bool:
-    # The patience of the run that started it allowed it.
+    # The patience limit was checked by the run that started it.
     return (
         session.probes_left > 0
         and session.durations.has_time(_reserve_seconds(session))
@@ -156,10 +157,10 @@ def _may_repeat(session: Session, item: Unfinished) -> bool:
 def _consider(
     session: Session, candidate: Candidate, purpose: Purpose, deaths: int = 0, *, first: bool = False
 ) -> None:
-    """Probe or veto a candidate that is open; leave it, if others come before it.
+    """Probe or veto an open candidate; do nothing if another candidate has priority.
 
     Args:
-        first: whether none does.
+        first: whether the caller has established that none has.
     """
     if not session.judge.is_open(candidate):
         return
@@ -167,7 +168,7 @@ def _consider(
     if deaths >= DEATHS:
         veto = Veto(f"{deaths} workers were lost while they probed it")
     elif purpose is Purpose.BASELINE:
-        # It is what everything else is compared with, whatever is predicted of it.
+        # The baseline is always probed, regardless of predictions.
         veto = None
     if veto is not None:
         session.veto(candidate, purpose, veto)
@@ -176,16 +177,16 @@ def _consider(
 
 
 def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> bool:
-    """Whether no open candidate comes before this one, so that it may be probed without looking at them."""
+    """Whether no open candidate has priority over this one."""
     if purpose is Purpose.BASELINE or session.judge.priority(candidate) is Priority.NEXT:
         return True
     return session.least() in (None, candidate)
 
 
 def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
-    """Return the first proposed candidate that is worth a probe, traced, or why there is none.
+    """Trace proposals and return the first one worth a probe, or the reason why there is none.
 
-    If predictions were too low, or nothing is predicted to fit, it is the one with the smallest predicted need.
+    If predictions were too low, or nothing is predicted to fit, it is the candidate with the smallest predicted need.
     """
     if (limit := _limited_by(session)) is not None:
         return limit
@@ -196,7 +197,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
         first = session.leader()
         incumbent = first.candidate if first is not None else None
         enough = tuple(traced) if len(traced) >= _TRACED_FOR_A_PROBE else ()
-        # In the order that follows from what has been traced so far.
+        # Ranked by all traces so far.
         candidate = proposer.proposal(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
         if candidate is None:
             return proposer.ending
@@ -209,7 +210,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
         elif candidate in traced or ((known or by_sampler) and _is_in_turn(session, candidate, Purpose.SEARCH)):
             return candidate
         else:
-            # As traced, it may come after others.
+            # With its trace, others may rank before it.
             traced[candidate] = None
             by_sampler = False
         if (limit := _limited_by(session)) is not None:
@@ -218,13 +219,13 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
 
 
 def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> float:
-    """Return the seconds that a probe of this phase leaves.
+    """Return the seconds that a probe of this phase has to leave.
 
-    While nothing fits, they are for the candidate with the smallest predicted need. Then they are for confirmation,
-    comparison and contributions, but where time is short not before a second candidate was probed.
+    While nothing fits, they are reserved for the candidate with the smallest predicted need; afterwards for
+    confirmation, comparison and contributions. If time is short, the latter starts with the second probed candidate.
 
     Args:
-        candidate: what is to be probed; None: one that is not known yet.
+        candidate: the candidate to probe; None if it is not chosen yet.
     """
     most = (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE
     records, durations = session.log.records, session.durations
@@ -243,10 +244,10 @@ def _unmeasured(session: Session) -> list[Candidate]:
 
 
 def _samplers_turn(session: Session) -> bool:
-    """Whether the sampler proposes the next candidate; every second probe refines the best candidate, if there is one.
+    """Whether the sampler proposes the next candidate; if there is a best candidate, every second probe refines it.
 
-    In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. If
-    speed is predicted, refinement explores too, and found the best candidate in fewer probes without the sampler.
+    In replayed spaces, the sampler alone ran out of memory more often, and refinement alone stayed in local optima. If
+    speed is predicted, refinement also explores, and found the best candidate in fewer probes without the sampler.
     """
     count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.log.records)
     return not session.judge.predicts_speed and (count % 2 == 0 or session.leader() is None)

@@ -1,4 +1,4 @@
-"""Keeps the candidates that ran out of memory or of time, and finds others that would too."""
+"""Records candidates that ran out of memory or time, and infers which others would."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Failures:
     """The candidates that ran out of memory or of time.
 
     Attributes:
-        surprised: whether a candidate ran out of device memory that was expected to fit.
+        surprised: whether a candidate that was expected to fit ran out of device memory.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -29,10 +29,10 @@ class Failures:
         self.surprised = False
 
     def learn(self, run: Record, *, expected_to_fit: bool) -> None:
-        """Use a probe, or a record with a later run in its place.
+        """Add a probe, or a record with a later run as its measurement.
 
         Args:
-            expected_to_fit: by a prediction, or since the probe did.
+            expected_to_fit: whether a prediction or an earlier probe fits the limit.
         """
         status = run.measurement.status
         if status in _RAN_OUT or status is ProbeStatus.TIMEOUT:
@@ -47,7 +47,7 @@ class Failures:
         return [run for run in self._failed.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
 
     def is_slow(self, candidate: Candidate) -> bool:
-        """Whether micro-batches as large took too long for a probe with other choices, and none as large ended."""
+        """Whether a probe with no larger micro-batches timed out, and none with as large ones ended ``ok``."""
         knobs = self._problem.longer
         slow = (run.candidate for run in self._failed.values() if run.measurement.status is ProbeStatus.TIMEOUT)
         return any(_as_large(candidate, other, knobs) for other in slow) and not any(
@@ -55,12 +55,12 @@ class Failures:
         )
 
     def implied(self, candidate: Candidate) -> str | None:
-        """Return which failure shows that a candidate would fail too, in words, or None."""
+        """Return a description of a failure that implies failure of the candidate, or None."""
         found = (self._implied_by(run, candidate) for run in self._failed.values())
         return next((reason for reason in found if reason is not None), None)
 
     def _implied_by(self, run: Record, candidate: Candidate) -> str | None:
-        """Return why a candidate fails where another one did: it differs in nothing that would help."""
+        """Return why a failure of another candidate implies this one's: no differing choice can help."""
         measurement, problem = run.measurement, self._problem
         differing = {knob: choice for knob, choice in candidate.items() if choice != run.candidate.get(knob)}
         if not differing:
@@ -84,7 +84,7 @@ class Failures:
 
 
 def _growth(candidate: Candidate, other: Candidate, knobs: Iterable[str], ordered: frozenset[str]) -> str | None:
-    """Return how choices are larger than another candidate's, in words; None if one is not, or its knob not ordered.
+    """Return a description of how choices exceed another candidate's; None if one does not, or its knob is not ordered.
 
     Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
     """

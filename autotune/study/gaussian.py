@@ -1,4 +1,4 @@
-"""Gaussian processes over the choices of candidates: what to expect of one, and how well that is known."""
+"""Gaussian processes over the choices of candidates: posterior means and standard deviations of their figures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Rows = NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Variance:
-    """Variances of a logarithm: by each choice, by the combination of all choices, and of a single observation.
+    """Prior variances of a log figure: per choice, of the combination of all choices, and of observation noise.
 
-    A variance by choice of 0.1 expects that one choice changes the figure by a third, up or down.
+    A variance per choice of 0.1 means that one choice typically changes the figure by a third, up or down.
     """
 
     choice: float
@@ -28,34 +28,37 @@ class Variance:
 
 
 OF_CANDIDATES = Variance(choice=0.1, combination=0.02, noise=0.01)
-"""Of a figure without a prediction."""
+"""For measured figures without predictions."""
 
 OF_TRACES = Variance(choice=0.1, combination=0.02, noise=1e-4)
-"""Of a predicted figure; a trace has hardly any noise."""
+"""For predicted figures; traces have almost no noise."""
 
 OF_ERRORS = tuple(Variance(choice, combination=0.02, noise=0.005) for choice in (0.05, 0.01, 0.002))
-"""Of the ratio of a measured figure to the predicted one, from doubt to trust: operators of one kind are off together.
+"""For the ratio of a measured figure to the predicted one, from low to high trust in predictions. Errors correlate:
+operators of one kind are off together.
 
-Before any probe, each is e times less likely than the one before it. 66 probes of GPUs (`benchmarks/gpu/results`) are
-likeliest with 0.0005 to 0.002 by choice, and so are two of three tables recorded on CPUs (`benchmarks/replay`)."""
+A priori, each is e times less likely than the previous one. The likelihood of 66 probes on GPUs
+(`benchmarks/gpu/results`) is highest with 0.0005 to 0.002 per choice, as is that of two of three tables recorded on
+CPUs (`benchmarks/replay`)."""
 
 LIKELY = 0.25
-"""Chance to run below which a candidate is not worth a trace, or comes after all others. With 0.1 to 0.5, searches of
-`tests/study/test_improvement.py` in which a choice cannot be traced lose 4 to 10 traces to it; without, 20 to 47."""
+"""Probability to run below which a candidate is not traced, or is ranked last. With 0.1 to 0.5, searches of
+`tests/study/test_improvement.py` with a choice that cannot be traced waste 4 to 10 traces on it; without, 20 to 47."""
 
 _OF_OUTCOMES = Variance(choice=0.1, combination=0.02, noise=0.01)
-"""Of whether a candidate fails, as 1 or 0: a failure that differs from what ran in one choice makes it probable."""
+"""For outcomes, 1 if a candidate ran, else 0: if a failed candidate differs from one that ran in a single choice, this
+choice probably fails."""
 
 _CERTAIN = 1e-9
-"""Smallest standard deviation of a logarithm that is divided by."""
+"""Lower bound of a standard deviation used as a divisor."""
 
 _REACH = 2.0
-"""Differing choices over which the correlation of a combination falls to 1/e."""
+"""Length scale of a combination's correlation: the number of differing choices at which it is 1/e."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected logarithms of some candidates, and their standard deviations for lack of a trace and of a probe."""
+    """Posterior means of log figures, and their standard deviations for lack of a trace and of a probe."""
 
     mean: Array
     untraced: Array
@@ -63,7 +66,7 @@ class Expected:
 
 
 class Codes:
-    """Candidates as rows of numbers, one for the choice of each knob."""
+    """Encodes candidates as rows of integers, one per knob."""
 
     def __init__(self, knobs: Collection[str]) -> None:
         self._numbers: Mapping[str, dict[Choice | None, int]] = {knob: {} for knob in knobs}
@@ -100,18 +103,18 @@ class Figure:
         self._errors = levels[int(np.argmax([found.log_likelihood - trust for trust, found in enumerate(levels)]))]
 
     def __call__(self, candidates: Sequence[Candidate]) -> Expected:
-        """Return what to expect of candidates."""
+        """Return posterior means and standard deviations for candidates."""
         guesses, untraced = self._guess(candidates)
         errors, unmeasured = self._errors(self._codes(candidates))
         return Expected(guesses + errors, untraced, unmeasured)
 
     def assuming(self, candidate: Candidate) -> Figure:
-        """Return the figure as if a trace of the candidate had shown what is expected."""
+        """Return the figure as if a trace of the candidate had returned its posterior mean."""
         guess, _ = self._guess([candidate])
         return Figure(self._codes, {**self.predicted, candidate: float(guess[0])}, self._measured)
 
     def _guess(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
-        """Return predicted logarithms, interpolated for what was not traced, and their standard deviations."""
+        """Return log predictions, the posterior means for untraced candidates, and their standard deviations."""
         if not self.predicted:
             return np.zeros(len(candidates)), np.zeros(len(candidates))
         mean, deviation = self._traced(self._codes(candidates))
@@ -123,14 +126,15 @@ class Figure:
 class Process:
     """A Gaussian process (Rasmussen and Williams 2006, algorithm 2.1).
 
-    Its kernel counts the choices that two candidates share, and lets what is special in one combination fall with the
-    number of choices that differ.
+    Its kernel is a sum of two terms: one proportional to the number of shared choices, and one for the combination that
+    decays exponentially with the number of differing choices.
 
     Args:
-        mean: of all candidates; None: that of the values.
+        mean: prior mean; None: the mean of the values.
 
     Attributes:
-        log_likelihood: of the values, whatever all of them have in common (their section 2.7), up to a constant.
+        log_likelihood: log marginal likelihood of the values with an unknown common mean (their section 2.7), up to a
+            constant.
     """
 
     def __init__(self, rows: Rows, values: Array, variance: Variance, mean: float | None = None) -> None:
@@ -144,7 +148,7 @@ class Process:
         self.log_likelihood = float(np.linalg.slogdet(self._inverse)[1] - np.log(common) - squares) / 2
 
     def __call__(self, rows: Rows) -> tuple[Array, Array]:
-        """Return means and standard deviations."""
+        """Return posterior means and standard deviations."""
         near = self._kernel(rows)
         own = self._variance.choice * rows.shape[1] + self._variance.combination
         variance = own - np.einsum("ij,ij->i", near @ self._inverse, near)
@@ -159,28 +163,28 @@ class Process:
 
 
 def chances(codes: Codes, ran: Mapping[Candidate, bool], candidates: Sequence[Candidate]) -> Array:
-    """Return the chances that candidates run: what fails is often one choice, whatever the others are.
+    """Return the probabilities that candidates run; failures are often due to a single choice.
 
     Args:
-        ran: whether each candidate did that was tried.
+        ran: whether each tried candidate ran.
     """
     mean, _ = Process(codes(ran), np.asarray(list(ran.values()), float), _OF_OUTCOMES, mean=1.0)(codes(candidates))
     return np.clip(mean, 0.0, 1.0)
 
 
 def below(values: Array, deviations: Array) -> Array:
-    """Return the probability of each normal variable of mean 0 to be below a value."""
+    """Return the probability that each zero-mean normal variable is below a value."""
     scaled = values / np.maximum(deviations, _CERTAIN)
     return np.asarray([(1 + math.erf(each / math.sqrt(2))) / 2 for each in scaled])
 
 
 def expected_improvement(ahead: Array, deviations: Array) -> Array:
-    """Return the mean improvement by log-normal figures, as a share of the best one: 0 where one is lower.
+    """Return the expected improvement of log-normal figures over the best one, as a share of the best.
 
     Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Black-Box Functions".
 
     Args:
-        ahead: expected logarithms, less that of the best figure.
+        ahead: means of the logarithms, minus the logarithm of the best figure.
     """
     faster = np.exp(ahead + deviations**2 / 2) * below(ahead + deviations**2, deviations)
     return np.asarray(faster - below(ahead, deviations))

@@ -1,4 +1,4 @@
-"""The search by traces: traces next the candidates that are expected to improve the best so far the most."""
+"""The search by traces: traces the candidates with the largest expected improvement over the best so far."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from autotune.study.gaussian import LIKELY, Array, Codes, Figure, below, chances
 from autotune.study.problem import Problem
 
 Batch = Sequence[Candidate]
-"""Candidates that are run at once: none of them waits for the result of another."""
+"""Candidates that are run together, without waiting for each other's results."""
 
 MOST_TRACED = 100
-"""Most candidates that a plan traces. A trace of an 8B shape takes 0.4 to 0.7 s of one core, and a candidate two to six
-of them."""
+"""Maximum number of candidates that a plan traces. A trace of an 8B model takes 0.4 to 0.7 s of one core, and a
+candidate two to six traces."""
 _TOGETHER = 8
-"""Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
+"""Batch size: with fewer candidates, tracing processes wait for each other more often."""
 _PATIENCE = 24
-"""Candidates in a row that bring nothing better, after which only changes of the fastest misfit are left to run."""
+"""Number of successive candidates without improvement after which only changes of the fastest misfit are run."""
 _ALIKE = 16
-"""Candidates after which a search ends if none could be run, all for the same reason."""
+"""Number of candidates after which a search ends if all failed for the same reason."""
 _WORTH = 0.001
-"""Least expected improvement, as a share of the best rate, for which a candidate is traced."""
+"""Minimum expected improvement, as a share of the best rate, for which a candidate is traced."""
 _RANDOM = 100
-"""Random candidates that are considered as well."""
+"""Number of random candidates in the pool."""
 _STEPS = 3
-"""Further changes of the most promising candidates that are considered. With one, and four candidates at once, a plan
-of an 8B shape on an H100 ended 18 % below; the recorded parts of its space do not show that."""
+"""Number of expansions of the pool by changes of its most promising candidate. With one, and batches of four, a plan of
+an 8B model on an H100 ended 18 % below the best; the recorded parts of its space do not show that."""
 
 
 def search_by_traces(
@@ -50,12 +50,12 @@ def search_by_traces(
 
     Args:
         starts: candidates that are run first, after the baseline; None: the recipes.
-        limit: most candidates that are run.
-        at_once: most of them between two calls of ``goes_on``.
+        limit: maximum number of candidates to run.
+        at_once: maximum number of candidates between two calls of ``goes_on``.
         goes_on: returns whether to continue.
 
     Returns:
-        Whether it came to its end, instead of being ended by ``goes_on``.
+        Whether the search ended by itself, not by ``goes_on``.
 
     Raises:
         AutotuneError: the runner cannot run anything.
@@ -76,16 +76,16 @@ def search_by_traces(
 class Improvements:
     """A search from the baseline and the documented recipes, in the order of :meth:`proposals`.
 
-    Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
-    a few choices, or are random, the ones with the largest expected improvement come next; at last, changes of the
-    fastest that did not fit. While nothing fits, or no speed is known, what improves is the need of memory. Choices
-    that rules forbid are considered with changes that make them legal.
+    Two Gaussian processes over the choices model rate and memory of candidates. The acquisition function is the
+    expected improvement, over a pool of random candidates and of candidates that differ from the best by a few choices.
+    At last, changes of the fastest candidate that does not fit are run. While nothing fits, or no speed is known, the
+    objective is the memory need. Choices that rules forbid are combined with changes that make them legal.
 
     Args:
-        starts: what is run first after the baseline; None: the recipes.
+        starts: candidates to run first after the baseline; None: the recipes.
 
     Attributes:
-        known: results so far, by candidate. The caller adds those of each batch before it asks for the next one.
+        known: results so far, by candidate. The caller adds the results of each batch before it requests the next one.
     """
 
     def __init__(self, problem: Problem, starts: Sequence[Candidate] | None = None) -> None:
@@ -98,7 +98,7 @@ class Improvements:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether none of many candidates could be run, all for the same reason."""
+        """Whether many candidates were tried and all failed for the same reason."""
         reasons = {each.reason for each in self.known.values()}
         return len(self.known) >= _ALIKE and len(reasons) == 1 and "" not in reasons
 
@@ -123,7 +123,7 @@ class Improvements:
             yield from self._rows_for_the_table(best)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
-        """Run the candidates that are legal and were not run."""
+        """Yield the legal candidates that were not run, as one batch if there are any."""
         missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
         if missing:
             yield missing
@@ -139,7 +139,7 @@ class Improvements:
         return next(iter(self._traced()), None)
 
     def _promising(self, best: Estimate) -> list[Candidate]:
-        """Return the next batch: the most promising candidate, then the next as if that one were as expected."""
+        """Return the next batch, chosen one by one, each as if the previous ones had returned their posterior means."""
         need, rate = self._need(), self._rate()
         pool = self._pool(best, need, rate)
         batch: list[Candidate] = []
@@ -154,10 +154,10 @@ class Improvements:
         return batch
 
     def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
-        """Return all changes of the fastest candidate that does not fit, if it is faster.
+        """Return all changes of the fastest candidate that does not fit, if it is faster than the best.
 
-        A choice may free memory with one other choice alone: there is little to offload where all layers are
-        checkpointed.
+        A choice may save memory only in combination with another one: with all layers checkpointed, there is little to
+        offload.
         """
         misfits, rate = [each.candidate for each in self._traced() if not each.fits], self._rate()
         if not best.fits or not misfits or not rate.predicted:
@@ -170,16 +170,16 @@ class Improvements:
         return [each for each, chance in zip(changes, self._chances(changes), strict=True) if chance]
 
     def _need(self) -> Figure:
-        """Return the need of candidates, over the memory there is."""
+        """Return the model of the memory need, relative to the available memory."""
         return Figure(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
 
     def _rate(self) -> Figure:
-        """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
+        """Return the model of the rate; for candidates that cannot fit, the rate of their largest micro-batches."""
         rates = {each.candidate: each.tokens_per_second or each.scaled_tokens_per_second for each in self._traced()}
         return Figure(self._codes, {each: math.log(rate) for each, rate in rates.items() if rate}, {})
 
     def _gains(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure) -> Array:
-        """Return the expected improvement by each candidate, as a share of the best rate, or of the least need."""
+        """Return the expected improvement of each candidate, as a share of the best rate, or of the smallest need."""
         expected, chance = need(pool), self._chances(pool)
         if not best.fits or not rate.predicted:
             return np.asarray(chance * expected_improvement(_excess(best) - expected.mean, expected.untraced))
@@ -189,7 +189,7 @@ class Improvements:
         return np.asarray(chance * fits * expected_improvement(ahead, expected.untraced))
 
     def _chances(self, candidates: Sequence[Candidate]) -> Array:
-        """Return 0 for what can probably not be run, and 1 for all else: what fails is often one choice alone."""
+        """Return 0 for candidates that probably cannot run, and 1 for all others."""
         ran = {each: run.memory is not None for each, run in self.known.items()}
         return np.asarray(chances(self._codes, ran, candidates) >= LIKELY, float)
 
@@ -210,8 +210,8 @@ class Improvements:
             yield self._problem.normal(Candidate(chosen))
 
     def _rows_for_the_table(self, best: Estimate) -> Iterator[Batch]:
-        """Yield what is shown with the best: what needs less and is as fast, what fits with certainty, and the smallest
-        changes of the baseline."""
+        """Yield candidates that are shown with the best one: an equally fast one that needs less, the baseline with
+        single choices of the best, and the next smaller ones that fit with certainty."""
         free = dict(self._memory_savers(best))
         if best.fits and free:
             yield from self._new([best.candidate.but(**free)])
@@ -223,7 +223,7 @@ class Improvements:
             yield from self._new(next_smaller(self._problem, best.candidate))
 
     def _memory_savers(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
-        """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
+        """Yield choices that need less memory than the best's without loss of speed, by pairs of results so far."""
         for one, other in itertools.permutations(self._traced(), 2):
             changed = other.candidate.differences(one.candidate)
             if len(changed) != 1 or one.memory is None or other.memory is None:
@@ -236,7 +236,7 @@ class Improvements:
 
 
 def _excess(estimate: Estimate) -> float:
-    """Return the logarithm of the need over the memory there is."""
+    """Return the logarithm of the need relative to the available memory."""
     memory, spare_bytes = estimate.memory, estimate.spare_bytes
     assert memory is not None
     assert spare_bytes is not None
@@ -244,7 +244,7 @@ def _excess(estimate: Estimate) -> float:
 
 
 def _better(found: Estimate, best: Estimate) -> bool:
-    """Return whether a result is better than another by a share that counts."""
+    """Return whether a result is better than another by at least :data:`_WORTH`."""
     if found.fits != best.fits or best.memory is None or found.memory is None:
         return rank(found) < rank(best)
     if found.fits and (found.tokens_per_second or best.tokens_per_second):

@@ -1,4 +1,4 @@
-"""Decides which candidates need no probe, and which have to wait for others that are predicted to need less memory."""
+"""Vetoes candidates that need no probe, and ranks candidates by predicted memory after failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.study.problem import Problem, Record
 from autotune.units import format_bytes
 
 _ENOUGH = 0.5
-"""Share of the traced candidates that may fit whose speed has to be predicted."""
+"""Minimum share with a predicted speed among the traced candidates that may fit."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Veto:
 
 
 class Priority(IntEnum):
-    """When a candidate's turn comes: no candidate is probed while another with a smaller priority is open.
+    """The order of candidates: none is probed while another with a smaller value is open.
 
     Attributes:
-        NEXT: predicted to need less memory than every candidate that ran out of it.
-        ABOVE: predicted to need as much as one that ran out, or more.
+        NEXT: predicted to need less memory than every candidate that ran out of memory.
+        ABOVE: predicted to need at least as much as a candidate that ran out of memory.
         UNPREDICTED: its trace failed.
     """
 
@@ -48,7 +48,7 @@ class Priority(IntEnum):
 
 
 class Judge:
-    """Keeps the records of candidates and vetoes candidates from them; every candidate is given in its normal form.
+    """Stores the records of candidates and vetoes candidates by them; all candidates are in their normal form.
 
     Attributes:
         failures: the candidates that ran out of memory or of time.
@@ -69,7 +69,7 @@ class Judge:
         """Store a record, so that its candidate and all candidates with the same plan are known."""
         keys = {self._plan(record.candidate)}
         if record.probed:
-            # That of an illegal candidate shows what a legal one with the same plan needs.
+            # The probe of an illegal candidate is also that of a legal one with the same plan.
             keys.add(self._problem.identity(record.candidate))
         for key in keys:
             before = self._records.get(key)
@@ -83,10 +83,10 @@ class Judge:
             self._predictor.learn(record.candidate, record.measurement)
 
     def learn_later(self, records: Sequence[Record]) -> None:
-        """Use the runs after probes that ran out of memory, each once.
+        """Learn from runs after the probe that ran out of memory, each once.
 
         Args:
-            records: all of the study.
+            records: all records of the study.
         """
         for record in records:
             lacked = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
@@ -101,9 +101,10 @@ class Judge:
 
     @property
     def predicts_speed(self) -> bool:
-        """Whether the speed of most traced candidates that may fit is predicted: the fastest of them comes first then.
+        """Whether the speed of most traced candidates that may fit is predicted; if so, the fastest comes first.
 
-        What does not fit has no predicted speed, and in a large model's space most traced candidates do not.
+        Candidates that do not fit are excluded: they have no predicted speed, and for large models they are the
+        majority.
         """
         guesses = [self._predictor.predict(candidate) for candidate in self._predictor.traced()]
         fitting = [guess for guess in guesses if guess is None or not guess.over(self._memory_limit_bytes)]
@@ -118,18 +119,18 @@ class Judge:
         return any(self.need_bytes(each) <= self._memory_limit_bytes for each in open_ones)
 
     def priority(self, candidate: Candidate) -> Priority:
-        """Return when a candidate's turn comes, by what is predicted now; before its trace, as if it were to fit."""
+        """Return a candidate's priority by current predictions; before its trace, it is assumed to fit."""
         if self._predictor.predict(candidate) is None:
             return Priority.UNPREDICTED if candidate in self._untraceable else Priority.NEXT
         return Priority.NEXT if self.lighter_failure(candidate) is None else Priority.ABOVE
 
     def need_bytes(self, candidate: Candidate) -> float:
-        """Return the predicted need of a candidate, infinite for one that is not predicted."""
+        """Return the predicted need of a candidate, infinite without a prediction."""
         guess = self._predictor.predict(candidate)
         return math.inf if guess is None else guess.need_bytes
 
     def lighter_failure(self, candidate: Candidate) -> str | None:
-        """Return which candidate ran out of memory that is predicted to need no more than this one, or None."""
+        """Return a description of a candidate that ran out of memory with no more predicted need than this, or None."""
         need = self.need_bytes(candidate)
         runs = self.failures.of_device_memory if need < math.inf else []
         lowest = min(runs, key=lambda run: self.need_bytes(run.candidate), default=None)
@@ -145,7 +146,7 @@ class Judge:
         return self._records.get(self._plan(candidate))
 
     def _plan(self, candidate: Candidate) -> Candidate | str:
-        """Return what is equal for candidates with the same plan; an illegal one shares no other's."""
+        """Return a key that is equal for candidates with the same plan; illegal candidates have their own keys."""
         return self._problem.identity(candidate) if self._problem.illegal(candidate) is None else candidate
 
     def set_running_elsewhere(self, candidates: Collection[Candidate]) -> None:
@@ -159,7 +160,7 @@ class Judge:
         return candidate not in self._set_aside and not elsewhere and plan not in self._records
 
     def veto(self, candidate: Candidate) -> Veto | None:
-        """Return why a candidate is not worth a probe, by what is known now, or None when it is."""
+        """Return why a candidate is not worth a probe, without a new trace, or None if it is."""
         reason = self._problem.illegal(candidate) or self.failures.implied(candidate)
         return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
 
@@ -171,9 +172,9 @@ class Judge:
         return not untraced or self.veto(candidate) is not None
 
     def verdict(self, candidate: Candidate) -> Veto | None:
-        """Return why a candidate is not worth a probe, or None when it is; called right before it would be probed.
+        """Return why a candidate is not worth a probe, or None if it is; call it right before the probe.
 
-        The candidate is traced at its own sizes, unless that was done.
+        The candidate is traced at its own sizes, unless it has been already.
         """
         if self.is_decided(candidate):
             return self.veto(candidate)

@@ -20,18 +20,18 @@ T = TypeVar("T")
 _FIRST_DELAY_SECONDS = 0.1
 
 _ANSWERS = (DuplicatedStudyError, UpdateFinishedTrialError)
-"""Errors of a working storage about something that exists already or has ended."""
+"""Exceptions of a working storage: a study exists already, or a trial has finished."""
 
 _TRANSIENT_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
     errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
 })  # fmt: skip
-"""Errors of a network file system that a server's restart ends."""
+"""Errors of a network file system during a restart of its server."""
 
 
 def storage_failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions by which the storages of Optuna fail: databases, files, gRPC."""
-    # JournalStorage raises RuntimeError for a lock that was taken from it, and ValueError for a broken file.
+    """Return the exception types of failing storages of Optuna: databases, files, gRPC."""
+    # JournalStorage raises RuntimeError for a lost lock, and ValueError for a broken file.
     known: tuple[type[Exception], ...] = (StorageInternalError, SQLAlchemyError, OSError, RuntimeError, ValueError)
     try:
         import grpc
@@ -41,7 +41,7 @@ def storage_failures() -> tuple[type[Exception], ...]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed some time later, with nothing done about it by the user."""
+    """Whether the same call may succeed later without any action of the user."""
     if type(error).__module__.startswith("grpc"):
         return True
     if isinstance(error, RuntimeError) and "did not possess lock" in str(error):
@@ -52,13 +52,13 @@ def is_transient(error: BaseException) -> bool:
         if isinstance(cause, OSError):
             return cause.errno in _TRANSIENT_ERRNOS
         if isinstance(cause, PendingRollbackError):
-            # The connection was lost in a transaction that Optuna rolls back as it raises.
+            # The connection was lost in a transaction, which Optuna rolls back while raising.
             return True
     return False
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then what caused it, to the first cause of all."""
+    """Yield an error and the chain of its causes, down to the root cause."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -73,7 +73,7 @@ def _is_transient_in_database(error: DBAPIError) -> bool:
 
 
 def _passing_on(kind: type[PatientStorage]) -> type[PatientStorage]:
-    """Give a storage the methods of the installed Optuna's contract: each calls the backend's patiently."""
+    """Define all abstract methods of the installed Optuna's storage; each calls the backend's method with retries."""
 
     def passed_on(name: str) -> Callable[..., Any]:
         return lambda storage, *arguments, **named: storage._call(getattr(storage._backend, name), *arguments, **named)
@@ -85,14 +85,14 @@ def _passing_on(kind: type[PatientStorage]) -> type[PatientStorage]:
 
 @_passing_on
 class PatientStorage(BaseStorage):
-    """Passes every call on to another storage, one at a time, and repeats those that fail for a while.
+    """Forwards every call to another storage, one at a time, and retries failing calls for a limited time.
 
-    A call may have succeeded although it failed: the answer was lost. To repeat it is harmless for attributes; a trial
-    that is created twice or ended twice is for the caller to notice.
+    A failed call may have taken effect if only its reply was lost. Repeating it is harmless for attributes; the caller
+    has to handle trials that are created or finished twice.
 
     Attributes:
-        has_study: whether the study was found, so that what is missing from now on was deleted: a failure.
-        closing: set when no call is to be repeated any more.
+        has_study: whether the study was found; if so, a KeyError means that it was deleted, and is a failure.
+        closing: set to stop further retries.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class PatientStorage(BaseStorage):
         """Make it.
 
         Args:
-            patience_seconds: time after the first failure of a call in which it is repeated, at least once.
-            longest_delay_seconds: longest time between two attempts. After an outage, every worker has to renew its
-                lease before another counts it as dead.
-            failed: returns what is raised for a failure that did not pass.
-            waits: is called once for each time that the storage stops answering, in the thread that made this object.
+            patience_seconds: time after the first failure of a call during which it is retried, at least once.
+            longest_delay_seconds: maximum time between two attempts. After an outage, every worker has to renew its
+                lease before another one considers it dead.
+            failed: converts a permanent failure to the exception to raise.
+            waits: called once per outage, in the thread that created this object.
         """
         self._backend = backend
         self._patience_seconds = patience_seconds

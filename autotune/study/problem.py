@@ -28,7 +28,7 @@ class Problem(Protocol):
 
     @property
     def recipes(self) -> Sequence[Candidate]:
-        """Documented candidates that are tried before the sampler is asked; those that are illegal here are vetoed."""
+        """Documented candidates that are tried before the sampler's; illegal ones are vetoed."""
 
     @property
     def ordered(self) -> frozenset[str]:
@@ -40,22 +40,22 @@ class Problem(Protocol):
 
     @property
     def only_in(self) -> Mapping[str, str]:
-        """For knobs that a single phase of the step program depends on, that phase."""
+        """The phase of the step program that a knob affects, for knobs that affect a single one."""
 
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates that are equivalent to this one."""
 
     def identity(self, candidate: Candidate) -> str:
-        """Return a text that is equal for candidates with the same plan; called for legal ones and the baseline."""
+        """Return a string that is equal for candidates with the same plan; called for legal ones and the baseline."""
 
     def accumulates(self, candidate: Candidate) -> bool:
         """Whether an optimizer step has several micro-batches, so that gradients exist while a micro-batch runs."""
 
     def illegal(self, candidate: Candidate) -> str | None:
-        """Return why a candidate must not be recommended, in words, or None when it may."""
+        """Return a description of why a candidate must not be recommended, or None if it may."""
 
     def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
-        """Return the knobs of which one has to change before that reason can go; called for illegal candidates."""
+        """Return the knobs of the violated rule, one of which has to change; called for illegal candidates."""
 
 
 class Purpose(StrEnum):
@@ -92,8 +92,8 @@ class ProbeRun:
     Attributes:
         number: number of the trial.
         turn: the turn of a comparison; None for every other purpose.
-        expected_seconds: what it takes by what its candidate's probe took; 0 if nothing is known. Whole steps of a
-            large global batch take longer than any probe.
+        expected_seconds: expected duration, from the candidate's probe; 0 if unknown. Whole steps of a large global
+            batch take longer than any probe.
     """
 
     number: int
@@ -105,7 +105,7 @@ class ProbeRun:
 
 
 Probe = Callable[[ProbeRun, float | None], Measurement]
-"""Runs a probe, given the run and the seconds that are left for it (None: no limit), and returns its measurement.
+"""Runs a probe, given the run and the remaining seconds (None: no limit), and returns its measurement.
 
 It raises only ``KeyboardInterrupt`` and ``AutotuneError``.
 """
@@ -113,16 +113,16 @@ It raises only ``KeyboardInterrupt`` and ``AutotuneError``.
 
 @dataclass(frozen=True)
 class Sharing:
-    """The leases by which processes that share a study watch one another.
+    """Settings of the leases with which processes that share a study detect each other's death.
 
-    Optuna removes the lock of a JournalStorage's writer that was killed after 30 s, during which nobody writes: a lease
-    has to be longer.
+    If a writer of a JournalStorage is killed, Optuna removes its lock after 30 s, during which no process can write: a
+    lease has to be longer.
 
     Attributes:
         interval_seconds: time between two renewals of a worker's lease.
-        missed: renewals in a row that another worker does not see, after which it takes this one for dead.
-        poll_seconds: time between two looks at the study of a worker that waits for the others.
-        patience_seconds: time for which a storage that does not answer is asked again.
+        missed: number of successive missed renewals after which other workers consider a worker dead.
+        poll_seconds: polling interval of a worker that waits for others.
+        patience_seconds: time for which calls of a failing storage are retried.
     """
 
     interval_seconds: float = 10.0
@@ -132,21 +132,21 @@ class Sharing:
 
     @property
     def lease_seconds(self) -> float:
-        """Time after which a worker that shows no sign of life loses what it works on."""
+        """Time without a renewal after which a worker loses its trial."""
         return self.interval_seconds * self.missed
 
 
 @dataclass(frozen=True)
 class StudyStorage:
-    """Where a study is kept.
+    """The location and identity of a study.
 
     Attributes:
-        url: of a database, as Optuna takes it, such as ``sqlite:///study.db``; ``journal:///path`` for Optuna's
+        url: of a database, in Optuna's format, such as ``sqlite:///study.db``; ``journal:///path`` for Optuna's
             JournalStorage on a file; ``grpc://host:port`` for Optuna's gRPC proxy.
         name: name of the study in that storage.
-        resume: whether an existing study is to be continued.
-        fingerprint: named parts that have to be equal for a study to be continued or joined: workload, hardware,
-            software, …; their values are what is said of a difference.
+        resume: whether to continue an existing study.
+        fingerprint: named parts that have to be equal to continue or join a study: workload, hardware, software, …;
+            messages about a difference show their values.
     """
 
     url: str
@@ -172,8 +172,8 @@ class Record:
         number: the Optuna trial's number.
         candidate: the candidate in its normal form.
         measurement: measurement of its probe; for a vetoed candidate only status and reason.
-        confirmation: measurement of the longer run, or None when there was none.
-        prediction: the prediction when it was probed or vetoed; None if there was none.
+        confirmation: measurement of the longer run, or None if there was none.
+        prediction: the prediction at the time of the probe or veto, or None.
         comparison: the short runs of this candidate and of the baseline, in the order in which they ran.
     """
 
@@ -223,18 +223,18 @@ class SearchOutcome:
 
     Attributes:
         records: every trial in the order of their numbers, earlier runs of a resumed study included.
-        baseline: the baseline's record; None when it was not reached.
-        winner: the recommended record; None when nothing legal fits, or nothing was measured yet.
-        failed_confirmations: the records that had a run after the probe that did not end ``ok``; for the baseline,
-            beside any winner.
-        contradicted: the records of candidates that were predicted not to fit, were probed nevertheless, and fit.
-        contributions: contribution of each of the winner's choices; empty when there is no winner.
-        confirmed: whether the winner passed the longer run, and every short one.
-        interrupted: whether the user ended the search before it was done.
+        baseline: the baseline's record; None if it was not reached.
+        winner: the recommended record; None if nothing legal fits, or nothing was measured yet.
+        failed_confirmations: the records with a run after the probe that did not end ``ok``, including the baseline's
+            runs in comparisons.
+        contradicted: the records of audited candidates that were predicted not to fit, and fit.
+        contributions: contribution of each of the winner's choices; empty without a winner.
+        confirmed: whether the winner's longer run and all short runs ended ``ok``.
+        interrupted: whether the user ended the search.
         ending: what ended the search for further candidates; None if the user did.
-        comparisons: short runs that winner and baseline each should have had.
+        comparisons: planned number of short runs of winner and baseline, each.
         smallest: the candidate with the smallest predicted need, if nothing is recommended, needs are predicted, and
-            there was time to look for it.
+            there was time to find it.
     """
 
     records: tuple[Record, ...]

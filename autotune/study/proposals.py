@@ -1,4 +1,4 @@
-"""Proposes the next candidates: from Optuna's sampler, or those that the surrogate ranks first."""
+"""Proposes the next candidates: from Optuna's sampler, or by the surrogate's ranking."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _DRAWS = 32
 """Draws from the sampler for one proposal; TPE on a small categorical space repeats itself."""
 
 _NEAR_MISS = 0.2
-"""Largest logarithm of need over limit at which a draw is worth a probe; the best candidates are close to the limit.
+"""Largest logarithm of need over limit at which a draw is probed; the best candidates are close to the limit.
 
-In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran out of memory more often.
+In replayed spaces, 0 missed some of these; 0.4 found no more, and ran out of memory more often.
 """
 
 _SURROUNDINGS = 200
 """Random candidates that are considered in addition to the incumbent's neighbours."""
 
 _MOST_EXAMINED = 65_536
-"""Candidates that are examined before a search ends without another one, which takes 3 s; a space that has no more is
-exhausted then."""
+"""Number of candidates examined, in 3 s, before a search ends for lack of a proposal; a space with no more combinations
+is then exhausted."""
 
 _AUDITED = 4096
-"""Random candidates of which an audit chooses."""
+"""Number of random candidates from which an audit selects."""
 
 
 class Proposer:
@@ -52,7 +52,7 @@ class Proposer:
         self._log = log
         self._predictor = predictor
         self._random = random.Random(seed)
-        # What other workers probe at this moment is not proposed again: the judge knows it.
+        # No constant liar: the judge excludes candidates that other workers are probing.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
     def proposal(
@@ -63,18 +63,18 @@ class Proposer:
         by_need: bool = False,
         traced: Collection[Candidate] = (),
     ) -> Candidate | None:
-        """Return an unknown candidate, the most promising of those with the smallest priority; None if none is found.
+        """Return an unknown candidate, the most promising of those with the smallest priority; None if there is none.
 
-        One that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a probe.
+        The sampler's candidates may be vetoed, since the sampler learns from vetoes; all others are worth a probe.
 
         Args:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
-            by_need: whether the one that is predicted to need the least comes next.
-            traced: candidates that were traced for this probe, if there may be no more: they, and others that are
-                predicted, come first.
+            by_need: whether to return the candidate with the smallest predicted need.
+            traced: candidates that were traced for this probe, if no further traces are allowed; then only they and
+                others with a prediction are considered, if there are any.
         """
-        # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
+        # A study object caches the trials that it has read until it starts or finishes a trial itself.
         self._study = copy.copy(self._study)
         surrogate = self._surrogate()
         if explore and not by_need:
@@ -95,13 +95,13 @@ class Proposer:
 
     @property
     def ending(self) -> Ending:
-        """What ends a search when no further candidate is proposed."""
+        """The reason for the end of a search when no candidate is proposed."""
         return Ending.EXHAUSTED if self._combinations() <= _MOST_EXAMINED else Ending.SAMPLED
 
     def expected_gain(self, incumbent: Candidate) -> float:
         """Return the largest expected improvement over the best probed candidate, as a share of its rate.
 
-        The incumbent's neighbours, what was traced, and random candidates are considered.
+        Considered are the incumbent's neighbours, traced candidates and random ones.
         """
         return self._surrogate().expected_gain(list(self._surroundings(incumbent)), self._standing())
 
@@ -119,8 +119,8 @@ class Proposer:
                 yield candidate
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open, and vetoed or smaller than what took too long and, as far as is known, than what ran
-        out of memory."""
+        """Whether a draw is open and either vetoed or probably feasible: smaller than candidates that timed out and, by
+        predictions, than those that ran out of memory."""
         if not self._judge.is_open(candidate):
             return False
         if self._judge.priority(candidate) is not Priority.ABOVE:
@@ -128,14 +128,14 @@ class Proposer:
         return self._judge.veto(candidate) is not None
 
     def _rank(self, candidate: Candidate) -> tuple[Priority, bool, float]:
-        """Return the order of candidates: by priority, whether micro-batches as large took too long, and the predicted
-        need above what ran out of memory."""
+        """Return a sort key: priority, whether micro-batches no larger timed out, and for priority ``ABOVE`` the
+        predicted need."""
         priority = self._judge.priority(candidate)
         need_bytes = self._judge.need_bytes(candidate) if priority is Priority.ABOVE else 0.0
         return priority, self._judge.failures.is_slow(candidate), need_bytes
 
     def _draw(self) -> Candidate:
-        # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.
+        # A trial outside the study lets the sampler draw without adding a trial per draw.
         blank = optuna.trial.create_trial(state=TrialState.RUNNING)
         drawn = self._sampler.sample_relative(self._study, blank, self._log.space)
         for knob, distribution in self._log.space.items():
@@ -157,7 +157,7 @@ class Proposer:
             yield from self._fresh(candidate)
 
     def _drawn(self, count: int) -> Iterator[Candidate]:
-        # A range has no length above that.
+        # The length of a range is limited to sys.maxsize.
         combinations = range(min(self._combinations(), sys.maxsize))
         for number in self._random.sample(combinations, min(count, len(combinations))):
             picked, rest = {}, number

@@ -1,8 +1,8 @@
-"""Decides which worker of a study confirms and attributes once no worker probes; the others take its result.
+"""Selects the worker of a study that confirms and attributes once no worker probes; the others adopt its result.
 
-Who comes next is drawn by Lamport's bakery algorithm: a ticket above all that the study shows. It needs nothing of a
-storage but that each worker can write a line of its own and read those of the others. A worker whose lease has lapsed
-counts as gone, and draws another ticket if it is not: those behind it may have gone before it.
+The order follows Lamport's bakery algorithm: each worker draws a ticket above all others in the study. It only requires
+that each worker can write its own entry in the storage and read others'. A worker with a lapsed lease counts as gone;
+if it is alive, it draws a new ticket, since workers behind it may have gone first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class NextAction(Enum):
     """The next action of a worker that has waited.
 
     Attributes:
-        SETTLE: it confirms and attributes.
-        SEARCH: there are candidates to probe again.
-        ADOPT: another worker has settled; its result is this one's too.
-        LEAVE: its time is over; what there is so far is its result.
+        SETTLE: confirm and attribute.
+        SEARCH: probe candidates again.
+        ADOPT: adopt the settled result of another worker.
+        LEAVE: end with the result so far, since the time is over.
     """
 
     SETTLE = auto()
@@ -46,11 +46,11 @@ class Settled:
     """A worker's settled result, for the others.
 
     Attributes:
-        after: number of the last record that it knew, -1 for none.
+        after: number of the last record that the worker knew, -1 for none.
         winner: number of the recommended trial, or None.
         complete: whether nothing was left to do.
-        asked: the limits that it settled by.
-        ending: what had ended its search for further candidates.
+        asked: the limits of the worker's search.
+        ending: what ended the worker's search for further candidates.
     """
 
     after: int
@@ -76,19 +76,19 @@ class Queue:
         roster, session = self._roster, self._session
         self._take_ticket()
         while True:
-            # What a worker stored before it left is read after it is seen to have left.
+            # Read the roster before the records: a worker that has left has stored all of its records.
             ahead = [worker for worker in roster.others() if self._is_ahead(worker)]
             session.refresh()
             if roster.lapsed:
                 self._take_ticket()
                 continue
-            # Whoever is first of those that wait may be settling: nothing is to change under it.
+            # The first waiting worker may be settling; do not search meanwhile.
             if all(worker.doing is Doing.SEARCHING for worker in ahead) and may_search():
                 roster.set_activity(Doing.SEARCHING)
                 return NextAction.SEARCH
             if not ahead:
                 return NextAction.SETTLE if self.settled() is None else NextAction.ADOPT
-            # Whoever settles needs minutes; whoever searches may have no limit at all.
+            # Settling takes minutes; a search may have no limit.
             if session.clock.over() and all(worker.doing is Doing.SEARCHING for worker in ahead):
                 self._listener(Noted(f"The time limit ended the wait for {_named(ahead)}; --resume goes on."))
                 return NextAction.LEAVE
@@ -96,11 +96,11 @@ class Queue:
             self._opened.storage.closing.wait(roster.sharing.poll_seconds)
 
     def settled(self) -> Settled | None:
-        """Return what a worker or an earlier run has settled, if nothing has changed and nothing is left to do."""
+        """Return the settled result of a worker or an earlier run, if nothing has changed and nothing is left to do."""
         try:
             found = decode(Settled, self._opened.study.user_attrs.get(_SETTLED))
         except DecodeError:
-            # Nothing is settled, or another version of autotune settled it.
+            # There is none, or another version of autotune wrote it.
             return None
         records = self._session.log.records
         last = records[-1].number if records else -1
@@ -109,7 +109,7 @@ class Queue:
         return found if found.complete or self._session.clock.over() else None
 
     def settle(self, ending: Ending) -> Settled:
-        """Store what this worker has settled, and return it."""
+        """Store this worker's settled result, and return it."""
         session = self._session
         records, winner = session.log.records, session.leader()
         found = Settled(
@@ -125,9 +125,9 @@ class Queue:
         return found
 
     def is_disturbed(self) -> bool:
-        """Whether a worker that joined while this one settled has found, or may find, what has to be settled too.
+        """Whether the settled result may be outdated: other workers have new records, or search.
 
-        So does one that took this worker for dead meanwhile, and settles in its place.
+        Also if this worker's lease lapsed, so that another one may be settling in its place.
         """
         known = len(self._session.log.records)
         searching = any(worker.doing is not Doing.WAITING for worker in self._roster.others())

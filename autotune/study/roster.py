@@ -1,9 +1,10 @@
-"""Keeps a list of the processes that work on a study and are alive: each renews a lease, the others watch it.
+"""The live processes that work on a study: each renews a lease, which the others watch.
 
-A lease is seen to lapse by the watcher's own monotonic clock, and only while the study can be read: clocks of machines
-need not agree, and a database outage does not expire leases. A process of the same machine is known to be gone at once.
+Watchers detect a lapsed lease by missed renewals in their own monotonic time, and only while the study can be read:
+machines' clocks need not agree, and a database outage does not expire leases. The end of a process on the same machine
+is detected at once.
 
-The owner of a lease counts a lapse as soon as it may be seen, by a clock that goes on while its machine is suspended.
+The owner of a lease counts a lapse as soon as others may detect it, by a clock that includes suspension of its machine.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from autotune.study.storage import OpenStudy
 
 _ROW = "autotune:worker:"
 _ENDED = frozenset({"Z", "X"})
-"""The states of a process, in the letters of Linux, that runs no longer: zombie and dead."""
+"""Linux's letters for the states of an ended process: zombie and dead."""
 
 
 class Doing(StrEnum):
     """The activity of a worker.
 
     Attributes:
-        SEARCHING: it probes candidates.
-        ARRIVING: it is about to wait, and draws its ticket.
-        WAITING: it has nothing to probe, and waits for its turn to settle, or settles.
-        LEFT: it works on the study no longer.
+        SEARCHING: probes candidates.
+        ARRIVING: draws its ticket, before it waits.
+        WAITING: has nothing to probe; waits for its turn to settle, or settles.
+        LEFT: has left the study.
     """
 
     SEARCHING = "searching"
@@ -50,11 +51,11 @@ class Worker:
     """A worker's entry in the study.
 
     Attributes:
-        machine: names the machine since its last start, and the namespace of its process numbers.
-        started_ticks: when the process started, in the kernel's ticks since the machine did; 0 where it is not known.
-            A time of day would change with every step of the machine's clock.
-        renewed: changes with every renewal of the lease; a time, for those who look.
-        ticket: place in the queue of those who wait, 0 for none.
+        machine: boot id of the machine and PID namespace.
+        started_ticks: start of the process in kernel ticks since boot; 0 if unknown. A wall-clock time would change
+            when the machine's clock is set.
+        renewed: the time of the last renewal; only compared for equality.
+        ticket: place in the queue of waiting workers, 0 for none.
     """
 
     key: str
@@ -84,7 +85,7 @@ class Roster:
         self._opened = opened
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        # By worker, the renewal of its lease that was seen last, and how often no newer one was seen.
+        # By worker, its last observed renewal, and the number of checks since without a newer one.
         self._watched: dict[str, tuple[str, int]] = {}
         self.me = Worker(
             key=_key(),
@@ -94,21 +95,21 @@ class Roster:
             started_ticks=_started_ticks(),
             renewed=_now(),
         )
-        # When the last renewal of this process's lease began, and how often the lease had lapsed by then.
+        # Start of this process's last renewal, and the number of lapses by then.
         self._lease = (elapsed_seconds(), 0)
         self._lapses_before = 0
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     @property
     def lapses(self) -> int:
-        """How often this process did not renew its lease in time, now included: others may have repeated its trial."""
-        # The lock is held while the storage is written to, which may take minutes; a lease is replaced at once.
+        """Number of lapses of this process's lease, including a current one; others may have repeated its trial."""
+        # Without the lock, which is held during writes of minutes; the tuple is replaced atomically.
         renewed_at_seconds, lapses = self._lease
         return lapses + (elapsed_seconds() - renewed_at_seconds > self.sharing.lease_seconds)
 
     @property
     def lapsed(self) -> bool:
-        """Whether the lease expired since this process queued, so that another may be first now."""
+        """Whether the lease lapsed since this process queued, so that another may be first now."""
         return self.lapses != self._lapses_before
 
     def __enter__(self) -> Roster:
@@ -122,17 +123,17 @@ class Roster:
         self._ended.set()
         self._opened.storage.closing.set()
         self._thread.join()
-        # A storage that cannot be written to is reported by the call that failed before.
+        # The call that failed before has reported a storage that cannot be written to.
         with suppress(AutotuneError):
             self.set_activity(Doing.LEFT)
 
     def set_activity(self, doing: Doing, ticket: int = 0) -> None:
-        """Set what this process does from now on, for the others to read."""
+        """Publish this process's activity to the other workers."""
         with self._lock:
             self.me = replace(self.me, doing=doing, ticket=ticket)
         self._renew()
         if doing is Doing.ARRIVING:
-            # Whoever takes this worker for dead from now on does not wait until it has drawn.
+            # Workers that consider this one dead from now on do not wait for its ticket.
             self._lapses_before = self.lapses
 
     def others(self) -> list[Worker]:
@@ -147,12 +148,12 @@ class Roster:
                 self._watch()
                 self._renew()
             except (AutotuneError, MemoryError):
-                # The search itself reports a storage that fails, or a lack of memory, when it next needs it.
+                # The search itself reports a failing storage, or a lack of memory, at its next use.
                 continue
 
     def _renew(self) -> None:
         with self._lock:
-            # Others may see it from now on, even if the answer to the writer comes late.
+            # The renewal may be visible from now on, even if the storage's reply is late.
             began_seconds = elapsed_seconds()
             self.me = replace(self.me, renewed=_now())
             self._write(self.me)
@@ -164,7 +165,7 @@ class Roster:
             missed = missed + 1 if renewed == worker.renewed else 0
             self._watched[key] = (worker.renewed, missed)
             if missed >= self.sharing.missed and worker.doing is not Doing.LEFT and key != self.me.key:
-                # For those who come later; a worker that is alive after all writes its own line again.
+                # For workers that join later; a worker that is alive after all overwrites this.
                 self._write(replace(worker, doing=Doing.LEFT))
 
     def _write(self, worker: Worker) -> None:
@@ -172,18 +173,18 @@ class Roster:
         opened.storage.set_study_system_attr(opened.study_id, f"{_ROW}{worker.key}", encode(worker))
 
     def _rows(self) -> dict[str, Worker]:
-        """Return the workers that are or were there, by their keys."""
+        """Return all present and former workers by key."""
         found = {}
         for name, document in self._opened.storage.get_study_system_attrs(self._opened.study_id).items():
             if name.startswith(_ROW):
-                # What another version of autotune wrote is left out; its trials are of no use here.
+                # Skip entries of other versions of autotune, whose trials cannot be used.
                 with suppress(DecodeError):
                     found[name.removeprefix(_ROW)] = decode(Worker, document)
         return found
 
 
 def _known_to_be_gone(worker: Worker, machine: str) -> bool:
-    """Whether a worker's process ran on this machine, and runs no longer."""
+    """Whether a worker's process ran on this machine and has ended."""
     if worker.machine != machine:
         return False
     try:
@@ -191,16 +192,16 @@ def _known_to_be_gone(worker: Worker, machine: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:
-        # The system does not say it of the processes of other users.
+        # Processes of other users may be hidden.
         return False
     return started_ticks != worker.started_ticks or state in _ENDED
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:
-    """Return the letter of a process's state, and the ticks between the start of its machine and its own.
+    """Return the letter of a process's state, and its start in kernel ticks since boot.
 
     Raises:
-        OSError: there is no such process, or the system does not say.
+        OSError: there is no such process, or its state is not readable.
     """
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     # The second field, the name, may hold spaces and parentheses; the state is the third, the start the 22nd.
@@ -212,7 +213,7 @@ def _started_ticks() -> int:
     try:
         return _state_and_start(os.getpid())[1]
     except OSError:
-        # Nobody compares it: where there is no /proc, no other process calls its machine by this one's name.
+        # It is never compared: without /proc, machine names are unique per process.
         return 0
 
 
@@ -221,7 +222,7 @@ def _key() -> str:
 
 
 def _machine() -> str:
-    """Return a name that two processes share only if each can see whether the other runs."""
+    """Return a name that is equal for two processes only if each can observe the other's process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -234,10 +235,7 @@ def _now() -> str:
 
 
 def elapsed_seconds() -> float:
-    """Return the seconds since a moment in the past, those during which the machine was suspended included.
-
-    Where the system has no such clock, suspension is not counted.
-    """
-    # Linux: CLOCK_MONOTONIC, which Python's monotonic clock is, stands still while the machine is suspended.
+    """Return the seconds since a fixed moment in the past, including suspension if the system has such a clock."""
+    # Linux: CLOCK_MONOTONIC, Python's monotonic clock, does not advance while the machine is suspended.
     counting = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if counting is None else time.clock_gettime(counting)

@@ -42,8 +42,8 @@ def search(
     Args:
         memory_limit_bytes: memory that a candidate may need, for the sampler's constraint; the probe enforces it.
         seed: seed of the sampler and of random draws.
-        trials: most probes, audits, confirmations and comparisons excluded; None for the effort's.
-        timeout_seconds: time limit of this run, confirmation and comparison included; None for no limit.
+        trials: maximum number of probes, excluding audits, confirmations and comparisons; None for the effort's.
+        timeout_seconds: time limit of this run, including confirmation and comparison; None for no limit.
         predictor: predictions that save probes; None: only probes are used.
 
     Returns:
@@ -61,7 +61,7 @@ def search(
         limit = effort.trials if trials is None else trials
         predictor = predictor or Predictor()
         session = Session(problem, probe, log, effort, limit, clock, listener, predictor)
-        # A resumed search must not draw again what an earlier one has drawn, nor what another worker draws.
+        # Different seeds for resumed searches and for other workers, so that they do not repeat the same draws.
         drawn = len(study.study.get_trials(deepcopy=False)) + len(roster.others())
         proposer = Proposer(problem, session.judge, study.study, log, predictor, seed + drawn)
         session.report_resumed()
@@ -76,11 +76,11 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settl
     """Search until nothing is left to do for any worker.
 
     Returns:
-        What was settled, or None if time did not allow it; and what ended the search for further candidates.
+        The settled result, or None if time did not suffice; and what ended the search for further candidates.
     """
     session.refresh()
     known, log = queue.settled(), session.log
-    # A lack of gain is counted in each run anew, which would probe further candidates.
+    # Each run counts the lack of gain anew, so exploring again would probe further candidates.
     if known is not None and known.ending is Ending.NO_GAIN and not (log.unfinished or log.others_running):
         return known, known.ending
     while True:
@@ -136,7 +136,7 @@ def _smallest(session: Session) -> Smallest | None:
 
 
 def audit(session: Session, proposer: Proposer) -> None:
-    """Probe as many vetoed candidates as the effort asks for; audits of earlier runs of the study count.
+    """Probe ``effort.audits`` vetoed candidates; audits of earlier runs of the study count.
 
     If nothing fits so far, the candidate with the smallest predicted need is probed even if it is vetoed, so that the
     conclusion does not rest on predictions alone.
@@ -157,7 +157,7 @@ def audit(session: Session, proposer: Proposer) -> None:
         reserve_seconds = session.settling_seconds()
         if not session.durations.has_time(reserve_seconds):
             return
-        # The audit before may have failed for a reason that it shares.
+        # The previous audit's failure may imply this candidate's.
         if _needs(session, (candidate,)):
             session.probe(candidate, Purpose.AUDIT, reserve_seconds)
 
@@ -187,7 +187,7 @@ def settle(session: Session, may_explore: Callable[[], bool]) -> bool:
     that will be recommended, and the remaining time is spent on confirmation first.
 
     Returns:
-        Whether a leader failed as it ran again, and there are candidates left to look for another.
+        Whether a leader failed in a further run, and there are candidates left to explore.
     """
     while (first := session.leader()) is not None and not session.clock.over():
         if not first.confirmed:

@@ -10,15 +10,15 @@ from autotune.study.judge import Judge
 from autotune.study.problem import Record
 
 LIGHTER = 0.1
-"""Of two equally fast candidates, one that needs this share less memory is worth its own confirmation."""
+"""An equally fast candidate that needs this share less memory is confirmed, too."""
 
 DISAPPOINTMENT = 0.03
-"""A confirmed rate this share below an unconfirmed one calls for that one's confirmation too, unless runs of the
-confirmed one are so far apart that they reach that rate."""
+"""If a confirmed rate is this share below an unconfirmed one, the latter is confirmed too, unless it is within the
+prediction interval of the confirmed runs."""
 
 
 def fastest(records: Iterable[Record]) -> Record | None:
-    """Return the record of the highest token rate, or, of those that tie with it, of the smallest need."""
+    """Return the record with the highest token rate or, among records that tie with it, the smallest need."""
     running = list(records)
     if not running:
         return None

@@ -21,21 +21,21 @@ from autotune.study.selection import leader
 from autotune.study.trial_log import TrialLog
 
 _MAX_CONFIRMED = 3
-"""Number of confirmed candidates after which the best of them is taken without confirming others."""
+"""Number of confirmed candidates after which no further ones are confirmed."""
 
 
 class TurnLost(Exception):  # noqa: N818 (nothing has failed)
-    """Another worker may confirm by now, since this one's lease had lapsed."""
+    """This worker's lease lapsed, so another worker may be confirming."""
 
 
 class Session:
     """One run of a search.
 
-    Other workers of the same study are followed by :meth:`refresh`; each probe does.
+    :meth:`refresh` reads the records of other workers of the study, as does each probe.
 
     Attributes:
         baseline_candidate: the baseline in its normal form.
-        trials: most probes, those of earlier runs included, audits and confirmations excluded.
+        trials: maximum number of probes, including those of earlier runs, excluding audits and confirmations.
         predictor: receives every measurement.
         vetoed_traces: candidates that were traced and vetoed since the last probe, audits excluded.
         without_gain: number of the leader, and how many times in a row the expected improvement on it was too small.
@@ -68,20 +68,20 @@ class Session:
         self._probe = probe
         self._listener = listener
         self._passed = 0
-        # What earlier runs of the study found is learnt, and reported by `report_resumed`.
+        # Records of earlier runs are learnt here, and reported by `report_resumed`.
         self._own = {record.number for record in log.records}
         self.baseline_candidate = problem.normal(problem.baseline)
         self._follow()
 
     @property
     def probes_left(self) -> int:
-        """Probes that the trial limit still allows, without those that run at this moment."""
+        """Number of probes that the trial limit still allows, minus running ones."""
         running = sum(trial.purpose is not Purpose.AUDIT for trial in self.log.running)
         return self._trials_left - self._counted - running
 
     @property
     def _trials_left(self) -> int:
-        """Most records that the trial limit allows, without the probes that the time limit ended."""
+        """The trial limit minus the number of probes that the time limit ended."""
         return self.trials - sum(record.purpose is not Purpose.AUDIT for record in self.cut_off)
 
     @property
@@ -120,7 +120,7 @@ class Session:
         self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
 
     def settling_seconds(self) -> float:
-        """Return the most seconds that confirmation and comparison take."""
+        """Return an upper estimate, in seconds, of confirmation and comparison."""
         return self.durations.settling_seconds(self.leader(), self.baseline)
 
     def refresh(self) -> None:
@@ -132,8 +132,8 @@ class Session:
         """Probe a candidate and record the measurement, leaving ``reserve_seconds`` of the remaining time unused.
 
         Returns:
-            Whether it was probed; not if another worker probes it, or probes the last one that the limit allows, or no
-            time is left.
+            Whether it was probed: False if another worker probes it, or probes the last one that the limit allows, or
+            no time is left.
         """
         if self.clock.over(reserve_seconds):
             return False
@@ -152,7 +152,7 @@ class Session:
         try:
             measurement = self._run(ProbeRun(number, candidate, purpose, schedule), reserve_seconds)
         except BaseException:
-            # What ended the probe is what the user has to know; other workers find an abandoned trial by themselves.
+            # Raise the original error; other workers detect an abandoned trial by themselves.
             with suppress(AutotuneError):
                 self.log.abandon(number, "the search was ended")
             raise
@@ -170,7 +170,7 @@ class Session:
         return True
 
     def _follow(self) -> None:
-        """Learn from what is new in the study, of this worker and of others."""
+        """Learn from new records in the study, of this worker and of others."""
         for record in self.log.news():
             self.judge.learn(record)
             if record.number in self._own:
@@ -186,14 +186,14 @@ class Session:
         """Run a trial's candidate again, longer or in a turn of a comparison, and record the measurement.
 
         Args:
-            turn: the turn of the comparison; None: it runs longer, to be confirmed.
+            turn: the turn of the comparison; None for a longer run, to confirm it.
         """
         record = next(record for record in self.log.records if record.number == number)
         purpose, schedule = Purpose.CONFIRMATION, self.effort.confirmation
         if turn is not None:
             purpose, schedule = Purpose.COMPARISON, self.effort.comparison
         probed = record.measurement
-        # As long as the probe, and whole steps.
+        # The duration of the probe plus whole steps.
         expected_seconds = probed.wall_seconds + WHOLE_STEPS * (probed.step_seconds or 0.0)
         measurement = self._run(ProbeRun(number, record.candidate, purpose, schedule, turn, expected_seconds))
         if self.log.lapsed:

@@ -1,4 +1,4 @@
-"""Opens the Optuna study that one process continues or several share, and converts failures into one message."""
+"""Opens an Optuna study, of one process or shared by several, and converts storage failures to errors with a hint."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autotune.units import format_duration
 _FINGERPRINT = "autotune:fingerprint"
 
 _RETURN_SECONDS = 30.0
-"""Time within which a database that restarts is there again."""
+"""Time that the restart of a database may take."""
 
 _BIRTH_SECONDS = 2.0
-"""Time that the process that creates a study needs at most to write its fingerprint."""
+"""Maximum time between the creation of a study and its fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class OpenStudy:
 
     Attributes:
         study: for Optuna's samplers, and for reading.
-        storage: for writing: what `optuna.Study` has no method for.
+        storage: for writes that `optuna.Study` has no method for.
         study_id: the storage's number of the study.
     """
 
@@ -49,10 +49,10 @@ def check_storage(url: str, name: str, *, resume: bool, fingerprint: Mapping[str
     """Check that a storage answers, and that it has no study of that name unless that is to be resumed.
 
     Args:
-        fingerprint: of the study to be resumed; None: it is not known yet.
+        fingerprint: of the study to be resumed; None if it is not known yet.
 
     Raises:
-        InputError: it does not, or it has.
+        InputError: the storage does not answer, or the study exists and is not to be resumed.
         StudyMismatchError: the study to be resumed was made for something else.
     """
     with _quiet():
@@ -107,10 +107,10 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
         listener(Noted(f"{known}: it is asked again for {format_duration(patience)}."))
 
     with _quiet():
-        # Who creates a study may have mistyped its storage; who joins one may come while the storage restarts.
+        # Retry the first connection only to resume: a new study's URL may be mistyped.
         backend, close = connected(storage.url, _RETURN_SECONDS if storage.resume else 0.0)
         longest_delay_seconds = storage.sharing.interval_seconds / 2
-        # Its methods are made from the contract's.
+        # A decorator defines the abstract methods.
         patient = PatientStorage(backend, patience, longest_delay_seconds, failed, waits)  # type: ignore[abstract]
         try:
             study = _study(patient, storage, listener)
@@ -122,7 +122,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
 
 
 def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -> optuna.Study:
-    # The study's own sampler is not asked; this one does nothing when a trial is opened.
+    # The study's own sampler is not used; this one does nothing at the start of a trial.
     sampler = optuna.samplers.RandomSampler()
     try:
         study = optuna.create_study(storage=patient, study_name=storage.name, direction="maximize", sampler=sampler)
@@ -162,7 +162,7 @@ def _fingerprint(backend: BaseStorage, name: str) -> Mapping[str, str] | None:
 
 
 def _is_left_empty(study: optuna.Study) -> bool:
-    """Whether a study has neither a fingerprint nor trials after the time that its creator needs to write them."""
+    """Whether a study still has neither a fingerprint nor trials after :data:`_BIRTH_SECONDS`."""
     for _ in range(round(_BIRTH_SECONDS / 0.1)):
         if _FINGERPRINT in study.user_attrs or study.get_trials(deepcopy=False):
             return False

@@ -1,4 +1,4 @@
-"""Predicts rate and memory of a candidate from traces and probes, only to order which candidates to probe next."""
+"""Predicts rate and memory of candidates from traces and probes, to rank the candidates to probe next."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from autotune.study.problem import Record
 from autotune.study.trial_documents import violation
 
 _LEAST = -0.99
-"""Smallest violation of the limit that counts: a step that needs almost nothing has no logarithm."""
+"""Lower bound of the violation of the limit, to keep its logarithm finite."""
 
 _BROKEN = frozenset({ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED})
-"""Results of a probe that say something about its choices, whatever the memory and the time."""
+"""Failures of a probe that are due to its choices, independent of memory and time."""
 
 
 class Surrogate:
     """Models rate and memory as Gaussian processes over the choices, in logarithms.
 
-    Predicted figures of traced candidates are one process, which gives a guess for candidates that were not traced. The
-    ratio of measured to predicted figures is a second one. Without predictions, there is only the second. What a traced
-    candidate needs is as predicted: memory that probes showed tells no more of others.
+    One process models the predicted figures, and interpolates them for untraced candidates. A second one models the
+    ratio of measured to predicted figures. Without predictions, there is only the second. For traced candidates, the
+    predicted need counts: measured memory of other candidates does not improve it.
 
     Example: bf16 was predicted to be twice as fast and was 1.5 times as fast, with one packing and batch size. It is
     expected to be about 1.5 times as fast with others too, traced or not.
@@ -61,14 +61,14 @@ class Surrogate:
         )
 
     def excess(self, candidate: Candidate) -> float:
-        """Return the logarithm of a candidate's expected need over the limit: above 0, it should not fit."""
+        """Return the posterior mean of log(need / limit): above 0, the candidate is not expected to fit."""
         return float(self._need([candidate]).mean[0])
 
     def promising_first(self, candidates: Iterable[Candidate], standing: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates by their expected improvement, and those that should not fit last.
+        """Return the candidates by descending expected improvement, which also favours uncertain ones.
 
-        So what is not known well is traced or probed. Without predictions candidates are ranked by their expected rate:
-        the sampler explores, and replayed searches did worse with the expected improvement here.
+        Without predictions, candidates are ranked by their expected rate, those that are not expected to fit last: the
+        sampler explores, and replayed searches did worse with the expected improvement here.
 
         Args:
             standing: the probed candidates that may be recommended.
@@ -85,7 +85,7 @@ class Surrogate:
         return [listed[index] for index in order]
 
     def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
-        """Return the largest expected improvement by a candidate, as a share of the best rate; infinite without any.
+        """Return the largest expected improvement, as a share of the best rate; infinite without candidates.
 
         Args:
             standing: the probed candidates that may be recommended.
@@ -98,13 +98,13 @@ class Surrogate:
         return chances(self._codes, self._ran, candidates)
 
     def _gains(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> Array:
-        """Return the expected improvement by each candidate, as a share of the best rate.
+        """Return the expected improvement of each candidate, as a share of the best rate.
 
-        A candidate that is slower, crashes or does not fit improves nothing (Jones, Schonlau and Welch 1998, "Efficient
+        Candidates that are slower, crash or do not fit improve nothing (Jones, Schonlau and Welch 1998, "Efficient
         Global Optimization of Expensive Black-Box Functions", who end a search below 1 %; with a constraint: Schonlau,
-        Welch and Jones 1998). The best rate is the highest one expected of probed candidates, or of these ones where
-        none may be recommended: the highest measured one is too high by its noise. The need of a traced candidate
-        counts as known.
+        Welch and Jones 1998). The best rate is the highest posterior mean of probed candidates, since the highest
+        measured rate is biased by noise; if none may be recommended, that of these candidates. The need of traced
+        candidates is treated as known.
         """
         need, rate = self._need(candidates), self._rate(candidates)
         fits = below(-need.mean, need.untraced if self._need.predicted else need.unmeasured)

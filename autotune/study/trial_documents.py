@@ -1,4 +1,4 @@
-"""Reads trials of a study and writes their attributes: documents, and figures for those who look at the study."""
+"""Encodes trials as attributes of an Optuna study, and decodes them; some attributes are for human readers only."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _PURPOSE = "purpose"
 _PREDICTION = "prediction"
 MEASUREMENT = "measurement"
 CONSTRAINT, LEGAL = "memory", "legal"
-"""Names of the samplers' constraints; the second one of a baseline that fits and may not be recommended."""
+"""Names of the samplers' constraints; the second is violated by a baseline that fits and may not be recommended."""
 RECOMMENDED = "recommended trial"
-"""Attribute of a study for those who look at it: Optuna's best trial is that of the best probe."""
+"""Attribute of a study for human readers: Optuna's best trial is that with the best probe."""
 
 RATE = "tokens per second"
 """Name of the study's value."""
 OUTCOME, REASON = "outcome", "reason"
 HELD, RESERVED, PREDICTED = "memory held (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
 PREDICTED_RATE = "predicted tokens per second"
-"""Attributes of a trial for those who look at the study; nothing reads them. The documents above are what is read."""
+"""Attributes of a trial for human readers; autotune reads only the documents above."""
 
 WORKER, PLAN, CLAIM = "autotune:worker", "autotune:plan", "autotune:claim"
-"""System attributes of a trial: who runs it, what is equal for candidates with the same plan, and the attempt."""
+"""System attributes of a trial: its worker, a key that is equal for equal plans, and the attempt to create it."""
 
 WITHDRAWN, LOST = "autotune:withdrawn", "autotune:lost"
-"""System attributes of a failed trial: it was another worker's to run; its worker is gone."""
+"""System attributes of a failed trial: another worker runs the candidate; the trial's worker is gone."""
 
 DEATHS = 3
-"""Workers that may be lost while they probe one candidate; after that it is not tried again."""
+"""Number of workers lost while probing a candidate after which it is not tried again."""
 
 _UNKNOWN = 1.0
-"""Violation of the memory constraint if the distance from fitting is not known: that of twice the limit."""
+"""Violation of the memory constraint if the need is unknown: that of twice the limit."""
 
 _SMALLEST = 0.01
 """Smallest violation of the memory constraint by a candidate that ran out of memory."""
@@ -52,10 +52,10 @@ _SMALLEST = 0.01
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A candidate whose probe was cut off by the end of the process that ran it.
+    """A candidate whose probe ended with its worker process.
 
     Attributes:
-        deaths: how many workers were lost while they probed it: killed, or without a sign of life.
+        deaths: number of workers lost while probing it: killed, or with a lapsed lease.
     """
 
     candidate: Candidate
@@ -69,7 +69,7 @@ class Running:
 
     Attributes:
         plan: equal for candidates with the same plan.
-        claim: names the attempt to create the trial.
+        claim: id of the attempt to create the trial.
     """
 
     number: int
@@ -102,7 +102,7 @@ def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
 
 
 def candidate_of(trial: FrozenTrial) -> Candidate | None:
-    """Return the candidate of a trial, or None if it has none: somebody else added it."""
+    """Return the candidate of a trial, or None if the trial is not autotune's."""
     known = trial.user_attrs.get(_CANDIDATE)
     return None if known is None else decode(Candidate, known)
 
@@ -113,7 +113,7 @@ def purpose_of(trial: FrozenTrial) -> Purpose:
 
 
 def prediction_of(trial: FrozenTrial) -> Prediction | None:
-    """Return what was predicted of a trial's candidate, or None; a study of an early version has nothing of it."""
+    """Return the prediction of a trial, or None; studies of early versions have none."""
     known = trial.user_attrs.get(_PREDICTION)
     return None if known is None else decode(Prediction, known)
 
@@ -149,7 +149,7 @@ def comparison_key(winner: int, place: int) -> str:
 
 
 def running(trial: FrozenTrial) -> list[Running]:
-    """Return an open trial as what it probes; nothing for one that somebody else has added."""
+    """Return the probe of an open trial; empty if the trial is not autotune's."""
     candidate = candidate_of(trial)
     if candidate is None:
         return []
@@ -158,10 +158,10 @@ def running(trial: FrozenTrial) -> list[Running]:
 
 
 def cut_off(trials: Sequence[FrozenTrial], known: Collection[Candidate]) -> list[Unfinished]:
-    """Return what was begun and not finished.
+    """Return the unfinished probes.
 
     Args:
-        known: candidates that have a record, or run.
+        known: candidates with a record or a running trial.
     """
     found: dict[Candidate, Purpose] = {}
     deaths: Counter[Candidate] = Counter()

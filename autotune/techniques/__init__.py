@@ -18,7 +18,7 @@ __all__ = ["catalogue", "find"]
 def catalogue() -> tuple[Technique, ...]:
     """Return all techniques, sorted by name; each trainer supports a subset."""
     modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
-    # Base classes of techniques have no name.
+    # Only concrete techniques have a name.
     classes = {
         item
         for module in modules

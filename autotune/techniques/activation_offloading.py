@@ -29,13 +29,13 @@ class ActivationOffloading(Equipped):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where checkpointing offloads too, or where FlexAttention or a fused head fails.
 
-        TRL makes an activation contiguous before it moves it to the host, and restores the strides of that copy.
-        FlexAttention's compiled backward pass asserts the strides that its queries, keys and values had, which are
-        transposed views, contiguous only with a single head. A checkpointed layer computes them again instead.
+        TRL makes an activation contiguous before it moves it to the host, so the restored copy has other strides.
+        FlexAttention's compiled backward pass asserts the original strides of queries, keys and values, which are
+        transposed views (contiguous only with a single head). Checkpointed layers recompute them instead.
 
-        The backward pass of TRL's fused head (``trl/kernels/chunked_logprob.py``) gathers a weight that ZeRO-3 shares
-        out by what DeepSpeed notes on the parameter. PyTorch's hooks on saved tensors, by which TRL offloads
-        activations, hand it another tensor of the same data, on which nothing is noted.
+        The backward pass of TRL's fused head (``trl/kernels/chunked_logprob.py``) gathers a weight that ZeRO-3 shards,
+        by DeepSpeed's attributes on the parameter. TRL offloads by PyTorch's saved-tensor hooks, which return another
+        tensor of the same data without these attributes.
         """
         if choice != ON:
             return None
@@ -46,13 +46,13 @@ class ActivationOffloading(Equipped):
         if candidate["attention"] == FLEX and checkpointing not in (ON, SELECTIVE) and several:
             # tests/contract/test_trl_rules.py, tests/nullgpu/test_training.py
             return CrashReason(
-                f"it restores tensors without their strides, with which attention={FLEX} fails in the backward pass of"
-                f" layers without checkpointing; gradient_checkpointing={ON} trains"
+                f"it restores tensors without their strides, so that attention={FLEX} fails in the backward pass of"
+                f" layers without checkpointing; it works with gradient_checkpointing={ON}"
             )
         if candidate.get("sharding") == "zero3" and setting.workload.trainer not in WITH_NEW_HEAD:
             # tests/contract/test_trl_zero3.py
             return CrashReason(
-                "TRL's fused head fails with sharding=zero3 where activations are offloaded: its backward pass gets a"
-                " tensor back in place of its weight, which DeepSpeed cannot gather"
+                "TRL's fused head fails with sharding=zero3 and offloaded activations: its backward pass gets a plain"
+                " tensor in place of its weight, which DeepSpeed cannot gather"
             )
         return None

@@ -21,21 +21,21 @@ class Allocator(Equipped):
     name = "allocator"
     summary = "Lets segments of reserved GPU memory grow, so that less of it is unused between tensors."
     options = (
-        Option(DEFAULT, "segments of fixed sizes; blocks that were freed serve requests that fit into them"),
-        Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),
+        Option(DEFAULT, "segments of fixed sizes; a freed block is reused for requests that fit into it"),
+        Option("expandable_segments", "segments grow page by page, with hardly any fragmentation"),
     )
-    # Its allocator has no segments.
+    # A CPU's allocator has no segments.
     without_gpu = "it is a setting of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU, and no vLLM engine on several GPUs"
     writes = frozenset(f"env.{name}" for name in ALLOCATOR_VARIABLES)
     impact = TraceImpact(Scope.ALLOCATOR)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where several GPUs share vLLM's engine, in the processes of the training.
+        """Return a reason if several GPUs share a vLLM engine inside the training's processes.
 
-        Its all-reduce exports buffers to the other GPUs by handles that growing segments do not have
+        vLLM's all-reduce exports buffers to other GPUs by handles that growing segments lack
         (``csrc/custom_all_reduce.cuh``), and ends the process (https://github.com/vllm-project/vllm/issues/42609).
-        Sleep mode needs no rule: vLLM turns them off for its pool alone (``CuMemAllocator.use_memory_pool``).
+        Sleep mode needs no rule: vLLM disables growing segments for its own pool (``CuMemAllocator.use_memory_pool``).
         """
         gpus = int(candidate.get(VllmTensorParallelSize.name, 1)) if is_colocated(candidate) else 1
         if choice == DEFAULT or gpus == 1:

@@ -21,16 +21,16 @@ SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
 UNEVEN = (
-    "it holds the scores of each image, and its worst micro-batch may be one with a large image, while those with the "
-    "most image data in all are run"
+    "it stores the scores of each image, so one large image may need more than the micro-batches that run, which have "
+    "the most image data in total"
 )
 """Reason why memory with eager attention may be higher than measured or predicted; see :func:`uneven_images`."""
 _PAGED = "kernels-community/paged-attention"
 _DECODED = 128
-"""Queries from which on FlexAttention has its usual kernel; also the queries of a block of its mask."""
+"""Least number of queries for FlexAttention's usual kernel; also the block size of its mask."""
 
 
-# Compute capabilities: FlashAttention's own README (2: Ampere and later; 3: Hopper alone, see its issues 1785, 1853 and
+# Compute capabilities from FlashAttention's README (2: Ampere and later; 3: only Hopper, see its issues 1785, 1853 and
 # 1889; 4: Hopper and Blackwell).
 _HOPPER = (9, 0), (9, 9)
 _FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | None]] = {
@@ -46,20 +46,20 @@ _IN_PLACE: Mapping[Choice, str] = {
     "flash_attention_2": "kernels-community/flash-attn2",
     "flash_attention_3": "kernels-community/vllm-flash-attn3",
 }
-"""The kernels of the Hub that transformers takes where a package is not installed (``FLASH_ATTN_KERNEL_FALLBACK``)."""
+"""The Hub kernels that transformers falls back to without the package (``FLASH_ATTN_KERNEL_FALLBACK``)."""
 
 
 def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | None, *, grouped: bool) -> bool:
-    """Whether attention may need more memory in a micro-batch without padding, which has no mask, than in others.
+    """Whether attention may need more memory in a micro-batch without padding, and so without a mask, than in others.
 
-    Without a mask, transformers lets sdpa share the heads of keys and values among those of queries
-    (``use_gqa_in_sdpa``). Of PyTorch's kernels, FlashAttention and cuDNN's do, neither in float32 nor before compute
-    capability 8.0; its plain products, which run instead, hold all scores. KTO of a small Llama in float32 allocated
-    9.3 GiB on a null GPU for rows of 4,176 tokens (PyTorch 2.13); traced with a row that is shorter, it had 2.9 GiB.
+    Without a mask, transformers passes grouped heads to sdpa unrepeated (``use_gqa_in_sdpa``). Only PyTorch's
+    FlashAttention and cuDNN kernels take these, and neither runs in float32 or before compute capability 8.0; the
+    fallback of plain products stores all scores. KTO of a small Llama in float32 allocated 9.3 GiB on a null GPU for
+    rows of 4,176 tokens (PyTorch 2.13); traced with one shorter row, it had 2.9 GiB.
 
     Args:
-        capability: of the GPU; None: not known, and 8.0 or higher, as in a trace.
-        grouped: whether heads share those of keys and values.
+        capability: the GPU's compute capability; None: unknown, and 8.0 or higher, as in a trace.
+        grouped: whether several heads of queries share a head of keys and values.
     """
     old = capability is not None and capability < AMPERE
     halved = any(plan.args.get(name) for name in ("bf16", "fp16")) or plan.model.get("dtype") in ("bfloat16", "float16")
@@ -70,10 +70,10 @@ class Attention(Technique):
     """The implementation that ``attn_implementation`` names."""
 
     name = "attention"
-    summary = "Chooses the kernel of attention; fused ones never hold the matrix of scores."
+    summary = "Chooses the attention kernel; fused kernels never store the matrix of scores."
     options = (
-        Option(EAGER, "plain matrix products; holds the matrix of scores"),
-        Option(SDPA, "PyTorch's fused attention; a packed row costs it a mask of row by row"),
+        Option(EAGER, "plain matrix products; stores the matrix of scores"),
+        Option(SDPA, "PyTorch's fused attention; a packed row needs a mask of tokens by tokens"),
         Option(FLEX, "PyTorch's compiled attention with block masks"),
         Option("flash_attention_2", "FlashAttention 2"),
         Option("flash_attention_3", "FlashAttention 3"),
@@ -95,7 +95,7 @@ class Attention(Technique):
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where the GPU generation or the package that a fused kernel needs is missing."""
         if choice == _PAGED:
-            return "it attends to a paged cache, has no backward pass, and transformers' continuous batching refuses it"
+            return "it reads a paged cache, has no backward pass, and transformers' continuous batching refuses it"
         lacking = _lacking_gpu(choice, machine.hardware)
         if lacking is not None or choice not in _FLASH:
             return lacking
@@ -104,10 +104,10 @@ class Attention(Technique):
             return None
         if choice not in _IN_PLACE or missing("kernels", machine) is not None:
             return CrashReason(absent)
-        return f"{absent}, and transformers takes {_IN_PLACE[choice]} in its place, which is a choice of its own"
+        return f"{absent}, and transformers would use {_IN_PLACE[choice]}, which is a separate choice"
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where the architecture does not support it, or its worst row may not be among those run."""
+        """Return a reason if the architecture does not support it, or if its worst row may not be among those run."""
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
@@ -117,11 +117,10 @@ class Attention(Technique):
         return _masks_otherwise(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for a device without the kernel, and for FlashAttention in float32 or with another mask.
+        """Return a reason for a device without the kernel, and for FlashAttention in float32 or with a mask of images.
 
-        A missing package is a reason only for a training on this machine, whose ``host_bytes`` are known: another one
-        that is planned for may have it. FlexAttention fails on micro-batches of certain widths; see
-        :func:`_failing_width`.
+        A missing package is a reason only on this machine, whose ``host_bytes`` are known: another planned machine may
+        have it. FlexAttention fails on micro-batches of certain widths; see :func:`_failing_width`.
         """
         hardware = setting.machine.hardware
         if hardware.kind == "cpu" or hardware.compute_capability is not None:
@@ -133,16 +132,16 @@ class Attention(Technique):
         failing = _failing_width(candidate, setting) if choice == FLEX else None
         if failing is not None:
             return CrashReason(
-                f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails where {_shared(setting)} heads share keys"
-                f" and values, at {failing} tokens, which a micro-batch may have"
+                f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails if {_shared(setting)} heads share keys"
+                f" and values: at {failing} tokens, which a micro-batch may have"
             )
         if choice in _FLASH and candidate["precision"] == "float32":
-            return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
+            return f"{choice} computes in bf16 or fp16 only, unlike precision=float32"
         return _masks_otherwise(choice, setting)
 
 
 def _lacking_gpu(choice: Choice, hardware: Hardware) -> str | None:
-    """Return why a kernel does not run on a device, whatever is installed; None where it does."""
+    """Return why a kernel does not run on a device, with any software; None if it does."""
     if choice == FLEX and hardware.kind == "cpu":
         return "flex_attention has no backward pass on a CPU"
     if choice not in _FLASH:
@@ -159,10 +158,10 @@ def _lacking_gpu(choice: Choice, hardware: Hardware) -> str | None:
 
 
 def uneven_images(workload: Workload) -> bool:
-    """Return whether images of different sizes are always together, in a row or in a block of successive rows.
+    """Return whether images of different sizes always share a row or a block of successive rows.
 
     Qwen's vision towers attend within each image (``Qwen2_5_VLVisionAttention.forward``), so that scores grow with the
-    squares of their sizes: one large image may need more than several with more data in all.
+    square of its size: one large image may need more than several images with more data in total.
     """
     found = [(each.images, each.documents.order) for each in workload.profiles if each.images is not None]
     return any(
@@ -171,21 +170,21 @@ def uneven_images(workload: Workload) -> bool:
 
 
 def _masks_otherwise(choice: Choice, setting: Setting) -> str | None:
-    """Return a reason where FlashAttention trains images with another mask than the model's.
+    """Return a reason if FlashAttention would train images with another mask than the model's.
 
-    ``flash_attention_mask`` of ``transformers/masking_utils.py`` leaves the mask function out.
+    ``flash_attention_mask`` of ``transformers/masking_utils.py`` ignores the mask function.
     """
     workload = setting.workload
     if choice not in _FLASH or not workload.has_images or not workload.model.bidirectional_images:
         return None
-    return f"tokens of an image attend to one another in {workload.model.model_type}, which FlashAttention leaves out"
+    return f"tokens of an image attend to one another in {workload.model.model_type}, which FlashAttention ignores"
 
 
 def _shared(setting: Setting) -> int:
-    """Return how many heads of queries share a head of keys and values in the kernel."""
+    """Return the number of query heads per head of keys and values in the kernel."""
     model = setting.workload.model
     heads = model.attention_heads or 1
-    # transformers repeats keys and values where the heads of queries are no power of two.
+    # transformers repeats keys and values if the number of query heads is no power of two.
     if not model.grouped_heads or model.cache is None or heads & (heads - 1):
         return 1
     return heads // model.cache.heads
@@ -194,8 +193,8 @@ def _shared(setting: Setting) -> int:
 def _failing_width(candidate: Candidate, setting: Setting) -> int | None:
     """Return the smallest width in tokens of a micro-batch with which FlexAttention fails, or None without one.
 
-    For fewer than 128 queries, Inductor takes a kernel in which the queries of heads that share keys are one block. A
-    block of more than 128, the size of the mask's, leaves no choice of the kernel ("NoValidChoicesError", in
+    For fewer than 128 queries, Inductor uses a kernel that puts the queries of all heads with shared keys into one
+    block. A block above 128, the mask's block size, leaves no valid kernel ("NoValidChoicesError", in
     ``create_flex_decoding_kernel`` of ``torch/_inductor/kernel/flex/flex_decoding.py``).
     """
     shared = _shared(setting)

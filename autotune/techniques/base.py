@@ -21,11 +21,11 @@ from autotune.techniques.versions import missing
 OFF = "off"
 ON = "on"
 _VALUES: Mapping[Choice, object] = {OFF: False, ON: True, "none": None}
-"""Values of fields, by choices that are spelled otherwise."""
+"""Field values of choices that are spelled differently."""
 POSITIVE = re.compile(r"0*[1-9][0-9]*")
-"""Spellings of the whole numbers from 1 on."""
+"""Pattern of whole numbers of at least 1."""
 SEVERAL = re.compile(r"0*([2-9]|[1-9][0-9]+)")
-"""Spellings of the whole numbers from 2 on."""
+"""Pattern of whole numbers of at least 2."""
 
 
 class Effect(StrEnum):
@@ -36,13 +36,13 @@ class Effect(StrEnum):
 
 
 class CrashReason(str):
-    """A conflict with which training fails, instead of silently training something else."""
+    """A conflict that makes training fail, rather than silently train something else."""
 
     __slots__ = ()
 
 
 class UnsearchedReason(str):
-    """A conflict for which a choice is not searched, though training with it may work; a check has no word on it."""
+    """A conflict that excludes a choice from the search although training may work; a check does not report it."""
 
     __slots__ = ()
 
@@ -54,13 +54,13 @@ class Option:
     Attributes:
         choice: its spelling; for a family of choices, a representative such as ``r16``.
         summary: its effect, in a few words.
-        effect: its effect on training with all other techniques at TRL's defaults; :func:`effect_with` has that with
-            a certain trainer.
-        family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
-            Those of digits are whole numbers.
-        replaceable: whether an exact choice may take its place in a user's own configuration.
-        entries: the plan entries that it stands for; none leave a field as it is by default. None: its spelling is the
-            value of the only field that the technique writes.
+        effect: its effect on training with all other techniques at TRL's defaults; :func:`effect_with` returns the
+            effect for a trainer.
+        family: pattern of the choices that it represents, itself included; None: only itself. Choices of digits are
+            whole numbers.
+        replaceable: whether an exact choice may replace it in a user's own configuration.
+        entries: its plan entries; an empty mapping leaves the field at its default. None: the spelling is the value of
+            the technique's only field.
     """
 
     choice: Choice
@@ -81,12 +81,12 @@ class TrainerFacts:
 
     Attributes:
         default: the choice that equals TRL's behaviour without any setting; None: that of all trainers.
-        changes: how every choice but the default changes training there.
-        without_effect: why the fields have no effect there. Which other trainers support the technique follows from
-            the fields of their configurations.
-        refused: by choice, why TRL refuses it there.
-        ignored: by choice, how TRL silently trains otherwise there.
-        restricted: by choice, why only some candidates may have it there, for the documentation;
+        changes: how every choice but the default changes training with this trainer.
+        without_effect: why the fields have no effect. Other trainers support the technique if their configurations have
+            its fields.
+        refused: by choice, why TRL refuses it.
+        ignored: by choice, how TRL silently trains something else.
+        restricted: by choice, why only some candidates may have it, for the documentation;
             :meth:`Technique.conflict` decides which. For a family of choices, all three name its representative.
     """
 
@@ -99,19 +99,19 @@ class TrainerFacts:
 
 
 class Technique:
-    """One knob of TRL, transformers or PEFT. A subclass with a name is one, and is one file; others are bases of these.
+    """One knob of TRL, transformers or PEFT. Each named subclass is one knob and one file; unnamed ones are bases.
 
     Class attributes:
         name: the knob's spelling everywhere.
         summary: its trade-off, in one sentence.
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
-        trl_default: the choice that equals TRL's behaviour without any setting; if not named, the first of the options.
+        trl_default: the choice that equals TRL's behaviour without any setting; by default, the first of the options.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
-        identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
-            others are further settings; those of a user's own engine document are kept.
+        identified_by: the entries of :attr:`writes` that identify a choice in a user's own configuration; empty: all.
+            The others are further settings; in a user's own engine document, they are kept.
         by_trainer: facts that depend on the trainer, by its name.
         impact: the effect of its choices on a trace.
     """
@@ -132,7 +132,7 @@ class Technique:
             cls.trl_default = cls.options[0].choice
 
     def default(self, setting: Setting) -> Choice:
-        """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
+        """Return the baseline's choice: TRL's default, or the closest possible choice."""
         return default_with(self, setting.workload.trainer)
 
     def matters(self, setting: Setting) -> bool:
@@ -174,10 +174,10 @@ class Technique:
         return option.effect if option else Effect.EXACT
 
     def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
-        """Return choices, in addition to those of a space, that may have the entries of a user's configuration.
+        """Return choices, in addition to those of a space, that may match the entries of a user's configuration.
 
         Args:
-            entries: by path, of :attr:`writes`.
+            entries: the entries at the paths of :attr:`writes`.
             candidate: the choices of the other techniques.
         """
         return ()
@@ -203,12 +203,12 @@ class Technique:
 
 
 class Equipped(Technique):
-    """A technique of which any choice but TRL's default takes a GPU, a package, or rows without images.
+    """A technique whose choices, except TRL's default, need a GPU, a package, or rows without images.
 
     Class attributes:
-        without_gpu: why there is none on a CPU; empty where there may be.
-        package: the distribution that it takes; empty without one.
-        with_images: why there is none for rows with images; empty where there may be.
+        without_gpu: why it is unavailable on a CPU; empty if it is available.
+        package: the required distribution; empty if it needs none.
+        with_images: why it is impossible for rows with images; empty if it is possible.
     """
 
     without_gpu: ClassVar[str] = ""
@@ -229,10 +229,10 @@ class Equipped(Technique):
 
 
 class Distributed(Technique):
-    """A technique whose choices differ from a number of training processes on.
+    """A technique that matters only with enough training processes.
 
     Class attributes:
-        fewest_processes: that number.
+        fewest_processes: least number of processes for which its choices differ.
     """
 
     fewest_processes: ClassVar[int] = 2
@@ -246,7 +246,7 @@ class NumberTechnique(Technique):
     """A technique whose choices are numbers; all but TRL's default change training."""
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Any other number than TRL's default changes training."""
+        """Return the effect: any number but TRL's default changes training."""
         return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING
 
 
@@ -254,11 +254,11 @@ def real_number(technique: Technique, text: Choice, takes: str, is_possible: Cal
     """Return the real number that a spelling names, as Python spells it.
 
     Args:
-        takes: the possible ones, in words.
-        is_possible: returns whether it is one of them; never for what is no number (NaN).
+        takes: the possible numbers, in words.
+        is_possible: returns whether a number is possible; must be false for NaN.
 
     Raises:
-        InputError: it is none of them.
+        InputError: it is not a possible number.
     """
     try:
         number = float(text)
@@ -351,7 +351,7 @@ def illegal(technique: Technique, candidate: Candidate, setting: Setting) -> str
 
 
 def _absent(technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
-    """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
+    """Return why the installed TRL has no field for a choice, or None; the default choice needs no field."""
     absent, choice = setting.workload.absent, candidate[technique.name]
     if not absent or choice == technique.default(setting):
         return None

@@ -1,4 +1,4 @@
-"""``beta``: the weight of the divergence from the reference, which decides whether there is a reference at all."""
+"""``beta``: the weight of the KL divergence from the reference model; 0 needs no reference model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFac
 from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import NO_PATCHES
 
-_ALWAYS = "any value needs the same memory and time: the reference is part of the loss"
+_ALWAYS = "any value needs the same memory and time, since the loss always needs the reference"
 
 
 class Beta(NumberTechnique):
@@ -29,7 +29,7 @@ class Beta(NumberTechnique):
         **dict.fromkeys(("dpo", "kto", "online_dpo"), TrainerFacts(without_effect=_ALWAYS)),
         distillation=TrainerFacts(without_effect="it chooses the divergence from the teacher, with no reference"),
     )
-    changes = "the loss holds the model closer to the reference, or not at all"
+    changes = "the loss keeps the model closer to the reference, or ignores the reference"
     impact = NO_PATCHES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:

@@ -1,4 +1,4 @@
-"""``context_parallel``: how many processes share the tokens of a row among each other."""
+"""``context_parallel``: the number of processes that split the tokens of a row."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from autotune.techniques.trace_impact import TraceImpact
 NAME = "context_parallel"
 _SDPA = "sdpa"
 _LONG = 8192
-"""Tokens of the longest row from which on rows are split by default. What checkpointing keeps of a row of that length
-takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shorter rows need not be split."""
+"""Tokens of the longest row from which on rows are split by default. With checkpointing, the kept activations of such a
+row take 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shorter rows need not be split."""
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
-_PAIRS = "TRL splits the tokens and not the mask of the loss, which then differ in length"
-_UNSPLIT = "TRL passes rows to the model by names that are not split, and their positions then differ in length"
-_PICTURED = "transformers splits the tokens of a row and not its images, so their numbers differ"
-_GENERATED = "TRL makes the inputs after generation, of whole prompts"
-_SCORED = "TRL reads the score of a row at its last token, which only one of the processes has"
+_PAIRS = "TRL splits the tokens but not the loss mask, so their lengths differ"
+_UNSPLIT = "TRL passes rows to the model under names that are not split, so tokens and positions differ in length"
+_PICTURED = "transformers splits the tokens of a row but not its images, so their numbers differ"
+_GENERATED = "TRL builds the inputs after generation, from whole prompts"
+_SCORED = "TRL reads a row's score at its last token, which only one of the processes has"
 _REASONS: Mapping[str, str] = {
     "dpo": _PAIRS, "kto": _UNSPLIT, "grpo": _GENERATED, "rloo": _GENERATED,
     "distillation": _GENERATED,
@@ -50,7 +50,7 @@ class ContextParallel(Equipped):
     summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
     options = (
         Option(1, "each process has whole rows", entries={}),
-        *(Option(size, f"{size} processes to a row") for size in _SIZES),
+        *(Option(size, f"{size} processes per row") for size in _SIZES),
     )
     without_gpu = _NO_KERNEL
     with_images = _PICTURED
@@ -67,32 +67,32 @@ class ContextParallel(Equipped):
     )
 
     def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes and long rows; for others it is taken if it is fixed."""
+        """Return whether there are several processes and long rows; otherwise only a fixed choice is used."""
         return setting.machine.hardware.processes > 1 and setting.workload.longest >= _LONG
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for rows with images, and where the processes cannot be divided into groups of that size."""
+        """Return a reason for rows with images, and if the processes cannot be divided into groups of that size."""
         processes, pictured = setting.machine.hardware.processes, super().unsuitable(choice, setting)
         if pictured is None and processes % int(choice):
-            return f"groups of {choice} processes cannot be made of {processes} (--num-processes)"
+            return f"{processes} processes cannot be divided into groups of {choice} (--num-processes)"
         return pictured
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return 1 where rows cannot be split, unless the user asked for it: then the conflict is reported."""
+        """Return 1 if rows cannot be split, unless the user fixed it: then the conflict is reported."""
         asked = setting.ranks_per_row != 1
         return choice if asked or self.conflict(choice, candidate, setting) is None else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where the engine cannot split rows, or would train otherwise."""
+        """Return a reason if the engine cannot split rows, or would train something else."""
         if choice == 1:
             return None
         if setting.workload.has_images:
             return CrashReason(_PICTURED)
         asked, multiple = f"{NAME}={choice}", 2 * int(choice)
         if candidate.get("sharding", DDP) != FSDP2:
-            return f"{asked} needs sharding={FSDP2}, which accelerate splits rows with"
+            return f"{asked} needs sharding={FSDP2}: accelerate splits rows only with it"
         if candidate.get("attention") != _SDPA:
-            return f"{asked} needs attention={_SDPA}, whose kernels PyTorch can split"
+            return f"{asked} needs attention={_SDPA}: PyTorch can split only its kernels"
         if candidate.get("packing", NONE) != NONE:
             return f"{asked} drops the mask that keeps packed documents apart (packing={candidate['packing']})"
         if setting.users_entry(EVALUATION_PACKED):
@@ -101,17 +101,17 @@ class ContextParallel(Equipped):
             return f"{asked} drops the mask that keeps documents apart (padding_free=on)"
         padded = candidate.get("pad_to_multiple_of", NONE)
         if padded == NONE or int(padded) % multiple:
-            # PyTorch then leaves the row as it is, and attention takes it for rearranged (torch 2.13,
+            # PyTorch then does not reorder the row for load balancing, but attention assumes that it did (torch 2.13,
             # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
             return f"{asked} attends to the wrong tokens of rows whose length is not a multiple of {multiple}: {_PAD}"
         return _without_kernel(asked, candidate, setting)
 
 
 def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str | None:
-    """Return a reason where attention has no kernel on the GPU that can be split, but is several operators.
+    """Return a reason if attention has no fused kernel on the GPU that PyTorch can split.
 
-    Flash attention needs Ampere and half precision, memory-efficient attention as many heads of keys as of queries
-    (PyTorch's cuda/sdp_utils.cpp); what is left is computed by operators that DTensor cannot split.
+    Flash attention needs Ampere and half precision, and memory-efficient attention as many heads of keys as of queries
+    (PyTorch's cuda/sdp_utils.cpp); the fallback consists of operators that DTensor cannot split.
     """
     if not setting.workload.model.grouped_heads:
         return None
@@ -121,5 +121,4 @@ def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str |
         why = f"compute capability {capability[0]}.{capability[1]}"
     if not why:
         return None
-    grouped = "heads of queries that share keys and values (grouped-query attention)"
-    return f"{asked} needs a kernel of attention that PyTorch can split, and {grouped} have none with {why}"
+    return f"{asked} needs an attention kernel that PyTorch can split, and grouped-query attention has none with {why}"

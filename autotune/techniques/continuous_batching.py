@@ -13,35 +13,35 @@ from autotune.techniques.vllm import NAME as VLLM
 class ContinuousBatching(Equipped):
     """``use_transformers_continuous_batching``.
 
-    Under autocast, TRL casts the policy itself to the lower precision before it generates, and leaves it so: from the
-    first generation on, weights are trained in bf16 or fp16.
+    Under autocast, TRL casts the policy in place to the lower precision before it generates, and does not cast it back:
+    after the first generation, weights are trained in bf16 or fp16.
     """
 
     name = "continuous_batching"
-    summary = "Generates completions of all lengths without padding, over a cache in pages that takes most free memory."
+    summary = "Generates completions of all lengths without padding, with a paged cache that takes most free memory."
     options = (
         Option(OFF, "`generate()` on padded prompts", entries={}),
         Option(ON, "rows join and leave the running batch", Effect.CHANGES_TRAINING),
     )
-    # The cache is sized by the host's memory there, whatever the budget.
+    # On a CPU, the cache is sized by the host's memory, regardless of the budget.
     without_gpu = "its cache takes a share of a GPU's free memory, and there is no GPU"
-    with_images = "TRL refuses it for models with a processor of images"
+    with_images = "TRL refuses it for models with an image processor"
     needs = "a CUDA GPU"
-    changes = "TRL casts the trained weights to bf16 or fp16 for good when it first generates, unless precision=float32"
+    changes = "TRL casts the trained weights to bf16 or fp16 for good at the first generation, unless precision=float32"
     impact = TraceImpact(
-        unplanned="the cache, which takes most of the memory that is free, its speed, and the cast weights"
+        unplanned="the cache, which takes most free memory; the speed of generation; and the cast weights"
     )
     writes = frozenset({"args.use_transformers_continuous_batching"})
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return that weights stay as they are where nothing runs in a lower precision."""
+        """Return ``exact`` without a lower precision, in which case TRL casts no weights."""
         if choice == ON and candidate["precision"] == "float32":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``), and under
-        autocast, where a forward pass of transformers 5.24 returns the cache in pages and accelerate tries to cast it.
+        autocast: a forward pass of transformers 5.24 returns the paged cache, and accelerate tries to cast it.
         """
         if choice != ON:
             return None

@@ -18,31 +18,29 @@ class GatherForGeneration(Distributed):
     name = "ds3_gather_for_generation"
     summary = "Gathers the weights that ZeRO-3 shards before generation; without it, layer by layer within each token."
     options = (
-        Option(ON, "all weights at once: the GPU has to hold them", entries={}),
-        Option(OFF, "layer by layer: little memory, and slow"),
+        Option(ON, "all weights at once, which must fit on the GPU", entries={}),
+        Option(OFF, "layer by layer: little memory, but slow"),
     )
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
-    # They are gathered layer by layer.
+    # Weights are gathered layer by layer.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == OFF)
     by_trainer = differing(
         rloo=TrainerFacts(
-            restricted={
-                OFF: "a model whose output head has a weight of its own fails in DeepSpeed (tracing error at step 0)"
-            }
+            restricted={OFF: "a model with an untied output head fails in DeepSpeed (tracing error at step 0)"}
         )
     )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where weights are not sharded."""
+        """Return a reason if weights are not sharded."""
         if choice == OFF and machine.hardware.processes == 1:
             return "one device holds all weights; only DeepSpeed's ZeRO-3 shards them, over several"
         return None
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return ``on`` where nothing is sharded that generation uses.
+        """Return ``on`` if generation uses no sharded weights.
 
-        Before vLLM generates, TRL sends it the weights, and gathers them whatever the field says
+        For vLLM, TRL always gathers the weights and sends them, regardless of the field
         (``trl/generation/vllm_generation.py``).
         """
         return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON

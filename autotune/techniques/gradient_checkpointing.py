@@ -1,4 +1,4 @@
-"""``gradient_checkpointing``: activations computed again in the backward pass, instead of kept."""
+"""``gradient_checkpointing``: activations recomputed in the backward pass instead of kept."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SELECTIVE = "selective"
 OFFLOAD = "offload"
 _EVERY_2 = "every_2"
 _EVERY = re.compile(r"every_([2-9]|[1-9]\d+)")
-# They skip the function in which TRL takes its key `selective`, on a model with adapters.
+# These releases skip the function in which TRL removes its key `selective`, on a model with adapters.
 _TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
-# They hand the key `offload` on to PyTorch, which refuses it.
+# These releases pass the key `offload` on to PyTorch, which refuses it.
 _TRANSFORMERS_WITHOUT_OFFLOAD = "<5.17"
 
-_TO_PYTORCH = "leaves its key to PyTorch"
+_TO_PYTORCH = "passes its key to PyTorch"
 
 
 def _with_reference(trainer: str) -> TrainerFacts:
@@ -44,13 +44,13 @@ class GradientCheckpointing(Technique):
     """Activation checkpointing of transformers and TRL."""
 
     name = "gradient_checkpointing"
-    summary = "Keeps fewer activations and computes them again in the backward pass."
+    summary = "Keeps fewer activations and recomputes the others in the backward pass."
     options = (
         Option(OFF, "keeps all activations"),
         Option(ON, "keeps the input of every layer"),
         Option(_EVERY_2, "checkpoints every second layer only (every_N)", family=_EVERY),
         Option(SELECTIVE, "as on, and keeps the outputs of attention"),
-        Option(OFFLOAD, "as on, and moves what is kept to the host's memory"),
+        Option(OFFLOAD, "as on, and moves the kept activations to the host's memory"),
     )
     trl_default = ON
     needs = "offload: an accelerator"
@@ -62,7 +62,7 @@ class GradientCheckpointing(Technique):
         grpo=_generating("GRPOTrainer"),
         rloo=_generating("RLOOTrainer"),
         distillation=_generating("DistillationTrainer"),
-        # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
+        # OnlineDPOTrainer calls unwrap_model_for_generation (trl/models/utils.py) without keys.
         online_dpo=TrainerFacts(
             ignored=dict.fromkeys(
                 (_EVERY_2, SELECTIVE, OFFLOAD),
@@ -79,11 +79,11 @@ class GradientCheckpointing(Technique):
         if machine.hardware.kind == "cpu":
             return "offloading moves activations from an accelerator to the host, and there is no accelerator"
         if installed(machine, "transformers", _TRANSFORMERS_WITHOUT_OFFLOAD):
-            return "transformers offloads what is checkpointed from version 5.17 on"
+            return "transformers can offload checkpoints from version 5.17 on"
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for ``every_N`` on a model with fewer than N layers, where it is one layer whatever N is."""
+        """Return a reason for ``every_N`` on a model with fewer than N layers: it then checkpoints one layer."""
         every = _EVERY.fullmatch(str(choice))
         layers = setting.workload.model.layers
         if every and int(every.group(1)) > layers:
@@ -91,11 +91,11 @@ class GradientCheckpointing(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a key of TRL or transformers reaches PyTorch, which refuses it.
+        """Return a reason if a key of TRL or transformers reaches PyTorch, which refuses it.
 
-        Around the reference's pass, TRL switches checkpointing off and on again with all keys as PyTorch's own
-        (``trl.models.utils.disable_gradient_checkpointing``). With adapters, transformers 5.23 skips the function in
-        which TRL removes its key.
+        Around the reference's forward pass, TRL disables checkpointing and enables it again, passing all keys to
+        PyTorch (``trl.models.utils.disable_gradient_checkpointing``). With adapters, transformers 5.23 skips the
+        function in which TRL removes its own key.
         """
         late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
         if late and candidate.get("reference", PRECOMPUTED) != PRECOMPUTED:
@@ -106,7 +106,7 @@ class GradientCheckpointing(Technique):
         if choice != SELECTIVE or not lora.has_adapters(candidate):
             return None
         if installed(setting.machine, "transformers", _TRANSFORMERS_WITHOUT_SELECTIVE):
-            return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
+            return "with adapters, TRL passes its key selective to PyTorch, which refuses it"
         if candidate.get("sharding") == "zero3":
             return "TRL refuses gradient_checkpointing=selective of adapters with sharding=zero3"
         return None

@@ -10,14 +10,14 @@ class HubKernels(Equipped):
     """``use_kernels`` of ``from_pretrained``."""
 
     name = "hub_kernels"
-    summary = "Replaces layers by fused kernels of the Hub, which are fetched at first use."
+    summary = "Replaces layers by fused kernels from the Hub, which are downloaded at first use."
     options = (
-        # Older releases do not accept the argument.
+        # Older releases of transformers do not accept the argument.
         Option(OFF, "the model's own layers", entries={}),
-        Option(ON, "kernels of the Hub, where they fit"),
+        Option(ON, "kernels from the Hub, where they match a layer"),
     )
     without_gpu = "its kernels are for CUDA GPUs"
     package = "kernels"
-    impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")
+    impact = TraceImpact(unplanned="its whole effect: a trace downloads no kernels and runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
     writes = frozenset({"args.model_init_kwargs.use_kernels"})

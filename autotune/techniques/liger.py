@@ -15,9 +15,9 @@ from autotune.techniques.base import OFF, ON, Equipped, Option
 
 @cache
 def _known() -> frozenset[str]:
-    """Return transformers' names of the architectures for which the installed Liger has layers.
+    """Return the ``model_type`` of the architectures for which the installed Liger has layers.
 
-    They are the keys of ``MODEL_TYPE_TO_APPLY_LIGER_FN``; its module is read, because importing it takes seconds.
+    They are the keys of ``MODEL_TYPE_TO_APPLY_LIGER_FN``; its module is parsed, since importing it takes seconds.
     """
     spec = find_spec("liger_kernel")
     if spec is None or spec.origin is None:
@@ -38,14 +38,14 @@ class Liger(Equipped):
     name = "liger"
     summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
     options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, where it knows the architecture"))
-    # Triton has no driver there.
+    # Triton has no driver on a CPU.
     without_gpu = "its Triton kernels need a CUDA GPU"
     package = "liger-kernel"
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for an architecture that Liger leaves as it is, without an error."""
+        """Return a reason for an architecture that Liger silently ignores."""
         model_type = setting.workload.model.model_type
         if choice == OFF or not _known() or model_type in _known():
             return None

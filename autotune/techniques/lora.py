@@ -14,7 +14,7 @@ from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 NONE = "none"
 LANGUAGE_MODEL = r"(.*\.)?(language|text)_model\..*"
-"""The names of the modules inside a vision-language model's language model, in transformers' modeling files."""
+"""Pattern of the names of a vision-language model's language model, in transformers' modeling files."""
 _GRAMMAR = re.compile(
     r"r(?P<rank>[1-9]\d*)(?P<language>-language)?(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?"
 )
@@ -26,8 +26,8 @@ _ATTENTION_MODULES = frozenset(
     }
 )  # fmt: skip
 WITH_NEW_HEAD = frozenset({"reward"})
-"""The trainers whose model gets a head for a score, which PEFT trains whole, in place of the one that TRL fuses."""
-# Ends of the keys whose names or regular expressions PEFT compares with those of modules.
+"""The trainers whose model gets a score head, which PEFT trains fully, instead of the LM head that TRL fuses."""
+# Suffixes of PEFT's keys that hold module names or regular expressions of them.
 _KEYS_OF_NAMES = ("modules", "parameters", "pattern", "to_save")
 # A name with a layer's number, such as `layers.31.self_attn.q_proj`, or a regular expression that tells numbers apart,
 # such as `layers\.\d5\.`; `\d+` stands for any layer.
@@ -42,10 +42,10 @@ def has_adapters(candidate: Candidate) -> bool:
 
 
 def adapts_layers(entries: Mapping[str, object]) -> PlanImpact:
-    """Return the effect of an adapter's keys on the extrapolation: some are for layers by their number.
+    """Return the effect of an adapter's keys on the extrapolation: some select layers by number.
 
-    PEFT compares names that have the number (``tuners_utils.py``, ``check_target_module_exists``), and has keys for
-    layers, such as ``layers_to_transform``, ``layer_replication`` and ``num_layers``.
+    PEFT matches full names, which contain the layer number (``tuners_utils.py``, ``check_target_module_exists``), and
+    has keys for layers, such as ``layers_to_transform``, ``layer_replication`` and ``num_layers``.
     """
     for key, value in entries.items():
         names = value if isinstance(value, (list, tuple, set, dict)) else [value]
@@ -56,7 +56,7 @@ def adapts_layers(entries: Mapping[str, object]) -> PlanImpact:
 
 
 def trains_whole_modules(setting: Setting) -> bool:
-    """Return whether modules of the model are trained whole, beside adapters: a new head, or those that a user names.
+    """Return whether modules are fully trained in addition to adapters: a new head, or modules that the user names.
 
     PEFT trains a copy of each (``ModulesToSaveWrapper``) in the type of the model's weights, while adapters are in
     float32 (``cast_adapter_dtype``).
@@ -73,13 +73,13 @@ class Lora(Technique):
         Option(NONE, "all weights are trained"),
         Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING, family=_GRAMMAR),
         Option("r64", "rank 64 on all linear modules", Effect.CHANGES_TRAINING),
-        Option("r16-attention", "on the projections of attention only", Effect.CHANGES_TRAINING),
+        Option("r16-attention", "on the attention projections only", Effect.CHANGES_TRAINING),
         Option("r16-language", "on the language model only, not on its vision tower", Effect.CHANGES_TRAINING),
         Option("r16-rslora", "scaled by the root of the rank", Effect.CHANGES_TRAINING),
         Option("r16-dora", "with trained magnitudes (DoRA)", Effect.CHANGES_TRAINING),
     )
-    needs = "rN-language: a vision tower, and no experts whose weights are one parameter; rN-dora: no such experts"
-    changes = "only adapters are trained, and the rest of the model stays as it is"
+    needs = "rN-language: a vision tower, and no fused experts; rN-dora: no fused experts"
+    changes = "only adapters are trained, and the rest of the model is frozen"
     writes = frozenset(f"model.lora_{name}" for name in ("task_type", "r", "alpha", "dropout", "target_modules")) | {
         "model.use_peft", "model.use_rslora", "model.use_dora",
     }  # fmt: skip
@@ -88,7 +88,7 @@ class Lora(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for missing targets, and for DoRA on fused experts (PEFT's ``ParamWrapper`` has none).
 
-        Names inside the language model alone are those of the tower, too, once PEFT has split them for fused experts
+        For fused experts, PEFT splits the language model's names into suffixes that match the vision tower too
         (``_resolve_string_target_modules``).
         """
         found, model = _GRAMMAR.fullmatch(str(choice)), setting.workload.model
@@ -98,14 +98,14 @@ class Lora(Technique):
         if found and found["language"] and not model.language_modules:
             return "this model has no language model beside a vision tower"
         if found and found["language"] and model.fused_experts:
-            return "PEFT trains the tower too, where the weights of experts are one parameter"
+            return "PEFT trains the vision tower too, since the weights of all experts are one parameter"
         if found and found["attention"] and not _modules(found, model):
             names = ", ".join(model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where the user's configuration synchronises the reference, which is no copy with adapters."""
+        """Return a reason if the user's configuration synchronises the reference, which with adapters is no copy."""
         if has_adapters(candidate) and setting.users_entry(SYNCHRONISED):
             return "TRL refuses adapters with sync_ref_model: the reference is the model without its adapters"
         return None
@@ -138,8 +138,8 @@ def _targets(found: re.Match[str], model: ModelProfile) -> list[str] | str:
         return rf"{LANGUAGE_MODEL}\.({'|'.join(modules)})"
     if not found["attention"]:
         return "all-linear"
-    # TRL's ModelConfig turns a list of one into a string, and PEFT treats a string as a regular expression that has to
-    # match the full name of a module.
+    # TRL's ModelConfig turns a list of one into a string, which PEFT treats as a regular expression on a module's full
+    # name.
     return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
 

@@ -1,4 +1,4 @@
-"""``max_completion_length``: the most tokens that the model may generate for a prompt."""
+"""``max_completion_length``: the maximum number of tokens to generate for a prompt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class MaxCompletionLength(NumberTechnique):
     """Longer completions are cut, which changes their rewards; the worst case has only completions of this length."""
 
     name = "max_completion_length"
-    summary = "Most tokens of a completion: bounds the key-value cache and the width of every micro-batch."
+    summary = "Maximum tokens of a completion: bounds the key-value cache and the width of every micro-batch."
     options = (
         Option(512, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
     writes = frozenset({"args.max_completion_length"})
-    changes = "longer completions are cut, and rewarded as they are then"
+    changes = "longer completions are cut, and rewarded after the cut"
     impact = GROWING_SIZES

@@ -1,4 +1,4 @@
-"""``max_length``: the number of tokens to which rows are truncated or packed, or from which on they are dropped."""
+"""``max_length``: the number of tokens to which rows are truncated or packed, or above which they are dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
 TRUNCATION, KEEP_END = "truncation_mode", "keep_end"
-"""TRL's field, and its value with which rows are cut at their beginning, so that something is left of every row."""
+"""TRL's field, and its value that cuts rows at their beginning, so that no row becomes empty."""
 # Strategies that move a row's overflow into the next row, so that no token is dropped.
 _KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 # Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is
@@ -26,27 +26,27 @@ _KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 _ROUND_TO = 8
 _COVERAGE = re.compile(r"coverage(?:\*(0*[1-9][0-9]*))?")
 _BATCH = re.compile(r"batch/([1-9]\d*)")
-# Number of corrections of a length by the documents that rows of it hold; it converges after one or two.
+# Iterations to find the length of packed rows that hold a number of documents; it converges after one or two.
 _CORRECTIONS = 4
 _SETTLED = 0.01
-# Lengths whose limits are remembered; a search space has a few.
+# Cache size, in lengths; a search space has a few.
 _REMEMBERED = 256
 
 
 def least_coverage(candidate: Candidate, setting: Setting) -> float:
-    """Return the least share, 0 to 1, of dataset tokens, or of those that the loss counts, that a candidate keeps."""
+    """Return the smaller share, 0 to 1, that a candidate keeps of the dataset's tokens and of those in the loss."""
     return 1.0 if _only_scores(setting) else _least(setting.workload.dataset.documents, candidate)
 
 
 def limit_of(documents: Documents, candidate: Candidate) -> LengthLimit | None:
-    """Return the tokens and rows that a candidate keeps; None where it has no maximum length."""
+    """Return the tokens and rows that a candidate keeps; None without a maximum length."""
     if "max_length" not in candidate:
         return None
     return limit_with(documents, int(candidate["max_length"]), candidate.get("packing", NONE))
 
 
 def limit_with(documents: Documents, length: int, packing: Choice) -> LengthLimit:
-    """Return the tokens and rows that a maximum length keeps of rows that are packed in such a way, or not."""
+    """Return the tokens and rows that a maximum length keeps with a packing strategy."""
     if packing in _KEEP_OVERFLOW:
         return LengthLimit(length, coverage=1.0, rows_cut=0, tokens_dropped=0)
     return _limit(documents, length, dropping=packing == NONE)
@@ -64,7 +64,7 @@ def _least(documents: Documents, candidate: Candidate) -> float:
 
 
 def _only_scores(setting: Setting) -> bool:
-    """Whether the trainer cuts what the loss is computed of, and no row of the dataset."""
+    """Whether the trainer cuts the inputs of the loss rather than rows of the dataset."""
     return bool(facts(MaxLength, setting.workload.trainer).changes)
 
 
@@ -76,9 +76,9 @@ class MaxLength(Technique):
         "Cuts or drops long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
     )
     options = (
-        Option("coverage", "the shortest length that keeps the token coverage asked for"),
+        Option("coverage", "the shortest length that keeps the requested token coverage"),
         Option("coverage*2", "twice that (also *4, *8): longer packed rows", family=_COVERAGE),
-        Option("batch/2", "length of packed rows of which 2 (any number) hold one process's documents", family=_BATCH),
+        Option("batch/2", "length at which 2 (any number) packed rows hold one process's documents", family=_BATCH),
         Option("longest", "the longest row of the dataset: nothing is cut or dropped"),
         Option(1024, "any number of tokens", family=POSITIVE),
     )
@@ -86,7 +86,7 @@ class MaxLength(Technique):
     by_trainer = differing(
         online_dpo=TrainerFacts(
             default=512,
-            changes="the log-probabilities of a completion are computed after more or less of the end of its prompt",
+            changes="log-probabilities of a completion are computed with more or less of the end of its prompt",
         )
     )
     writes = frozenset({"args.max_length", "truncate_to"})
@@ -120,42 +120,43 @@ class MaxLength(Technique):
         return min(int(choice), setting.workload.longest + generated)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
+        """Return a reason if a candidate drops all of the dataset, or more of it than the user allowed."""
         if _only_scores(setting):
             return None
         needed = setting.workload.least_length
         if int(choice) < needed:
             return CrashReason(
-                f"max_length={choice} is below the {needed} tokens that rows with images need: training fails where a "
-                "token of an image is cut, or where nothing is left to train on"
+                f"max_length={choice} is below the {needed} tokens that rows with images need: training fails if an "
+                "image token is cut, or if no tokens are left to train on"
             )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
             found = limit_with(documents, int(choice), candidate.get("packing", NONE))
             kept, rows = found.coverage, found.row_coverage
             if not kept:
                 return (
-                    f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; from "
-                    f"{documents.first_kept} on, some are kept"
+                    f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; "
+                    f"{documents.first_kept} or more keep some"
                 )
             if kept < setting.token_coverage:
                 of_rows = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
                 return (
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{of_rows}, "
-                    f"and {format_share(setting.token_coverage)} of the tokens were asked for"
+                    f"and {format_share(setting.token_coverage)} of the tokens were requested"
                 )
             least = _least(documents, candidate)
             if least < setting.token_coverage:
                 return (
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens, but may keep only "
                     f"{format_share(least)} of those that the loss counts, and "
-                    f"{format_share(setting.token_coverage)} were asked for"
+                    f"{format_share(setting.token_coverage)} were requested"
                 )
         return _keeps_other_end(candidate, setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the length; padding-free rows without packing, for which TRL refuses one, are truncated beforehand.
+        """Return the entries of the length; for padding-free rows without packing, rows are truncated beforehand.
 
-        With images, a length that cuts nothing is none: on a row longer than these, TRL would fail.
+        TRL refuses a maximum length with these. With images, a length that cuts nothing is left unset: TRL would fail
+        on a longer row.
         """
         if candidate.get("padding_free") == ON and candidate["packing"] == "none":
             cuts = int(choice) < setting.workload.longest
@@ -164,7 +165,7 @@ class MaxLength(Technique):
 
 
 def _keeps_other_end(candidate: Candidate, setting: Setting) -> str | None:
-    """Return a reason where rows lose their end and not, as in the user's training, their beginning, or vice versa."""
+    """Return a reason if rows lose their end instead of their beginning, as in the user's training, or vice versa."""
     base, length = setting.base, int(candidate["max_length"])
     if base is None or setting.users_entry(f"args.{TRUNCATION}") != KEEP_END or length >= setting.workload.longest:
         return None

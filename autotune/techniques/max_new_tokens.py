@@ -1,4 +1,4 @@
-"""``max_new_tokens``: the most tokens that the model may generate for a prompt, in the words of online DPO."""
+"""``max_new_tokens``: online DPO's name of the maximum number of tokens to generate for a prompt."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from autotune.techniques.max_completion_length import MaxCompletionLength
 
 
 class MaxNewTokens(MaxCompletionLength):
-    """``max_completion_length`` by another name, and with another default."""
+    """``max_completion_length`` under another name, with another default."""
 
     name = "max_new_tokens"
-    summary = "Most tokens of a completion: bounds what generation takes, and the width of every micro-batch."
+    summary = "Maximum tokens of a completion: bounds the cost of generation and the width of every micro-batch."
     options = (
         Option(64, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),

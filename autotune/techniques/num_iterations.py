@@ -1,4 +1,4 @@
-"""``num_iterations``: how often the same completions are trained on."""
+"""``num_iterations``: the number of updates on the same completions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autotune.techniques.trace_impact import TraceImpact
 
 
 class NumIterations(NumberTechnique):
-    """Fewer generations for as many updates; all but the first update are on completions of an earlier model."""
+    """Fewer generations for the same number of updates; all but the first update are off-policy."""
 
     name = "num_iterations"
     summary = "Number of updates on the same completions, which share the time to generate them."
@@ -16,5 +16,5 @@ class NumIterations(NumberTechnique):
         Option(2, "any number", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
     writes = frozenset({"args.num_iterations"})
-    changes = "completions are trained on again after the model that generated them has changed"
+    changes = "the same completions are trained on again after the model has changed (off-policy)"
     impact = TraceImpact(also_sets_sizes=True, patches_libraries=False)

@@ -1,4 +1,4 @@
-"""``offload``: the sharded state that is kept in the host's memory."""
+"""``offload``: the part of the sharded state that is kept in the host's memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _EXISTS: Mapping[Choice, frozenset[Choice]] = {
 }
 """What each choice of sharding can offload: DeepSpeed's ``offload_param`` needs stage 3 (deepspeed/runtime/zero), and
 FSDP2's ``CPUOffloadPolicy`` moves weights, gradients and state together (torch/distributed/fsdp/_fully_shard)."""
-# Gradients on the host are clipped by gloo, which accelerate starts with NCCL where these ask for it
-# (accelerate/state.py, `PartialState.__init__`). `accelerate launch` sets them where its own file has FSDP.
+# Clipping gradients on the host needs gloo. accelerate starts it in addition to NCCL if these variables are set
+# (accelerate/state.py, `PartialState.__init__`); `accelerate launch` sets them if its own file has FSDP.
 _WITH_GLOO: Mapping[str, str] = {"env.ACCELERATE_USE_FSDP": "true", "env.FSDP_OFFLOAD_PARAMS": "true"}
 # Optimizers of bitsandbytes are CUDA kernels.
 _ON_GPU_ONLY = ("bnb", "8bit", "paged")
@@ -48,16 +48,16 @@ class Offload(Technique):
     impact = TraceImpact(
         frees_weights=lambda choice: choice in (PARAMETERS, BOTH),
         in_plan=lambda plan: PlanImpact(untimed=optimizer_on_host(plan)),
-        unplanned="the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on "
+        unplanned="the optimizer's time on the host: candidates with optimizer or both have no predicted speed on "
         "a GPU",
     )
 
     def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes; a single one offloads as a last resort, or if it is fixed."""
+        """Return whether there are several processes; a single one offloads only as a last resort, or if fixed."""
         return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where one process, which offloads by DeepSpeed alone, cannot."""
+        """Return a reason if a single process, which can offload only by DeepSpeed, cannot."""
         if choice == NONE or machine.hardware.processes > 1:
             return None
         if lacking := missing("deepspeed", machine):
@@ -65,7 +65,7 @@ class Offload(Technique):
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where the engine cannot offload that, or the optimizer cannot run on the host."""
+        """Return a reason if the engine cannot offload that state, or the optimizer cannot run on the host."""
         if choice == NONE:
             return None
         sharding = candidate.get("sharding", DDP)
@@ -92,5 +92,5 @@ class Offload(Technique):
 
 
 def optimizer_on_host(plan: TrainingPlan) -> bool:
-    """Return whether the optimizer runs on the host, whose speed is not known."""
+    """Return whether the optimizer runs on the host, whose speed is unknown."""
     return offloads(zero_of(plan)) or bool(plan.entry(_FSDP_OFFLOAD))

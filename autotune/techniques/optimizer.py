@@ -1,4 +1,4 @@
-"""``optimizer``: which optimizer is used, which determines the size of its state."""
+"""``optimizer``: the optimizer, which determines the size of its state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.techniques.versions import missing
 _ADAFACTOR = "adafactor"
 _BITSANDBYTES = "bitsandbytes"
 _UNCOUNTED = 2**31
-"""Elements of a tensor from which on bitsandbytes' number of them overflows (``backends/cuda/ops.py``, 0.50)."""
+"""Number of elements from which on bitsandbytes' 32-bit count overflows (``backends/cuda/ops.py``, 0.50)."""
 _PACKAGES = {
     "paged_adamw_32bit": _BITSANDBYTES,
     "adamw_bnb_8bit": _BITSANDBYTES,
@@ -28,16 +28,16 @@ class Optimizer(Technique):
     """``optim`` of ``TrainingArguments``."""
 
     name = "optimizer"
-    summary = "Chooses the optimizer: AdamW's state is two fp32 copies of the trained weights, that of others is less."
+    summary = "Chooses the optimizer: AdamW's state is two fp32 copies of the trained weights; others have less state."
     options = (
         Option("adamw_torch_fused", "AdamW in one fused kernel"),
-        Option("adamw_torch", "AdamW, a kernel per group of tensors"),
+        Option("adamw_torch", "AdamW with one kernel per group of tensors"),
         Option("paged_adamw_32bit", "AdamW whose state may move to the host"),
         Option("adamw_bnb_8bit", "AdamW with 8-bit state (bitsandbytes)", Effect.CHANGES_TRAINING),
         Option("paged_adamw_8bit", "AdamW with 8-bit state that may move to the host", Effect.CHANGES_TRAINING),
         Option("adamw_torch_8bit", "AdamW with 8-bit state (torchao)", Effect.CHANGES_TRAINING),
         Option("lion_8bit", "Lion with 8-bit state", Effect.CHANGES_TRAINING),
-        Option(_ADAFACTOR, "Adafactor: factored second moments, no first", Effect.CHANGES_TRAINING),
+        Option(_ADAFACTOR, "Adafactor: factored second moments, no first moments", Effect.CHANGES_TRAINING),
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
     needs = (
@@ -49,7 +49,7 @@ class Optimizer(Technique):
     impact = NO_PATCHES
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
+        """Return a reason if ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
         package = _PACKAGES.get(str(choice))
         reason = missing(package, machine) if package else None
         if reason:
@@ -61,11 +61,11 @@ class Optimizer(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for bitsandbytes with parameters that FSDP2 shards, or Adafactor with those of DeepSpeed.
 
-        DeepSpeed flattens each process's share of a group of parameters to one tensor
+        DeepSpeed flattens each process's share of a parameter group into one tensor
         (``single_partition_of_fp32_groups`` of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of
-        ``stage3.py``, there of 1e9 elements). transformers' Adafactor factors the second moments of matrices alone, and
-        clips by the root mean square of a tensor's update. bitsandbytes starts a kernel with the number of elements in
-        32 bits: CUDA refuses a negative one, and what is above twice as many leaves most weights as they are.
+        ``stage3.py``, there of 1e9 elements). transformers' Adafactor factors the second moments of matrices only, and
+        clips by the root mean square of a tensor's update. bitsandbytes passes the number of elements to its kernel in
+        32 bits: CUDA refuses a negative number; from 2^32 on, the number wraps and most weights are not updated.
         """
         sharding = candidate.get("sharding", DDP)
         if choice == _ADAFACTOR:
@@ -74,20 +74,20 @@ class Optimizer(Technique):
             if sharding == own or not {sharding, own} & ZERO_STAGES.keys():
                 return None
             return (
-                f"{choice} trains something else with sharding={sharding} than with sharding={own}: DeepSpeed gives it"
-                " one flat tensor, whose second moments it does not factor, and which it clips as a whole"
+                f"{choice} trains differently with sharding={sharding} than with sharding={own}: DeepSpeed passes one"
+                " flat tensor, whose second moments it does not factor, and which it clips as a whole"
             )
         if _PACKAGES.get(str(choice)) != _BITSANDBYTES:
             return None
         share = setting.workload.model.parameters // setting.machine.hardware.processes
         if sharding in ("zero1", "zero2") and share >= _UNCOUNTED and not has_adapters(candidate):
             return CrashReason(
-                f"{_BITSANDBYTES} cannot count the {share:,} elements of the one tensor that {sharding} makes of a"
-                " process's share of the weights"
+                f"{_BITSANDBYTES} cannot count {share:,} elements: {sharding} flattens a process's share of the weights"
+                " into one tensor"
             )
         if sharding != FSDP2:
             return None
         # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
         return CrashReason(
-            f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
+            f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shards, which are DTensors"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "packing"
 NONE = "none"
 CUTTING = "bfd"
-"""The strategy that drops a row's overflow."""
+"""The strategy that drops the overflow of a long document."""
 SPLIT = "bfd_split"
 WRAPPED = "wrapped"
 SEPARATING = frozenset({CUTTING, SPLIT})
@@ -28,18 +28,18 @@ SEPARATING = frozenset({CUTTING, SPLIT})
 SHUFFLED = "shuffle_dataset"
 """The field with which TRL shuffles rows before it packs them (``_prepare_dataset``)."""
 EVALUATION_PACKED = "args.eval_packing"
-"""The entry of a user's configuration that packs rows to evaluate on, whatever is trained on."""
+"""The entry of a user's configuration that packs evaluation rows, independently of training rows."""
 PACKED_AT_ONCE = 1000
 """Batch size of ``datasets.Dataset.map``, which ``trl.pack_dataset`` leaves at its default."""
 
 
 def not_separated(candidate: Candidate, setting: Setting) -> str | None:
-    """Return why documents in one row would attend to each other in this candidate, or None if they do not."""
+    """Return why documents in one row may attend to each other in this candidate, or None if they do not."""
     attention = str(candidate["attention"])
     check = setting.workload.packing_checks.get(attention)
     model = setting.workload.model.model_type
     if check is None:
-        return f"packed documents were not checked to stay apart with attention={attention} on {model}"
+        return f"whether packed documents stay apart with attention={attention} on {model} was not checked"
     if not check.separates:
         return f"packed documents do not stay apart with attention={attention} on {model}: {check.reason}"
     return None
@@ -61,7 +61,7 @@ class Packed:
 
     Attributes:
         rows: how many rows.
-        counted: tokens that the loss counts, of each row of one batch that is packed at once, in descending order.
+        counted: tokens in the loss of each row, for one batch that is packed at once, in descending order.
     """
 
     rows: int
@@ -70,10 +70,10 @@ class Packed:
 
 @lru_cache(4096)
 def packed_documents(documents: Documents, strategy: str, length: int) -> Packed:
-    """Return the rows of ``length`` tokens that TRL packs documents of one sequence into.
+    """Return the rows of ``length`` tokens into which TRL packs documents of one sequence.
 
-    ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``. Each is assumed to contain
-    documents of all lengths, as in a dataset that is shuffled first (:data:`SHUFFLED`).
+    ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``. Each batch is assumed to contain
+    documents of all lengths, as in a shuffled dataset (:data:`SHUFFLED`).
     """
     whole, rest = divmod(documents.rows, PACKED_AT_ONCE)
     in_whole = _packed_at_once(documents, strategy, length, PACKED_AT_ONCE) if whole else []
@@ -83,14 +83,14 @@ def packed_documents(documents: Documents, strategy: str, length: int) -> Packed
 
 
 def documents_per_row(documents: Documents, strategy: str, length: int) -> float:
-    """Return how many documents a packed row of ``length`` tokens holds on average."""
+    """Return the mean number of documents in a packed row of ``length`` tokens."""
     return documents.rows / packed_documents(documents, strategy, length).rows
 
 
 def _packed_at_once(documents: Documents, strategy: str, length: int, count: int) -> list[float]:
-    """Return the counted tokens of each row that ``count`` documents, spread evenly over all lengths, are packed into.
+    """Return the counted tokens of each packed row of ``count`` documents, sampled evenly over all lengths.
 
-    Where documents are longer than a row, or lie end to end, each part has its share of the counted tokens.
+    If documents are longer than a row or wrapped, each part has a proportional share of the counted tokens.
     """
     import numpy as np
 
@@ -111,9 +111,9 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
 
 @lru_cache(64)
 def _spread(documents: Documents, count: int) -> tuple[Numbers, Numbers]:
-    """Return the tokens of documents that are spread evenly over all lengths, and those of them that the loss counts.
+    """Return the tokens of documents sampled evenly over all lengths, and the number of them in the loss.
 
-    Documents are looked through once, for all rows that they may be packed into.
+    The sample is cached, since it does not depend on the rows' length.
     """
     import numpy as np
 
@@ -126,18 +126,17 @@ def _spread(documents: Documents, count: int) -> tuple[Numbers, Numbers]:
 
 
 def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float]:
-    """Return the counted tokens of the rows of ``length`` tokens that hold all documents, each where it fits best.
+    """Return the counted tokens of the rows of ``length`` tokens after best-fit packing of all documents.
 
     This is the algorithm of TRL's ``bfd`` strategies (``trl/data_utils.py``, ``_pack_bfd``).
 
     Example: documents of 6, 5, 4 and 3 tokens take two rows of 10: 6 and 4, 5 and 3.
 
     Args:
-        documents: the tokens of each, none of which is above ``length``, and those of them that are counted; the
-            longest first.
+        documents: tokens, at most ``length``, and counted tokens of each document; the longest first.
     """
     counted: list[float] = []
-    # The space that is left in each row, ascending, and its place in `counted`.
+    # Free space of each row, ascending, and the row's index in `counted`.
     left: list[tuple[int, int]] = []
     for tokens, own in documents:
         best = bisect_left(left, (tokens, 0))
@@ -154,12 +153,12 @@ class Packing(Equipped):
     """TRL's packing strategies."""
 
     name = NAME
-    summary = "Fills rows with several shuffled documents, so that no time and memory go into padding."
+    summary = "Packs several shuffled documents into each row, which avoids time and memory for padding."
     options = (
         Option(NONE, "one document per row, padded to the longest of its micro-batch"),
-        Option(CUTTING, "whole documents fitted into rows; what is longer than a row is cut"),
-        Option(SPLIT, "as bfd, and what overflows goes on in another row", Effect.CHANGES_TRAINING),
-        Option(WRAPPED, "documents end to end, cut anywhere, and seeing one another", Effect.CHANGES_TRAINING),
+        Option(CUTTING, "whole documents fitted into rows; documents longer than a row are cut"),
+        Option(SPLIT, "as bfd, but the overflow continues in another row", Effect.CHANGES_TRAINING),
+        Option(WRAPPED, "concatenated documents, cut anywhere, that attend to one another", Effect.CHANGES_TRAINING),
     )
     needs = "an architecture and attention that keep packed documents apart (checked)"
     changes = (
@@ -172,7 +171,7 @@ class Packing(Equipped):
     impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Merge the splitting strategy with the cutting one where no document overflows a row."""
+        """Merge the splitting strategy with the cutting one if no document is longer than a row."""
         overflows = setting.workload.dataset.documents.longest > int(candidate["max_length"])
         return CUTTING if choice == SPLIT and not overflows else choice
 
@@ -181,13 +180,13 @@ class Packing(Equipped):
         return super().unsuitable(choice, setting) or (never_separated(setting) if choice in SEPARATING else None)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a strategy that separates documents is combined with attention that does not."""
+        """Return a reason if a strategy that separates documents is combined with attention that does not."""
         return not_separated(candidate, setting) if choice in SEPARATING else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the entries, with further ones only if packing is on, so that plans without packing are equal.
 
-        The data loader draws rows in random order anyway; shuffled before, they fill packed rows alike, and better.
+        The data loader draws rows in random order anyway; shuffling before packing fills rows better and more evenly.
         """
         if choice == NONE:
             return {"args.packing": False}

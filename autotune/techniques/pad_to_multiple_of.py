@@ -1,4 +1,4 @@
-"""``pad_to_multiple_of``: lengths that suit the hardware's tiles."""
+"""``pad_to_multiple_of``: padding of micro-batches to lengths that match the hardware's tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDED = ("messages", "prompt")
 
 
 def multiple_of(candidate: Candidate) -> int:
-    """Return the number of tokens to a multiple of which a candidate pads its micro-batches; 1 without rounding."""
+    """Return the number of tokens of which a candidate pads micro-batches to a multiple; 1 without rounding."""
     asked = candidate.get(NAME, NONE)
     return 1 if asked == NONE else int(asked)
 
@@ -23,7 +23,7 @@ class PadToMultipleOf(Technique):
     """Padding of the collated length beyond the longest row."""
 
     name = NAME
-    summary = "Rounds the length of a micro-batch up, which suits the tiles of matrix units and repeats shapes."
+    summary = "Rounds up the length of a micro-batch, which matches matrix units' tiles and repeats shapes."
     options = (
         Option(NONE, "no rounding"),
         Option(8, "any number of tokens above 1", family=SEVERAL),
@@ -40,12 +40,12 @@ class PadToMultipleOf(Technique):
         return "TRL's collator of prompts and completions with images does not round lengths up"
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where rows with images have a maximum length that is no multiple."""
-        # Prompts whose completions are generated are cut to no length.
+        """Return a reason if rows with images have a maximum length that is no multiple."""
+        # Prompts for generation are not cut.
         length, workload = int(candidate.get("max_length", 0)), setting.workload
         if choice == self.trl_default or not workload.has_images or workload.needs_no_limit(length):
             return None
         if not length % int(choice):
             return None
-        # The tokenizer cuts and pads these rows in one call, and refuses such a length.
+        # The tokenizer truncates and pads these rows in one call, and refuses such a length.
         return CrashReason(f"max_length={length} is not a multiple of {choice}, which fails with images")

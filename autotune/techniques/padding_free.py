@@ -14,10 +14,10 @@ class PaddingFree(Equipped):
     """TRL's padding-free collator."""
 
     name = "padding_free"
-    summary = "Lays the rows of a micro-batch end to end, so that no time and memory go into padding."
+    summary = "Concatenates the rows of a micro-batch, which avoids time and memory for padding."
     options = (
         Option(OFF, "rows are padded to the longest of their micro-batch"),
-        Option(ON, "rows are laid end to end"),
+        Option(ON, "rows are concatenated"),
     )
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
@@ -26,7 +26,7 @@ class PaddingFree(Equipped):
     impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Merge both choices for strategies with which TRL turns it on by itself (in its trainer's ``__init__``)."""
+        """Merge both choices for packing strategies with which TRL turns it on (in its trainer's ``__init__``)."""
         return OFF if candidate["packing"] in SEPARATING else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
@@ -34,16 +34,16 @@ class PaddingFree(Equipped):
         return super().unsuitable(choice, setting) or (never_separated(setting) if choice == ON else None)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where concatenated rows would not be separated, or where there is no padding to remove."""
+        """Return a reason if concatenated rows would not be separated, or if there is no padding to remove."""
         if choice == OFF or candidate["packing"] in SEPARATING:
             return None
         if candidate["packing"] != NONE:
-            return f"padding_free is of no use with packing={candidate['packing']}: its rows have no padding"
+            return f"padding_free has no effect with packing={candidate['packing']}: its rows have no padding"
         if candidate["per_device_train_batch_size"] == 1:
             return "with one row per micro-batch there is no padding to remove"
         cuts = int(candidate["max_length"]) < setting.workload.longest
         if cuts and setting.users_entry(f"args.{TRUNCATION}") == KEEP_END:
-            return f"{TRUNCATION}={KEEP_END}: without packing, rows are cut at their end before TRL has them"
+            return f"{TRUNCATION}={KEEP_END}: without packing, padding-free rows are cut at their end before TRL"
         if setting.workload.evaluation is not None and setting.users_entry(EVALUATION_PACKED):
-            return "eval_packing needs a max_length, which TRL refuses with padding_free where training does not pack"
+            return "eval_packing needs a max_length, which TRL refuses with padding_free if training does not pack"
         return not_separated(candidate, setting)

@@ -1,4 +1,4 @@
-"""``peft_config``: any method of PEFT, by a file with PEFT's own JSON."""
+"""``peft_config``: any PEFT method, configured by a file of PEFT's own JSON."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 
 NONE = lora.NONE
-# The file of a saved adapter marks it as not trained (inference_mode).
+# A saved adapter's file has inference_mode, which would freeze it.
 _OF_SAVED_ADAPTERS = ("inference_mode",)
 
 _JSON = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class PeftConfig(Technique):
-    """The configuration of an adapter that PEFT has and TRL's command line has no keys for.
+    """A PEFT configuration, for adapters without keys on TRL's command line.
 
     A choice is the configuration itself, as JSON, so that a study does not depend on a file that may change.
     """
 
     name = "peft_config"
-    summary = "Trains an adapter described by a file with PEFT's JSON: any method of PEFT, with all of its keys."
+    summary = "Trains an adapter configured by a file of PEFT's JSON: any PEFT method with all of its keys."
     options = (
         Option(NONE, "the adapter that lora chooses, or none"),
-        Option('{"peft_type":"IA3"}', "the JSON itself, or the file that it is in", Effect.CHANGES_TRAINING, _JSON),
+        Option('{"peft_type":"IA3"}', "the JSON itself, or the name of its file", Effect.CHANGES_TRAINING, _JSON),
     )
     needs = "`--fix peft_config=FILE.json`, with a `peft_type`; the bundle then has train.py only"
-    changes = "only what the method adds is trained, and the rest of the model stays as it is"
+    changes = "only the parameters of the PEFT method are trained, and the rest of the model is frozen"
     writes = frozenset({"peft"})
     impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: lora.adapts_layers(plan.peft))
 
@@ -44,7 +44,7 @@ class PeftConfig(Technique):
         """Return ``none``, or the configuration as JSON with sorted keys.
 
         Raises:
-            InputError: the file cannot be read, or does not hold the configuration of a method.
+            InputError: the file cannot be read, or holds no PEFT configuration.
         """
         asked = str(text)
         if asked == NONE:
@@ -68,7 +68,7 @@ class PeftConfig(Technique):
         )
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason with lora, which is another adapter."""
+        """Return a reason with ``lora``, which would be a second adapter."""
         if choice != NONE and candidate["lora"] != NONE:
             return "lora is another adapter than that of peft_config"
         return None
@@ -79,9 +79,9 @@ class PeftConfig(Technique):
 
 
 def trains_adapters_in_float32(candidate: Candidate, setting: Setting) -> bool:
-    """Return whether all that is trained are adapters of LoRA, which PEFT keeps in float32 (``cast_adapter_dtype``).
+    """Return whether only LoRA adapters are trained, which PEFT keeps in float32 (``cast_adapter_dtype``).
 
-    It keeps modules that are trained whole beside them, biases and tokens in the type of the weights.
+    Fully trained modules, biases and token embeddings keep the type of the weights.
     """
     document = configuration(candidate.get(PeftConfig.name, NONE))
     beside = document.get("modules_to_save") or document.get("trainable_token_indices")

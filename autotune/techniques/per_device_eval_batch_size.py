@@ -1,4 +1,4 @@
-"""``per_device_eval_batch_size``: the rows of a micro-batch of evaluation."""
+"""``per_device_eval_batch_size``: the rows of an evaluation micro-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
 class PerDeviceEvalBatchSize(Technique):
-    """Rows per micro-batch of evaluation, which computes no gradients; it changes neither training nor its speed."""
+    """Rows per evaluation micro-batch, which computes no gradients; it changes neither training nor its speed."""
 
     name = "per_device_eval_batch_size"
     summary = "Rows per micro-batch of evaluation, any number."
@@ -36,6 +36,6 @@ class PerDeviceEvalBatchSize(Technique):
         return choice if self.matters(setting) else self.trl_default
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the choice or, without evaluation, the rows of training, since TRL's default of 8 might not fit."""
+        """Return the choice or, without evaluation, the training rows, since TRL's default of 8 might not fit."""
         rows = choice if self.matters(setting) else candidate["per_device_train_batch_size"]
         return {"args.per_device_eval_batch_size": int(rows)}

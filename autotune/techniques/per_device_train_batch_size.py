@@ -1,4 +1,4 @@
-"""``per_device_train_batch_size``: how the rows of an optimizer step are divided into micro-batches."""
+"""``per_device_train_batch_size``: the rows of a micro-batch; gradient accumulation provides the global batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PerDeviceTrainBatchSize(Technique):
     """Rows per micro-batch; gradient accumulation provides the rest of the global batch, counted in documents."""
 
     name = ROWS
-    summary = "Rows per micro-batch, any number; gradient accumulation follows, so that the global batch stays."
+    summary = "Rows per micro-batch, any number; gradient accumulation adapts to keep the global batch."
     options = (Option(8, "any number of rows up to the global batch", family=POSITIVE),)
     writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})
     impact = GROWING_SIZES

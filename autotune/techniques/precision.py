@@ -18,13 +18,13 @@ _BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
 
 
 class Precision(Technique):
-    """The type of loaded weights together with autocast."""
+    """The type of loaded weights, and mixed precision."""
 
     name = "precision"
     summary = "Chooses the type of the weights and of matrix products."
     options = (
         Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),
-        # The others round its products.
+        # The other choices round its products.
         Option(_EXACT, "fp32 throughout", replaceable=False),
         Option(_SCALED, "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
@@ -38,7 +38,7 @@ class Precision(Technique):
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == _BF16_WEIGHTS)
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32."""
+        """Return the effect; a frozen base is rounded to bf16 by autocast anyway, and its adapters train in fp32."""
         if choice == _BF16_WEIGHTS and trains_adapters_in_float32(candidate, setting):
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
@@ -48,7 +48,7 @@ class Precision(Technique):
         hardware = machine.hardware
         if choice == _SCALED and hardware.kind == "cpu":
             # Accelerator.__init__ sets neither autocast nor a scaler.
-            return "accelerate computes in float32 on a CPU where fp16 is asked for"
+            return "with fp16, accelerate computes in float32 on a CPU"
         too_old = hardware.compute_capability is not None and hardware.compute_capability < AMPERE
         if "bf" in str(choice) and too_old:
             return "the GPU has no bf16 arithmetic (compute capability 8.0 or later), so PyTorch computes it in float32"
@@ -61,8 +61,8 @@ class Precision(Technique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`.
 
-        Under mixed precision, accelerate turns weights that FSDP2 trains into float32 (accelerate 1.15,
-        ``fsdp2_prepare_model``). Beside adapters in float32, weights in bf16 need it, and stay as they are.
+        Under mixed precision, accelerate casts weights that FSDP2 trains to float32 (accelerate 1.15,
+        ``fsdp2_prepare_model``). Frozen bf16 weights with float32 adapters need mixed precision, and stay in bf16.
         """
         weights = choice == _BF16_WEIGHTS
         upcast = weights and candidate.get("sharding") == FSDP2 and not has_adapters(candidate)

@@ -1,4 +1,4 @@
-"""``quantization``: a frozen model in 8 or 4 bits, under trained adapters."""
+"""``quantization``: a frozen model in 8 or 4 bits, with trained adapters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Quantization(Equipped):
     """bitsandbytes' quantised linear modules, set through the fields of ``trl.ModelConfig``."""
 
     name = "quantization"
-    summary = "Holds the frozen weights in 8 or 4 bits and expands them as they are used."
+    summary = "Stores the frozen weights in 8 or 4 bits and dequantises them for each use."
     options = (
-        Option(NONE, "weights in the type that they are loaded in", entries={}),
+        Option(NONE, "weights in their loaded type", entries={}),
         Option("8bit", "LLM.int8()", Effect.CHANGES_TRAINING, entries={"model.load_in_8bit": True}),
         Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING, entries=_NF4),
     )
@@ -29,7 +29,7 @@ class Quantization(Equipped):
     impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason without adapters: quantised weights get no gradient (transformers refuses to train them)."""
+        """Return a reason without adapters: quantised weights get no gradients (transformers refuses to train them)."""
         if choice != NONE and not lora.has_adapters(candidate):
             return f"quantization={choice} freezes the model; it needs lora or peft_config"
         return None

@@ -16,7 +16,7 @@ SYNCHRONISED_WHOLE = (
     "sync_ref_model with ZeRO-3 is not planned: every ref_model_sync_steps steps, TRL gathers all weights of the model"
     " and of its reference on each GPU at once, and neither traces nor probes run so many steps"
 )
-"""Why no figure is known there (trl/trainer/callbacks.py, ``SyncRefModelCallback.sync_target_model``)."""
+"""Why there is no prediction or measurement (trl/trainer/callbacks.py, ``SyncRefModelCallback.sync_target_model``)."""
 
 
 class Reference(Equipped):
@@ -27,18 +27,18 @@ class Reference(Equipped):
         "Computes the reference model's log-probabilities in each micro-batch, or once for all rows before training."
     )
     options = (
-        Option("beside", "a frozen copy of the model, or the model without its adapters, at each micro-batch"),
-        Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over all epochs"),
+        Option("beside", "a frozen copy of the model, or the model without its adapters, in each micro-batch"),
+        Option(PRECOMPUTED, "one pass over the dataset, then no copy; its time is spread over all epochs"),
     )
     with_images = "TRL refuses it for rows with images"
     writes = frozenset({"args.precompute_ref_log_probs"})
-    # The copy of the model is dropped.
+    # Precomputing avoids the copy of the model.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == PRECOMPUTED)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where the user's configuration synchronises the reference with the trained model."""
+        """Return a reason if the user's configuration synchronises the reference with the trained model."""
         if choice == PRECOMPUTED and setting.users_entry(SYNCHRONISED):
-            return f"TRL refuses reference={PRECOMPUTED} with sync_ref_model, which changes it while training"
+            return f"TRL refuses reference={PRECOMPUTED} with sync_ref_model, which updates the reference in training"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -15,17 +15,17 @@ class ReshardAfterForward(Distributed):
     """The key of that name in ``fsdp_config``."""
 
     name = "reshard_after_forward"
-    summary = "Frees the weights that FSDP2 gathered for a layer after its forward pass, and gathers them again."
+    summary = "Frees a layer's gathered weights after its forward pass; FSDP2 gathers them again for the backward pass."
     options = (
         Option(ON, "weights of one layer at a time"),
-        Option(OFF, "all weights stay from forward to backward: less communication"),
+        Option(OFF, "all weights stay gathered from forward to backward: less communication"),
     )
     needs = f"sharding={FSDP2}"
     writes = frozenset({"args.fsdp_config.reshard_after_forward"})
     impact = TraceImpact(frees_weights=lambda choice: choice == ON)
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return ``on`` where FSDP2 is not used."""
+        """Return ``on`` without FSDP2."""
         return choice if candidate.get("sharding") == FSDP2 else ON
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

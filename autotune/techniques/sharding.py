@@ -1,4 +1,4 @@
-"""``sharding``: which state the processes of a training share out among each other, and by which engine."""
+"""``sharding``: which state is sharded among the processes of a training, and by which engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
 _AUTO = "auto"
-# `auto` takes the value of the trainer's own argument, and sizes of buckets that go with the model's width
-# (transformers/integrations/deepspeed.py); DeepSpeed's own buckets hold 5e8 elements, which is much for a small model.
+# `auto` takes the value of the trainer's own argument, and bucket sizes by the model's width
+# (transformers/integrations/deepspeed.py); DeepSpeed's default buckets hold 5e8 elements, too many for a small model.
 _DOCUMENT: Mapping[str, object] = {
     "args.deepspeed.train_batch_size": _AUTO,
     "args.deepspeed.train_micro_batch_size_per_gpu": _AUTO,
@@ -35,7 +35,7 @@ _DOCUMENT: Mapping[str, object] = {
     "args.deepspeed.bf16.enabled": _AUTO,
     "args.deepspeed.fp16.enabled": _AUTO,
     "args.deepspeed.zero_optimization.reduce_bucket_size": _AUTO,
-    # DeepSpeed otherwise refuses optimizers that it has no list entry for, and offloading to others than its own.
+    # Without it, DeepSpeed refuses optimizers that are not on its list, and offloading of any but its own.
     "args.deepspeed.zero_allow_untested_optimizer": True,
     "args.deepspeed.zero_force_ds_cpu_optimizer": False,
 }
@@ -44,15 +44,15 @@ _DOCUMENT_3: Mapping[str, object] = {
     "args.deepspeed.zero_optimization.stage3_param_persistence_threshold": _AUTO,
     "args.deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save": True,
 }
-# DeepSpeed prefetches weights in the order in which generation used them, so the output head's too. In training, TRL's
-# fused head gathers that weight itself, and DeepSpeed then refuses to partition it again: "Cannot partition a param in
-# flight" (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
+# DeepSpeed prefetches weights in the order of their use in generation, including the output head's. In training, TRL's
+# fused head gathers this weight itself, and DeepSpeed then fails to partition it: "Cannot partition a param in flight"
+# (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
 _NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
-# accelerate's `prepare_model` moves no model under FSDP, and for evaluation wraps none either (accelerate 1.15).
+# Under FSDP, accelerate's `prepare_model` moves no model, and does not wrap models for evaluation (accelerate 1.15).
 _ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
 _STORAGE = "bnb_4bit_quant_storage"
 _WITHOUT_INTEGERS = ">=1.14"
-"""Versions of accelerate that leave them out of FSDP2, which fails with them
+"""Versions of accelerate that exclude packed integers from FSDP2, which fails on them
 (https://github.com/huggingface/accelerate/pull/3987)."""
 _SHARDS = "args.parallelism_config.dp_shard_size"
 _ZERO = "args.deepspeed.zero_optimization"
@@ -76,18 +76,18 @@ def zero_stage(plan: TrainingPlan) -> int:
 
 
 def offloads(zero: Mapping[str, object]) -> bool:
-    """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
+    """Return whether the optimizer is on the host; for DeepSpeed, a missing device and ``none`` mean the GPU."""
     return (mapping(zero.get("offload_optimizer")).get("device") or "none") != "none"
 
 
 def _impact_in(plan: TrainingPlan) -> PlanImpact:
     """Return the engine's effect on the extrapolation over layers.
 
-    ZeRO-2 on the device keeps whole each tensor that a process's share has a part of, so that its buffer of gradients
-    changes by jumps with the depth. ZeRO-1 and ZeRO-2 that offload copy each gradient in float32 first, as far as it
-    belongs to the process's share (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): to the
-    last process belongs all of a large model's output head, and a part of it where there are few layers. With ZeRO-3,
-    each process has an equal part of every tensor.
+    ZeRO-2 on the device keeps every tensor whole that overlaps with a process's share, so that its gradient buffer
+    grows in jumps with the depth. ZeRO-1 and ZeRO-2 with offload first copy the part of each gradient in the process's
+    share in float32 (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): the last process
+    holds the whole output head of a large model, but only a part of it with few layers. With ZeRO-3, each process has
+    an equal part of every tensor.
     """
     stage, several, on_host = zero_stage(plan), plan.launch.processes > 1, offloads(zero_of(plan))
     return PlanImpact(
@@ -104,10 +104,10 @@ class Sharding(Technique):
     summary = "Shards optimizer state, gradients and weights across the processes, instead of copying them."
     options = (
         Option(DDP, "each process holds everything"),
-        Option("zero1", "DeepSpeed shares the optimizer state out"),
+        Option("zero1", "DeepSpeed shards the optimizer state"),
         Option("zero2", "and the gradients"),
-        Option("zero3", "and the weights, which are gathered where they are used"),
-        Option(FSDP2, "PyTorch shares weights, gradients and optimizer state out, layer by layer"),
+        Option("zero3", "and the weights, which are gathered for each use"),
+        Option(FSDP2, "PyTorch shards weights, gradients and optimizer state, layer by layer"),
     )
     needs = (
         "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; "
@@ -119,11 +119,11 @@ class Sharding(Technique):
     impact = TraceImpact(frees_weights=WEIGHTS_SHARED.__contains__, in_plan=_impact_in)
 
     def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes; a single one offloads as a last resort, or if it is fixed."""
+        """Return whether there are several processes; a single one offloads only as a last resort, or if fixed."""
         return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where DeepSpeed is missing or too old, or one process has no device to offload from."""
+        """Return a reason if DeepSpeed is missing or too old, or a single process has no device to offload from."""
         if choice == DDP:
             return None
         if choice in ZERO_STAGES and (lacking := missing("deepspeed", machine)):
@@ -137,23 +137,23 @@ class Sharding(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for a single process without offload, sharded quantised weights, or a reference.
 
-        Before it trains, TRL asks the model itself where it has adapters, and FSDP has not moved that to the GPU by
-        then (trl 1.16, ``_precompute_ref_logps``; without adapters a copy is asked,
+        With adapters, TRL precomputes the reference with the trained model, which FSDP has not yet moved to the GPU
+        (trl 1.16, ``_precompute_ref_logps``; without adapters, it uses a copy,
         https://github.com/huggingface/trl/issues/6470).
         """
         alone = setting.machine.hardware.processes == 1
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
             return f"sharding={choice} of one process does nothing without offload"
         quantised = candidate.get("quantization", "none")
-        # Where they lie in other numbers, accelerate leaves them out (accelerate 1.15, ``fsdp2_prepare_model``);
-        # bitsandbytes takes bytes by default.
+        # accelerate excludes weights packed in integers (accelerate 1.15, ``fsdp2_prepare_model``), bitsandbytes'
+        # default.
         floats = "float" in str(setting.users_entry(f"model.{_STORAGE}"))
         if choice == FSDP2 and quantised not in ("8bit", "none") and not floats:
             if not installed(setting.machine, "accelerate", _WITHOUT_INTEGERS):
                 return CrashReason(f"{FSDP2} of packed integers needs accelerate{_WITHOUT_INTEGERS}")
             return (
-                f"accelerate shares no packed integers out, so each process holds the {quantised} weights whole, unless"
-                f" {_STORAGE} is a floating type"
+                f"accelerate does not shard packed integers, so each process holds the {quantised} weights whole,"
+                f" unless {_STORAGE} is a floating type"
             )
         precomputed = candidate.get("reference") == PRECOMPUTED and setting.machine.hardware.kind == "cuda"
         if choice == FSDP2 and precomputed and has_adapters(candidate):
@@ -168,7 +168,7 @@ class Sharding(Technique):
             shared, groups = int(candidate.get("context_parallel", 1)), int(candidate.get("dp_replicate_size", 1))
             if shared == groups == 1:
                 return _FSDP2
-            # accelerate needs all sizes as soon as one is given.
+            # accelerate needs all sizes if one is given.
             return {**_FSDP2, _SHARDS: max(1, setting.machine.hardware.processes // (shared * groups))}
         if choice in ZERO_STAGES:
             ahead = _NOT_AHEAD if candidate.get("ds3_gather_for_generation", ON) == OFF else {}

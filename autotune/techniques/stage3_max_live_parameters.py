@@ -1,4 +1,4 @@
-"""``stage3_max_live_parameters``: how many gathered parameters ZeRO-3 holds at once, and how long for another use."""
+"""``stage3_max_live_parameters``: how many gathered parameters ZeRO-3 holds at once and keeps for reuse."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _REUSE = "args.deepspeed.zero_optimization.stage3_max_reuse_distance"
 
 
 class MaxLiveParameters(Distributed):
-    """``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` of DeepSpeed, both to the same number.
+    """DeepSpeed's ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``, set to the same number.
 
-    With DeepSpeed's default of 1e9, ZeRO-3 holds all parameters of a model with fewer from its second step on.
+    With DeepSpeed's default of 1e9, ZeRO-3 holds all parameters of a smaller model from the second step on.
     """
 
     name = "stage3_max_live_parameters"
-    summary = "Limits how many gathered parameters ZeRO-3 keeps for another use; fewer means more communication."
+    summary = "Limits how many gathered parameters ZeRO-3 keeps for reuse; fewer means more communication."
     options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})
-    # Fewer are gathered than by default.
+    # Fewer parameters stay gathered than by default.
     impact = TraceImpact(monotonic=True, frees_weights=lambda choice: choice != _DEFAULT)
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the default where ZeRO-3 is not used, or where the model has no more parameters anyway."""
+        """Return the default without ZeRO-3, or if the model has no more parameters than the limit."""
         enough = int(choice) >= setting.workload.model.parameters
         return _DEFAULT if candidate.get("sharding") != "zero3" or enough else choice
 

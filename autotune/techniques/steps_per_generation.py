@@ -1,4 +1,4 @@
-"""``steps_per_generation``: micro-batches whose completions are generated at once."""
+"""``steps_per_generation``: the number of micro-batches whose completions are generated at once."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SEVERAL = re.compile(r"step\*([2-9]|[1-9]\d+)")
 
 
 class StepsPerGeneration(Technique):
-    """Generating all completions of an optimizer step at once is fastest, and their key-value cache the largest."""
+    """Generating all completions of an optimizer step at once is fastest, but needs the largest key-value cache."""
 
     name = NAME
-    summary = "Generates the completions of a whole optimizer step at once, or in parts, whose cache is smaller."
+    summary = "Generates the completions of an optimizer step at once, or in parts with a smaller key-value cache."
     options = (
         Option(WHOLE, "all completions of an optimizer step at once: TRL's default"),
         Option("step/2", "in 2 parts (any number)", family=_PART),
-        Option("step*2", "those of 2 steps at once (any number)", Effect.CHANGES_TRAINING, family=_SEVERAL),
+        Option("step*2", "completions of 2 steps at once (any number)", Effect.CHANGES_TRAINING, family=_SEVERAL),
     )
     writes = frozenset({_FIELD})
-    changes = "steps train on completions of an earlier model"
+    changes = "later steps train on completions of an earlier model (off-policy)"
     impact = SIZES
 
     def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
-        """Return the part of an optimizer step that a number of micro-batches is, or how many steps it is."""
+        """Return the choice for a number of micro-batches: a part of an optimizer step, or several steps."""
         together, micro_batches = entries.get(_FIELD), _micro_batches(candidate, setting)
         if not isinstance(together, int) or together < 1:
             return ()
@@ -44,13 +44,13 @@ class StepsPerGeneration(Technique):
         return (f"{WHOLE}*{together // micro_batches}",) if together % micro_batches == 0 else ()
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the whole for a single part, or the other way round where the user's configuration has its number."""
+        """Merge ``step`` with a single part; the one with a number is kept if the user's configuration sets it."""
         if choice not in (WHOLE, _ONE_PART):
             return choice
         return _ONE_PART if setting.users_own(self.name, _ONE_PART) else WHOLE
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where the micro-batches of a step cannot be divided into so many parts."""
+        """Return a reason if the micro-batches of a step cannot be divided into so many parts."""
         micro_batches, parts = _micro_batches(candidate, setting), _parts(choice)
         if micro_batches % parts == 0:
             return None

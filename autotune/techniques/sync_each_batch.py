@@ -1,4 +1,4 @@
-"""``sync_each_batch``: whether FSDP2 sums the gradients of the processes in every micro-batch, or once per step."""
+"""``sync_each_batch``: whether FSDP2 reduces gradients across processes in every micro-batch, or once per step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SYNCED = "args.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
 class SyncEachBatch(Distributed):
     """The key of that name in accelerate's ``GradientAccumulationPlugin``, which ``Trainer`` reads in its loop.
 
-    DDP holds whole gradients in either case, and with DeepSpeed ``Trainer`` always sums them.
+    DDP holds whole gradients in either case, and with DeepSpeed ``Trainer`` reduces them in every micro-batch.
     """
 
     name = "sync_each_batch"
-    summary = "Sums FSDP2's gradients in each micro-batch, so that no process holds whole ones until the step's end."
+    summary = "Reduces FSDP2's gradients in each micro-batch, so that no process holds whole gradients between them."
     options = (
         Option(OFF, "once per optimizer step, and until then each process holds whole gradients", entries={}),
-        Option(ON, "in each micro-batch: each process holds its share; more communication"),
+        Option(ON, "in each micro-batch: each process holds its shard; more communication"),
     )
     trl_default = OFF
     needs = f"sharding={FSDP2}, and several micro-batches in an optimizer step"
@@ -31,7 +31,7 @@ class SyncEachBatch(Distributed):
     impact = NO_PATCHES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return ``off`` where FSDP2 or accumulation is not used, unless that is the user's own."""
+        """Return ``off`` without FSDP2 or accumulation, unless the user's own configuration has ``on``."""
         accumulates = rows_per_step(candidate, setting) > int(candidate[ROWS])
         used = candidate.get("sharding") == FSDP2 and accumulates
         return choice if used or setting.users_own(self.name, choice) else OFF

@@ -10,13 +10,13 @@ class TorchCompile(Technique):
     """``torch_compile`` of ``TrainingArguments``. Not in the default space: compiling takes minutes per probe."""
 
     name = "torch_compile"
-    summary = "Compiles the model, which fuses kernels and takes minutes whenever shapes are new."
+    summary = "Compiles the model, which fuses kernels and takes minutes for each new shape."
     options = (
         Option(OFF, "runs as written", entries={"args.torch_compile": False}),
         Option(ON, "compiled by TorchInductor", entries={"args.torch_compile": True}),
     )
     impact = TraceImpact(
-        unplanned="the speed of compiled code, and the memory that fusing saves: a trace runs the step as written"
+        unplanned="the speed of compiled code, and the memory that fusion saves: a trace runs the step eagerly"
     )
     needs = "a C++ compiler"
     # A backend or a mode switches it on as well (TrainingArguments.__post_init__).

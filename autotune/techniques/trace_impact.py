@@ -1,4 +1,4 @@
-"""Declares what a technique changes of a trace, so that plans can share traces and depth can be extrapolated."""
+"""Declares a technique's effect on traces, so that plans can share traces and depth can be extrapolated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotune.core.plan import TrainingPlan
 
 
 class Scope(Enum):
-    """The part of a trace that depends on a technique; nothing outside of it does."""
+    """The part of a trace that a technique can change."""
 
     STEP = "step"
-    """Anything that a step computes or holds."""
+    """All operators and tensors of a step."""
     SIZES = "sizes"
-    """The sizes of micro-batches: a trace at other sizes is that of the other choice."""
+    """Only the sizes of micro-batches."""
     ALLOCATOR = "allocator"
-    """How the caching allocator serves the same allocations."""
+    """Only the caching allocator's behaviour for the same allocations."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,12 @@ class PlanImpact:
 
     Attributes:
         layer_period: period of the effect, in layers: 2 if it applies to every second layer.
-        uneven: whether a process's share of the gradients ends within a layer: memory is no sum over layers, time is.
-        needs_all_layers: whether traces of few layers do not show a step: its moments depend on where a process's share
-            of the weights starts within the model, or adapters on the number of a layer.
-        gathers_ahead: whether weights of layers are gathered before these are reached, so that the first and the last
-            layers differ from the others.
+        uneven: whether a process's share of the gradients may end within a layer: then time is additive over layers,
+            but memory is not.
+        needs_all_layers: whether a step can only be traced with all layers, since its moments depend on where a
+            process's share of the weights starts, or adapters on layer numbers.
+        gathers_ahead: whether layers' weights are prefetched, so that the first and the last layers differ from the
+            others.
         untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.
     """
 
@@ -44,7 +45,7 @@ class PlanImpact:
 
     @classmethod
     def of_all(cls, impacts: Iterable[PlanImpact]) -> PlanImpact:
-        """Return the impact of several techniques together; periods of 2 and 3 layers make one of 6."""
+        """Return the combined impact of several techniques; periods of 2 and 3 layers combine to 6."""
         every = tuple(impacts)
         return cls(
             lcm(*(each.layer_period for each in every)),
@@ -62,15 +63,15 @@ class TraceImpact:
     Attributes:
         scope: the part of a trace that depends on the choice.
         also_sets_sizes: whether the batch geometry depends on it, in addition to its scope.
-        phase: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
-            memory elsewhere then shows the same of its other choices.
+        phase: the only phase of the step program that depends on it; empty if the steps do. A probe that runs out of
+            memory in another phase then vetoes its other choices too.
         monotonic: whether, all else equal, a larger choice never needs less memory, unless it ends accumulation. One
             out-of-memory probe then vetoes the candidates with larger choices.
-        patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
-            ends: a trace without it then needs another process. Sizes and the allocator patch nothing.
-        frees_weights: returns whether a choice can reduce the memory of weights on the device.
-        in_plan: returns what a training plan's entries of the technique change of the extrapolation.
-        unplanned: the effects that are measured by probes and not part of an estimate, in words; empty if none are.
+        patches_libraries: whether it may patch classes or functions of a library until the process ends: a trace
+            without it then needs another process. Sizes and the allocator patch nothing.
+        frees_weights: returns whether a choice can reduce on-device weight memory.
+        in_plan: returns the effect of a plan's entries of the technique on the extrapolation.
+        unplanned: effects that probes measure and estimates exclude, in words; empty if there are none.
     """
 
     scope: Scope = Scope.STEP
@@ -84,7 +85,7 @@ class TraceImpact:
 
     @property
     def sets_only_sizes(self) -> bool:
-        """Whether nothing but the sizes of micro-batches depends on the choice."""
+        """Whether only the sizes of micro-batches depend on the choice."""
         return self.scope is Scope.SIZES
 
     @property
@@ -98,4 +99,4 @@ SIZES = TraceImpact(Scope.SIZES)
 GROWING_SIZES = TraceImpact(Scope.SIZES, monotonic=True)
 """Only the sizes of micro-batches change, and a larger choice never makes them smaller."""
 NO_PATCHES = TraceImpact(patches_libraries=False)
-"""Anything of a step may change, and no library is patched."""
+"""All of a step may change, but no library is patched."""

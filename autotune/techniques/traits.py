@@ -16,40 +16,38 @@ _Fields = Mapping[str, object]
 
 
 TOKENS_OF_ALL = "average_tokens_across_devices"
-"""The field by which the tokens of all processes divide the loss, for which they exchange their numbers."""
+"""The field that divides the loss by the tokens of all processes, for which they exchange their token counts."""
 MEASURED_FIELDS = frozenset({
     TOKENS_OF_ALL,
     "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
     "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
     "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism", EPOCHS,
 })  # fmt: skip
-"""Fields of ``transformers.TrainingArguments`` that change speeds on a device, that no trace has, and that no technique
-writes."""
+"""Fields of ``transformers.TrainingArguments`` that change measured speeds but no trace; no technique writes them."""
 
-# Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
+# Accumulated gradients are held from a step's second micro-batch on, so two micro-batches show the peak.
 MOST_TRACED = 2
 """Most micro-batches of a step that are traced."""
 
 
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
-    """Return a plan's arguments and model arguments, without those of sizes, the allocator and devices alone."""
+    """Return a plan's arguments and model arguments, without those that affect only sizes, allocator or devices."""
     return _without(plan, _untraced_paths())
 
 
 def libraries_of(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 
-    What a plan patches stays patched until the process ends, but for the model classes that Liger replaces, which a
-    trace restores. Arguments that no technique writes are assumed to patch libraries. With several processes,
-    accelerate and DeepSpeed keep what they derive from the arguments in variables of the process: their number, and the
-    environment's variables.
+    Patches last until the process ends, except the model classes that Liger replaces, which a trace restores. Arguments
+    that no technique writes are assumed to patch libraries. With several processes, accelerate and DeepSpeed keep
+    values derived from the arguments in the process and its environment, such as the number of processes.
     """
     parts = _without(plan, _untraced_paths() | _harmless_paths())
     return json.dumps((plan.trainer, *parts, plan.launch.processes), sort_keys=True)
 
 
 def impact_in(plan: TrainingPlan) -> PlanImpact:
-    """Return the effect of all techniques of a plan on the extrapolation of its traces."""
+    """Return the combined effect of a plan's techniques on the extrapolation of its traces."""
     return PlanImpact.of_all(technique.impact.in_plan(plan) for technique in catalogue())
 
 

@@ -1,4 +1,4 @@
-"""Checks whether a package is installed, and in a version that a technique supports."""
+"""Checks whether a package is installed in a version that a technique supports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_METADATA = "kernels"
 
 
 def missing(package: str, machine: Machine) -> str | None:
-    """Return that a package is not installed, or not in a version that is accepted; None if it is."""
+    """Return a reason if a package is missing or has an unsupported version; None otherwise."""
     versions = taken(package)
     if package not in machine.packages:
         return f"the package {package} is not installed" + (f" (pip install '{package}{versions}')" if versions else "")

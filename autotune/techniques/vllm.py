@@ -18,9 +18,9 @@ SERVER = "server"
 COLOCATE = "colocate"
 SLEEPING = "colocate-sleep"
 COLOCATED = frozenset({COLOCATE, SLEEPING})
-"""The choices with which vLLM has a part of the training's own GPU."""
+"""The choices with which vLLM uses a part of the training's own GPU."""
 
-# The range that TRL 1.16 supports (trl/import_utils.py); it warns outside of it, and nothing is known of it there.
+# The range that TRL 1.16 supports (trl/import_utils.py); it warns about other versions, which are not tested.
 _FIRST, _LAST = "0.22", "0.31"
 _VERSIONS = f">={_FIRST},<={_LAST}"
 SUPPORTED = f"vllm {_FIRST} to {_LAST}"
@@ -33,8 +33,8 @@ _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --out
 class Vllm(Equipped):
     """``use_vllm``, ``vllm_mode`` and ``vllm_enable_sleep_mode``.
 
-    Any of them changes training: completions are drawn by other kernels, and in half precision whatever the trained
-    weights are in. TRL's GRPO weights the loss by the ratio of both models' probabilities for that reason
+    Any choice but the default changes training: completions are sampled by other kernels, and in half precision for
+    any type of the trained weights. TRL's GRPO therefore weights the loss by the ratio of both models' probabilities
     (``vllm_importance_sampling_correction``), and RLOO takes its old log-probabilities from the trained model.
     """
 
@@ -42,23 +42,23 @@ class Vllm(Equipped):
     summary = "Generates completions with vLLM, which is fast and reserves a share of the GPU for itself."
     options = (
         Option(OFF, "transformers generates: TRL's default", entries={}),
-        Option(SERVER, "a vLLM server on other GPUs, which has to run already", Effect.CHANGES_TRAINING, entries=_ASK),
-        Option(COLOCATE, "vLLM on the training's GPU, all the time", Effect.CHANGES_TRAINING, entries=_BESIDE),
-        Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING, entries=_ASLEEP),
+        Option(SERVER, "a vLLM server on other GPUs, started by the user", Effect.CHANGES_TRAINING, entries=_ASK),
+        Option(COLOCATE, "vLLM on the training's GPU, always resident", Effect.CHANGES_TRAINING, entries=_BESIDE),
+        Option(SLEEPING, "the same, but asleep while the model is trained", Effect.CHANGES_TRAINING, entries=_ASLEEP),
     )
     without_gpu = "TRL's vLLM needs a CUDA GPU"
     needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
-    changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
+    changes = "vLLM samples completions in half precision, so their probabilities differ from the trained model's"
     writes = frozenset(_ASLEEP)
     impact = TraceImpact(
-        # Online DPO pads its completions to the most that they may have.
+        # Online DPO pads its completions to the maximum length.
         also_sets_sizes=True,
         patches_libraries=False,
-        unplanned="how long vLLM takes to generate: candidates with it have no predicted speed",
+        unplanned="vLLM's generation time: candidates with it have no predicted speed",
     )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason without a GPU, and where probes are to run also without vLLM or a server."""
+        """Return a reason without a GPU; for probes, also without vLLM, and for a server."""
         lacking = super().unavailable(choice, machine)
         if lacking or choice == OFF or machine.planned:
             return lacking
@@ -81,10 +81,10 @@ class Vllm(Equipped):
 
 
 class SizeOfVllm(Technique):
-    """A size of vLLM's part of the training's own GPU; without such a part it is at its default."""
+    """A size of vLLM's part of the training's own GPU; at its default without such a part."""
 
     needs = f"vllm={COLOCATE} or {SLEEPING}"
-    # It changes nothing of the traced training.
+    # It does not affect the traced training.
     impact = SIZES
 
     def matters(self, setting: Setting) -> bool:
@@ -92,21 +92,21 @@ class SizeOfVllm(Technique):
         return NAME in setting.allowed
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the default where vLLM has no part of this GPU."""
+        """Return the default if vLLM uses no part of this GPU."""
         return choice if is_colocated(candidate) else self.default(setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry where vLLM has no part of this GPU."""
+        """Return no entry if vLLM uses no part of this GPU."""
         return super().plan(choice, candidate, setting) if is_colocated(candidate) else {}
 
 
 def is_colocated(candidate: Candidate) -> bool:
-    """Return whether vLLM has a part of the training's own GPU."""
+    """Return whether vLLM uses a part of the training's own GPU."""
     return candidate.get(NAME, OFF) in COLOCATED
 
 
 def beyond_model(model: ModelProfile, tokens: int) -> str | None:
-    """Return that vLLM refuses sequences of so many tokens of the model, or None if it takes them."""
+    """Return a reason if vLLM refuses sequences of so many tokens for the model; None otherwise."""
     known = model.max_positions
     if known is None or tokens <= known:
         return None

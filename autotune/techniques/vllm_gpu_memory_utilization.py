@@ -11,10 +11,10 @@ from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 
 class VllmGpuMemoryUtilization(SizeOfVllm):
-    """Weights, activations, CUDA graphs and the key-value cache of vLLM are within it; the cache takes what is left."""
+    """It covers vLLM's weights, activations, CUDA graphs and key-value cache, which takes the remainder."""
 
     name = "vllm_gpu_memory_utilization"
-    summary = "Share of the GPU that vLLM reserves: its key-value cache takes what weights and activations leave."
+    summary = "Share of the GPU that vLLM reserves; its key-value cache takes the part beyond weights and activations."
     options = (
         Option("0.3", "TRL's default for GRPO, RLOO and distillation"),
         Option("0.5", "any share between 0 and 1"),

@@ -1,4 +1,4 @@
-"""``vllm_max_model_length``: the longest sequence, prompt and completion, that vLLM's key-value cache has to hold."""
+"""``vllm_max_model_length``: the longest sequence (prompt and completion) that vLLM's key-value cache must hold."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MODEL = "model"
 
 
 class VllmMaxModelLength(SizeOfVllm):
-    """vLLM does not start unless its cache holds one such sequence, however short the dataset's are."""
+    """vLLM does not start unless its cache holds one such sequence, even if the dataset's are shorter."""
 
     name = "vllm_max_model_length"
-    summary = "Longest sequence of vLLM: its key-value cache has to hold at least one of this length."
+    summary = "Longest sequence of vLLM: its key-value cache must hold at least one of this length."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
-        Option(MODEL, "that of the model's configuration: TRL's default", entries={}),
+        Option(MODEL, "the length in the model's configuration: TRL's default", entries={}),
         Option(4096, "any number of tokens", family=POSITIVE),
     )
     trl_default = MODEL
@@ -31,7 +31,7 @@ class VllmMaxModelLength(SizeOfVllm):
         return DATA
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where vLLM would refuse the longest prompt, or the length."""
+        """Return a reason if vLLM would refuse the longest prompt, or the length."""
         if not is_colocated(candidate):
             return None
         wanted = _of_data(candidate, setting)
@@ -39,7 +39,7 @@ class VllmMaxModelLength(SizeOfVllm):
         if length is None:
             return None
         if int(length) < wanted:
-            # vLLM ends completions at the length, and refuses prompts of it.
+            # vLLM ends completions at the length, and refuses prompts that reach it.
             kind = CrashReason if int(length) <= setting.workload.longest else str
             return kind(
                 f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
@@ -48,7 +48,7 @@ class VllmMaxModelLength(SizeOfVllm):
         return beyond_model(setting.workload.model, int(length))
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""
+        """Return the tokens; no entry for TRL's default, or if vLLM uses no part of this GPU."""
         tokens = _of_data(candidate, setting) if choice == DATA and is_colocated(candidate) else choice
         return super().plan(tokens, candidate, setting)
 

@@ -52,7 +52,7 @@ class Trainer(MicroBatches):
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
-        """The techniques that this trainer has: its configuration has all the fields that they write."""
+        """The techniques of this trainer: those whose fields its configuration has."""
         from autotune.trainers import techniques_of
 
         return techniques_of(self)
@@ -95,7 +95,7 @@ class Trainer(MicroBatches):
         return plan
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why this trainer does not support a candidate, in words, or None; the techniques' rules come first."""
+        """Return why this trainer does not support a candidate, or None; called after the techniques' rules."""
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
@@ -122,9 +122,9 @@ class Trainer(MicroBatches):
     ) -> Mapping[str, str]:
         """Return how the loss depends on knobs that otherwise leave it as it is, in words, by their names.
 
-        By default, rows do not depend on those beside them, unless a mixture of experts balances these: that loss is
-        computed for each micro-batch, and its mean taken. NEFTune divides its noise by the root of a micro-batch's
-        width (``neftune_post_forward_hook`` of transformers).
+        By default, a row's loss is independent of the other rows of its micro-batch, except for a load-balancing loss
+        of experts, which is computed per micro-batch and averaged. NEFTune divides its noise by the root of a
+        micro-batch's width (``neftune_post_forward_hook`` of transformers).
 
         Args:
             args: fields of the configuration; those that it lacks are at their defaults.
@@ -134,16 +134,16 @@ class Trainer(MicroBatches):
         noise = args.get("neftune_noise_alpha")
         found = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}
         if self.balances_experts(args, model):
-            how = "the loss that balances experts is computed for each micro-batch"
+            how = "the load-balancing loss of experts is computed for each micro-batch"
             found |= dict.fromkeys((ROWS, PACKING), how)
         return {**found, **self.own_loss(args)}
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
-        """Return the part of :meth:`loss_depends_on` that the loss of TRL's trainer has by itself."""
+        """Return the part of :meth:`loss_depends_on` that comes from the loss of TRL's trainer."""
         return {}
 
     def balances_experts(self, args: Mapping[str, object], model: ModelProfile | None) -> bool:
-        """Return whether a loss that balances experts is added, by a configuration or by the model's own weight."""
+        """Return whether a load-balancing loss of experts is added, by the configuration's or the model's weight."""
         weight = args.get(_BALANCE)
         weight = weight if weight is not None or model is None else model.router_aux_loss_coef
         return _BALANCE in self.fields and bool(weight)
@@ -213,13 +213,13 @@ class Trainer(MicroBatches):
         if setting.workload.evaluation is not None:
             tree["args"]["eval_strategy"] = EVALUATED
         for path, document in base.documents.items() if base is not None else ():
-            # A candidate without the engine has nothing that the document would complete.
+            # The document applies only to candidates with its engine.
             if at(tree, path.split(".")):
                 merge(tree, path.split("."), document)
         return self.completed(TrainingPlan(self.name, **tree, launch=hardware.launch), setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return a plan with the entries that follow from the workload, such as: no pass has more rows than it."""
+        """Return a plan with the entries that depend on the workload, such as passes capped at its rows."""
         asked = plan.number(PASS_ROWS)
         args = {PASS_ROWS: min(asked, workload.rows_trained)} if asked is not None else {}
         return replace(plan, args={**plan.args, **args})
@@ -228,7 +228,7 @@ class Trainer(MicroBatches):
 def _entries_of(technique: Technique, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
     """Return the plan entries of a technique in a candidate.
 
-    Where the user's own document has the choice, what the document leaves out stays out.
+    If the user's own document has the choice, entries that the document omits stay absent.
     """
     choice, base = candidate[technique.name], setting.base
     entries = technique.plan(choice, candidate, setting)

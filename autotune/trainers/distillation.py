@@ -22,9 +22,9 @@ TEACHER_LOADING = "teacher_model_init_kwargs"
 class OnPolicyDistillation(Generating):
     """One completion to a prompt, generated for all micro-batches of a step at once, and no reward functions.
 
-    The teacher is on the device next to the model: TRL neither trains nor offloads it, and loads it in the type of the
-    trained weights and with their attention (``trl/scripts/distillation.py``). The loss projects the hidden states of
-    both to the vocabulary tile by tile, so that the logits of neither are there as a whole.
+    The teacher stays on the device next to the model: TRL does not offload it, and loads it with the type and attention
+    of the trained model (``trl/scripts/distillation.py``). The loss projects the hidden states of both to the
+    vocabulary in tiles, so that full logits never exist.
     """
 
     name = "distillation"
@@ -32,7 +32,7 @@ class OnPolicyDistillation(Generating):
     title = "On-policy distillation"
     counted = "prompts"
     scores = False
-    # As ``_signature_columns`` of TRL's trainer has them: its tools are arguments, and no column.
+    # As in ``_signature_columns`` of TRL's trainer; tools are an argument, not a column.
     further_columns = ("image", "images")
     has_teacher = True
     peculiarities = (

@@ -19,18 +19,18 @@ PRECOMPUTE = "precompute"
 REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
 PASS_SPREAD = (
-    "Speeds with reference=precomputed spread its pass over the dataset over num_train_epochs, TRL's 3 unless your "
-    "configuration sets others: with fewer, it gains less or nothing."
+    "Speeds with reference=precomputed include its pass over the dataset, divided by num_train_epochs (TRL's default "
+    "is 3): with fewer epochs, it gains less or nothing."
 )
 """Note on trainings for another number of epochs (``TrainingPlan.pass_share``)."""
 
-_SORTED = "this loss sorts the rows of each micro-batch, and compares those of the same place"
+_SORTED = "this loss sorts the rows of each micro-batch, and compares rows of equal rank"
 _ACROSS_ROWS = {
     "aot": _SORTED,
     "aot_unpaired": _SORTED,
-    "sft": "loss_type=sft is a mean over the tokens of each micro-batch, which have more or fewer of them",
+    "sft": "loss_type=sft is a mean over the tokens of each micro-batch, whose number varies",
 }
-"""By loss of ``DPOTrainer._compute_loss`` that is no mean over rows, why."""
+"""Why losses of ``DPOTrainer._compute_loss`` are no mean over rows, by ``loss_type``."""
 
 
 class PreferenceOptimization(Trainer):
@@ -81,7 +81,7 @@ class PreferenceOptimization(Trainer):
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""
         tokens, shorter = int(shape.tokens), int(layout is not Layout.EQUAL)
-        # An answer that is to be a token shorter keeps one.
+        # A shortened answer keeps at least one token.
         answer = max(1, min(tokens - 1, max(1 + shorter, round(tokens * trainable))))
         pair, last = (tokens - answer, answer, answer), (tokens - answer, answer, max(1, answer - shorter))
         return (*(pair,) * (shape.rows - 1), last)

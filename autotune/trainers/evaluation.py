@@ -1,4 +1,4 @@
-"""Batch geometry on a workload: that of its rows to train on, with their images, and of those to evaluate on."""
+"""Batch geometry of a workload, for its training and evaluation rows, with their images."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
 _DRAWN = 192
-"""Random micro-batches that are drawn as those of an epoch."""
+"""Number of random micro-batches that are drawn to represent an epoch."""
 _STRATA = 3
-"""Groups of them by size. One micro-batch of each is traced, and stands for the time of its group."""
+"""Number of groups of them by size; one micro-batch of each group is traced and represents the group's time."""
 
 
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
-    """Return the micro-batches and steps of a plan on a workload, those of evaluation included."""
+    """Return the micro-batches and steps of a plan on a workload, including those of evaluation."""
     geometry = trainer.geometry(plan, workload.dataset.documents)
     geometry = _with_images(geometry, trainer, plan, workload.dataset, trainer.rows_per_draw(plan))
     if workload.evaluation is None or not plan.evaluates:

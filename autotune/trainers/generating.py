@@ -30,8 +30,8 @@ GENERATING_FIELDS = CONFIG_FIELDS | ConfigFields(
 class Generating(Prompted):
     """Prompts whose completions are generated for one or more micro-batches at once.
 
-    Prompts are never cut. A micro-batch is as wide as the longest prompt and the longest completion of its generation
-    batch together, since both are padded apart, before the generation batch is divided into micro-batches.
+    Prompts are never cut. A micro-batch is as wide as the longest prompt plus the longest completion of its generation
+    batch: both are padded separately, before the generation batch is divided into micro-batches.
     """
 
     counted = COMPLETIONS
@@ -81,7 +81,7 @@ class Generating(Prompted):
         return self.refused(self.plan(candidate, setting), setting.workload)
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return a reason where the dataset has fewer prompts than a generation batch, of which TRL drops the rest."""
+        """Return a reason if the dataset has fewer prompts than a generation batch: TRL drops incomplete batches."""
         prompts, known = self.rows_per_generation(plan), workload.dataset.documents.rows
         if prompts > known:
             return f"a generation batch needs {prompts} prompts, and the dataset has {known}"

@@ -1,4 +1,4 @@
-"""Computes micro-batches from the lengths of documents: padded, packed, or laid end to end, as the trainer chooses."""
+"""Computes micro-batches from the lengths of documents: padded, packed, or concatenated."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 4096
 _GROUPS = 512
-"""Groups of documents that are kept for each length: micro-batches of all usual sizes are chosen from the same ones."""
+"""Groups of documents that are kept for each length, enough to choose micro-batches of all usual sizes."""
 _LENGTHS = 256
 """Most lengths whose heaviest documents are cached; a search space has a few."""
 _MORE = 1.02
-"""Factor of counted tokens from which an otherwise smaller micro-batch is also traced."""
+"""Least ratio of counted tokens for which an otherwise smaller micro-batch is traced too."""
 
 
 def _heaviest_shapes(

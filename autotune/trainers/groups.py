@@ -22,9 +22,9 @@ from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACE
 from autotune.units import counted
 
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
-"""The fields of the size of a generation batch: in micro-batches of a process, and in completions of all processes."""
+"""The fields for the size of a generation batch: micro-batches per process, and completions over all processes."""
 OLD_PASS = "old log-probabilities"
-"""The forward pass, without gradients, that later updates of the same completions are compared with."""
+"""The forward pass, without gradients, that computes the old log-probabilities of completions."""
 GROUPS_FIELDS = GENERATING_FIELDS | ConfigFields(
     traced=frozenset({
         "epsilon", "epsilon_high", "mask_truncated_completions", "num_generations_eval", "reward_weights",
@@ -151,7 +151,7 @@ class Groups(Generating):
         uses, micro_batches = plan.uses, plan.micro_batches
         if micro_batches % uses and uses % micro_batches:
             return (
-                f"{uses} micro-batches are trained on one generation, which is neither a part nor a multiple of the "
+                f"{uses} micro-batches are trained on one generation, which is neither a divisor nor a multiple of the "
                 f"{micro_batches} of an optimizer step"
             )
         return None
@@ -181,5 +181,5 @@ def _broken(batch: str, completions: int, copies: int) -> str | None:
 
 
 def _aligned(plan: TrainingPlan) -> bool:
-    """Whether every optimizer step begins with completions of the present model (trl/trainer/grpo_trainer.py)."""
+    """Whether every optimizer step begins with completions of the current model (trl/trainer/grpo_trainer.py)."""
     return plan.micro_batches % plan.uses == 0

@@ -37,18 +37,18 @@ class GroupRelativePolicyOptimization(Groups):
     )  # fmt: skip
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
-        """Return on which of the rows that are generated together, and in a micro-batch together, the loss depends."""
+        """Return how the loss depends on the other rows of a generation batch and of a micro-batch."""
         found, loss = dict[str, str](), args.get("loss_type", "dapo")
         if loss in _OVER_TOKENS:
             found[GENERATED_TOGETHER] = f"loss_type={loss} is a mean over the tokens that are generated at once"
         elif args.get("scale_rewards") == "batch" or args.get("multi_objective_aggregation") == "normalize_then_sum":
-            found[GENERATED_TOGETHER] = "rewards are scaled by those of the completions that are generated at once"
+            found[GENERATED_TOGETHER] = "rewards are scaled over the completions that are generated at once"
         if loss == "bnpo":
             found[ROWS] = "loss_type=bnpo is a mean over the tokens of each micro-batch"
         elif args.get("entropy_coef") or args.get("use_adaptive_entropy"):
             found[ROWS] = "the entropy is a mean over the tokens of each micro-batch"
         elif args.get("top_entropy_quantile", 1.0) != 1.0:
-            found[ROWS] = "the tokens with the highest entropy are those of each micro-batch"
+            found[ROWS] = "the tokens with the highest entropy are selected within each micro-batch"
         return found
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:

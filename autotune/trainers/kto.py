@@ -34,7 +34,7 @@ REFERENCE_KL = "reference KL pass"
 WITHOUT_KL = frozenset({"apo_zero_unpaired"})
 """Losses that do not estimate the KL divergence (``KTOTrainer.calculate_KL``)."""
 
-_EXCHANGED = "KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the estimate"
+_EXCHANGED = "KTO exchanges answers within a micro-batch to estimate a KL divergence, which depends on its rows"
 _REMEMBERED = 4096
 # KTOTrainer.__init__ refuses fewer: a row's mismatched answer would be its own.
 FEWEST_ROWS = 2
@@ -90,10 +90,10 @@ class UnpairedPreference(Trainer):
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return blocks of successive rows, each padded to its longest sequence.
 
-        A last block with fewer rows counts as if its rows were repeated, but only if no other block makes it
-        superfluous. Blocks with and without padding are treated as padded if one of the worst has padding. In
-        evaluation, TRL exchanges answers within blocks of as many rows as in training; those of rows with images are
-        exchanged by the collator, within the blocks of evaluation (:meth:`loads`).
+        A last block with fewer rows counts as if its rows were repeated, unless another block is at least as large.
+        Blocks with and without padding are treated as padded if one of the worst has padding. In evaluation, TRL
+        exchanges answers within blocks of as many rows as in training; for rows with images, the collator exchanges
+        them within the evaluation blocks (:meth:`loads`).
         """
         return _epoch_of(plan, documents, rows)[0]
 
@@ -173,7 +173,7 @@ class UnpairedPreference(Trainer):
             return None
         return (
             f"KTO exchanges answers of neighbouring rows before training: TRL refuses train_sampling_strategy={order},"
-            " and takes sequential alone"
+            " and accepts only sequential"
         )
 
 

@@ -1,4 +1,4 @@
-"""How the rows of a dataset become a trainer's micro-batches: in training, in evaluation and in traces."""
+"""Builds a trainer's micro-batches from the rows of a dataset: in training, in evaluation and in traces."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MicroBatches(Declared, ABC):
         return 1
 
     def rows_per_draw(self, plan: TrainingPlan) -> int:
-        """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
+        """Return the number of dataset rows that are drawn at once, for one micro-batch or several."""
         return plan.rows
 
     def rows_per_generation(self, plan: TrainingPlan) -> int:
@@ -78,7 +78,7 @@ class MicroBatches(Declared, ABC):
 
     @final
     def rows_of_epoch(self, plan: TrainingPlan, rows: int) -> int:
-        """Return how many of the dataset's rows an epoch trains on: TRL leaves out a generation that is not full."""
+        """Return the number of dataset rows in an epoch: TRL drops an incomplete generation batch."""
         whole = self.rows_per_generation(plan)
         return rows // whole * whole or rows
 
@@ -87,18 +87,17 @@ class MicroBatches(Declared, ABC):
         return widths(documents, plan.cut_to, plan.multiple, self.rows_per_draw(plan))
 
     def padded_together(self, plan: TrainingPlan) -> int:
-        """Return how many completions are padded to the longest of them; 0 for a trainer that generates none."""
+        """Return the number of completions that are padded together; 0 for a trainer that generates none."""
         return 0
 
     @final
     def compiled_again(self, plan: TrainingPlan, layout: Layout, documents: Documents) -> Recompiled:
-        """Return the largest micro-batches for which FlexAttention can be compiled again after the worst one.
+        """Return the largest micro-batches for which FlexAttention may be recompiled after the worst one.
 
-        transformers compiles it for the first micro-batch alone, then for micro-batches of all widths together
-        (``torch.compile`` without ``dynamic``). Rows come in random order, so the first can be the worst micro-batch,
-        and the second the widest of those that are narrower. Micro-batches without padding have no mask of padding:
-        attention is compiled apart for the widest of them. A last micro-batch of fewer rows, once in an epoch, is left
-        out.
+        transformers compiles it statically for the first micro-batch, and at a second width for all widths
+        (``torch.compile`` without ``dynamic``). Rows come in random order, so the first may be the worst micro-batch,
+        and the second the widest of the narrower ones. Micro-batches without padding have no padding mask, for which
+        attention is compiled separately. A last micro-batch with fewer rows, once per epoch, is ignored.
 
         Args:
             layout: of the worst micro-batch.
@@ -129,8 +128,8 @@ class MicroBatches(Declared, ABC):
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return the arguments with which the trainer builds micro-batches of a shape from :meth:`traced_rows`.
 
-        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped. What pads a
-        single row is that it is rounded up.
+        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped. A single row is
+        padded only by rounding its length up.
         """
         alone = layout is Layout.PADDED and shape.rows == 1 and not shape.generated
         multiple = int(shape.tokens) if alone else None

@@ -45,7 +45,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         "Each generated token then costs a full forward pass over the sequence so far.",
         "It computes the logits of the whole vocabulary for every token.",
         "It keeps the type of the checkpoint's weights.",
-        "It adds up the gradients of a step's micro-batches, and does not average them unless DeepSpeed does.",
+        "It sums the gradients of a step's micro-batches; only DeepSpeed averages them.",
     )
     most_field = "max_new_tokens"
     sends_text = True
@@ -83,7 +83,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return that a step of more micro-batches has a larger gradient (``OnlineDPOTrainer.training_step``)."""
-        how = "TRL adds up the losses of a step's micro-batches without averaging them, and max_grad_norm clips the sum"
+        how = "TRL sums the losses of a step's micro-batches instead of averaging them, and max_grad_norm clips the sum"
         return {ROWS: how}
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
@@ -109,14 +109,14 @@ class OnlineDirectPreferenceOptimization(Prompted):
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where there are rows to evaluate on."""
         if plan.evaluates:
-            return f"{self.trainer_class} has no evaluation: it would pass prompts to the model as they are"
+            return f"{self.trainer_class} has no evaluation: it would pass the raw prompts to the model"
         return None
 
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return the unintended loss if completions leave no room for prompts.
 
-        ``OnlineDPOTrainer._forward`` then passes the completions alone, whole, and does not shift their logits by the
-        one token by which the model predicts: TRL 1.16 trains so, with no more than a warning of the configuration.
+        ``OnlineDPOTrainer._forward`` then passes only the completions, and does not shift their logits by the one token
+        of next-token prediction: TRL 1.16 trains with them, and its configuration only warns.
         """
         plan = self.plan(candidate, setting)
         most, cut = plan.count(self.most_field), plan.count("max_length")
@@ -124,7 +124,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
             return None
         return (
             f"completions of {most:,} tokens (max_new_tokens) leave no room for prompts in max_length={cut:,}: TRL "
-            f"computes the loss of those of {cut:,} tokens or more whole, without their prompts, and scores each token "
+            f"computes the loss of completions of {cut:,} tokens or more without their prompts, and scores each token "
             "by logits that have seen it"
         )
 
@@ -143,7 +143,7 @@ def _averaged(candidate: Candidate, setting: Setting) -> str | None:
     if knob in setting.allowed or (candidate[knob] in ZERO_STAGES) is (own.get(knob, DDP) in ZERO_STAGES):
         return None
     return (
-        "DeepSpeed averages the losses of a step's micro-batches, and TRL's online DPO adds them up without it"
+        "DeepSpeed averages the losses of a step's micro-batches, and TRL's online DPO sums them without it"
         f" (--allow {knob})"
     )
 

@@ -31,7 +31,7 @@ class TrainerProblem:
             object.__setattr__(self, method.__name__, cache(method))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return what another process makes the same problem of, without what is remembered."""
+        """Return the problem's pickle state, without caches."""
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     @property
@@ -46,7 +46,7 @@ class TrainerProblem:
 
     @property
     def baseline(self) -> Candidate:
-        """TRL's default at the global batch asked for, or the user's configuration, with what the user fixed."""
+        """TRL's default at the requested global batch, or the user's configuration, with the fixed choices."""
         return self.normal(starting_point(self.trainer.techniques, self.setting))
 
     @property
@@ -68,7 +68,7 @@ class TrainerProblem:
 
     @property
     def only_in(self) -> Mapping[str, str]:
-        """For knobs that a single phase of the step program depends on, that phase."""
+        """The phase of the step program that depends on a knob, for knobs that affect a single phase."""
         return {item.name: item.impact.phase for item in self.trainer.techniques if item.impact.phase}
 
     def normal(self, candidate: Candidate) -> Candidate:
@@ -113,5 +113,5 @@ def require_legal(problem: TrainerProblem) -> None:
             seen |= others
     # The baseline may keep too few tokens, which is not caused by a fixed choice.
     covering = next((item for item in problem.recipes), problem.baseline)
-    hint = "Take others with --fix KNOB=CHOICE, or let the space (--space) have more of that knob."
+    hint = "Fix other choices with --fix KNOB=CHOICE, or add choices of that knob to the space file (--space)."
     raise InputError(f"No candidate is legal: {problem.illegal(covering)}.", hint=hint)

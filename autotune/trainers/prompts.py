@@ -33,15 +33,15 @@ PROMPT, COMPLETION = "prompt_ids", "completion_ids"
 """The columns that tokenising adds: the tokens of prompts, and of the completions that the dataset has."""
 
 NO_REWARD = "get_soft_overlong_punishment"
-"""The reward function that is used if none is named: TRL's own, which only looks at a completion's length."""
+"""The default reward function: TRL's own, which depends only on a completion's length."""
 
 
 STAND_IN = "stand-in"
-"""The value of ``vllm_mode`` in a trace: the completions are given, as if vLLM had generated them elsewhere."""
+"""The value of ``vllm_mode`` in a trace: completions are given, as if a vLLM server had generated them."""
 
 GENERATED_SIZES = 2
-"""The most sizes that stand for all generations: their time hardly bends with the tokens of prompts, since each token
-that is generated reads the keys and values of those before it once."""
+"""Maximum number of sizes that represent all generations: their time is almost linear in the tokens of prompts, since
+each generated token reads the keys and values of all earlier tokens once."""
 
 CONFIG_FIELDS = ConfigFields(
     traced=frozenset({
@@ -92,7 +92,7 @@ class Prompted(Trainer):
         """Return how many completions are padded to the longest of them."""
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
-        """Return how many tokens of a row the loss sees, by those of its prompt and of its completion."""
+        """Return the number of a row's tokens that the loss reads, given the tokens of its prompt and completion."""
         return prompt + completion
 
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
@@ -115,7 +115,7 @@ class Prompted(Trainer):
         worst = Shape(rows, self.scored(plan, longest, most), most)
         typical = sizes(rows, [self.scored(plan, prompt, completion) for prompt in prompts])
         generated = Shape(traced, longest + most, most), sizes(traced, whole, GENERATED_SIZES), generations
-        # Those that a plan has not are no part of its traces. Sizes alone decide the geometry.
+        # Arguments that a plan lacks are no part of its traces. Only sizes determine the geometry.
         chunk = worst, typical, generations * steps
         return BatchGeometry(
             layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
@@ -178,7 +178,7 @@ class Prompted(Trainer):
 
 
 def _completions(asked: int | None, known: LengthDistribution | None, most: int, drawn: int) -> Completions:
-    """Return the lengths of typical completions: the dataset's, those asked for, or half of the maximum.
+    """Return the lengths of typical completions: the dataset's, the user's, or half of the maximum.
 
     Args:
         most: the maximum, to which all are cut.

@@ -59,8 +59,8 @@ class SupervisedFineTuning(Trainer):
             "model_init_kwargs", "pad_token", "trust_remote_code",
         }),
         assumed={
-            "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
-            "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
+            "assistant_only_loss": "the loss counts every token, including those that assistant_only_loss excludes",
+            "completion_only_loss": "the loss counts every token, including those that completion_only_loss excludes",
         },
         reading=frozenset({
             "assistant_only_loss", CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field",
@@ -87,7 +87,7 @@ class SupervisedFineTuning(Trainer):
         """
         found = dict(super().loss_depends_on(args, model, processes))
         if model is not None and not model.accepts_loss_kwargs:
-            how = f"{model.architecture} averages its loss over the tokens of each micro-batch, which has more or fewer"
+            how = f"{model.architecture} averages its loss over the tokens of each micro-batch, whose number varies"
             found |= dict.fromkeys((ROWS, PACKING), how)
         if processes > 1 and args.get(TOKENS_OF_ALL) is False:
             how = f"{TOKENS_OF_ALL}: false divides the loss of each process by the tokens of its own documents"
@@ -96,7 +96,7 @@ class SupervisedFineTuning(Trainer):
             found[MaxLength.name] = found[PACKING]
         if self.balances_experts(args, model):
             # They have no mask, without which ``load_balancing_loss_func`` of transformers counts every token.
-            found[PAD_TO_MULTIPLE_OF] = "the loss that balances experts counts the padding of rows laid end to end"
+            found[PAD_TO_MULTIPLE_OF] = "the load-balancing loss of experts counts the padding of concatenated rows"
         return found
 
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:

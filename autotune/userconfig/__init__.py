@@ -1,1 +1,1 @@
-"""A user's own configuration or command: read, as a training plan, as a candidate, and edited."""
+"""Reads a user's own configuration or command, converts it to a training plan or candidate, and edits it."""

@@ -32,7 +32,7 @@ DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 _OFFLOADED = frozenset({"none", "cpu"})
 _COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 _SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
-# Keys that transformers fills in, which TPUs alone read (transformers/training_args.py, `_process_fsdp_args`).
+# Keys that transformers fills in and only TPUs read (transformers/training_args.py, `_process_fsdp_args`).
 _FILLED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 _INSTEAD = "Give MODEL and DATASET in addition to --base."
 
@@ -43,7 +43,7 @@ class UserBase:
 
     Attributes:
         config: the values of the trainer's class.
-        plan: its training plan, with every field that matters to a step, those at their defaults included.
+        plan: its training plan, with every field that affects a step, including those at their defaults.
         launching: the launch of its processes.
         assumptions: assumptions where the file does not determine a value, in sentences.
     """
@@ -81,7 +81,7 @@ class UserBase:
         return () if of_engine(path) else keys_of(self.file.values, path)
 
     def at(self, key: Key) -> tuple[object, ...]:
-        """Return the value of a key as it is in the file, alone; nothing if it is not there."""
+        """Return a mapping of the key to its value in the file; empty if the key is absent."""
         return at(self.file.values, key)
 
     @property
@@ -94,14 +94,14 @@ def read_base(written: Written, hardware: Hardware, server: JobServer, folder: P
     """Return a base as read by TRL's parser, for a device.
 
     Raises:
-        InputError: keys of it are wrong, which the message names all at once; or it asks for what a probe does not do.
+        InputError: the message names all wrong keys at once, or a setting that probes do not support.
     """
     there = on_device(written, hardware)
     return base_from(there, read_command(there, hardware, server, folder))
 
 
 def on_device(written: Written, hardware: Hardware) -> Written:
-    """Return a base as read for a device: on a CPU, TRL refuses most files unless they set ``use_cpu``."""
+    """Return the base's command for a device: on a CPU, TRL refuses most files unless they set ``use_cpu``."""
     args = find_trainer(written.trainer).cpu_args if hardware.kind == "cpu" else {}
     added = [word for name, value in args.items() if name not in written.values for word in (f"--{name}", str(value))]
     command = written.command
@@ -114,7 +114,7 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
     Raises:
         InputError: as in :func:`read_base`.
     """
-    # Probes report to no tracker.
+    # Probes report to no experiment tracker.
     absent = {name: message for name, message in read.absent.items() if name != TRACKERS}
     found, trainer = problems(written, replace(read, absent=absent)), find_trainer(written.trainer)
     config = read.configurations.get(trainer.config_class)
@@ -137,7 +137,7 @@ def sources_of(base: UserBase, model: str | Path | None, dataset: str | Path | N
     """Return the model and the rows of a base, or those given instead.
 
     Raises:
-        InputError: there is none, or it cannot be used.
+        InputError: one of them is missing or cannot be used.
     """
     try:
         found = sources(base.read, base.config, model, dataset)
@@ -190,12 +190,12 @@ def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
 
 
 def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) -> TrainingPlan:
-    """Return the plan of a base with what shards its training, and its number of processes.
+    """Return the plan of a base with its sharding and its number of processes.
 
     Sizes and precision in DeepSpeed's document become ``auto``, since they follow from the trainer's arguments.
 
     Raises:
-        InputError: the file asks for what is not probed.
+        InputError: the file has a setting that probes do not support.
     """
     if started.machines > 1:
         raise _refused(f"num_machines: {started.machines}", "probes run on this machine", "Write 1.")
@@ -204,16 +204,16 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
         raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
     processes = started.processes if started.counted else None
     overruled = as_launched(config, started) is not config
-    # Every file that a search writes has the accumulation of the trainer's arguments.
+    # Every file that a search writes takes gradient accumulation from the trainer's arguments.
     found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
     if overruled:
-        why = "bf16 and fp16 are false, and accelerate overrules them by it"
+        why = "bf16 and fp16 are false, and accelerate overrides them"
         raise _refused(f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
     groups = dict(mapping(found.pop(FIELD, None)))
     if "cp_comm_strategy" in groups:
         why = "context parallelism is searched with accelerate's default"
         raise _refused(f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
-    # All processes sharding together is what FSDP2 does anyway.
+    # Sharding among all processes is FSDP2's default.
     if groups != {"dp_shard_size": started.processes} and groups:
         found[FIELD] = groups
     if DEEPSPEED in found:
@@ -235,7 +235,7 @@ def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[st
 
 
 def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:
-    """Return ``fsdp_config`` of a plan with the user's further keys, on which no step depends."""
+    """Return ``fsdp_config`` of a plan with the user's further keys, which do not affect a step."""
     given = config.values.get(FSDP) if config.values.get("fsdp") else started.document.get(FSDP)
     wanted = mapping(plan.args.get(FSDP))
     further = {name: value for name, value in fsdp_named(mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
@@ -257,11 +257,11 @@ def _without(document: Mapping[str, object], start: str, of_choices: set[str]) -
 def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:
     """Return DeepSpeed's document in the spelling of the techniques' choices."""
     if "optimizer" in document:
-        why = "DeepSpeed then makes an optimizer of its own, and the trainer's is searched"
+        why = "it replaces the trainer's optimizer, which is searched"
         raise _refused("optimizer in DeepSpeed's document", why, "Leave it out: optim chooses the optimizer.")
     zero = dict(mapping(document.get("zero_optimization")))
     if zero.get("stage", 0) not in ZERO_STAGES.values():
-        why = "sharding has no such choice"
+        why = "there is no such stage to search"
         raise _refused(f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
     for part in ("offload_optimizer", "offload_param"):
         device = str(mapping(zero.get(part)).get("device") or "none")

@@ -1,4 +1,4 @@
-"""Reads the document of the bundle that a configuration may belong to, from the configuration's directory."""
+"""Reads the document of a configuration's bundle, if its directory is one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) ->
 
 
 def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) -> bool:
-    """Return whether a configuration trains as a bundle's plan does: no other field that changes a step is set."""
+    """Return whether a configuration trains like a bundle's plan: it sets no further field that affects a step."""
     differing = (name for name in plan.args if config.values.get(name) != config.defaults.get(name))
     further = {name for name in differing if name not in known.args} - _FILLED_IN
     model = {name: value for name, value in known.model.items() if value not in (None, False)}
@@ -59,7 +59,7 @@ def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) 
 
 
 def decoded(kind: type[_Document], file: Path) -> _Document | None:
-    """Return the document in a file, or None if it is not there or is another."""
+    """Return the document in a file, or None if the file is absent or holds another document."""
     try:
         return decode(kind, _read(file))
     except DecodeError:

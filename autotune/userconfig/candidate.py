@@ -1,4 +1,4 @@
-"""Reads a user's plan as a candidate in a setting, so that rules and choices of techniques can be applied to it."""
+"""Converts a user's plan to the nearest candidate, so that the techniques' rules and choices apply to it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class NearestCandidate:
     """The candidate nearest to a plan, and the techniques that match it exactly.
 
     Attributes:
-        candidate: the choices; of a technique that has no such choice, the nearest.
-        exact: the techniques whose entries are those of the plan.
+        candidate: the choices; the nearest choice where none matches.
+        exact: the techniques whose entries match the plan.
     """
 
     candidate: Candidate
@@ -36,7 +36,7 @@ def setting_of(plan: TrainingPlan, trainer: Trainer, workload: Workload, machine
     """Return the setting of a plan in which every technique is allowed, since the user has decided.
 
     Args:
-        documents: of an optimizer step.
+        documents: documents per optimizer step.
     """
     allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
     processes = plan.launch.processes
@@ -63,7 +63,7 @@ def _nearest(
     """Return the choice whose entries agree with a plan the most, and whether all of them do."""
     found: list[tuple[tuple[bool, float, bool], Choice]] = []
     default = technique.plan(technique.default(setting), candidate, setting)
-    # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
+    # A plan has all arguments of the trainer, but only those model arguments that differ from TRL's defaults.
     omitted = {path: value for path, value in default.items() if path.startswith("model.")}
     own = {path: plan.entry(path) for path in technique.writes}
     further = technique.spellings(own, candidate, setting)
@@ -77,7 +77,7 @@ def _nearest(
         entries = _identifying(technique, technique.plan(choice, changed, setting))
         agreeing = sum(_agrees(value, plan.entry(path), omitted.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
-        # Of choices with the same entries, one that goes with the other techniques' choices is preferred.
+        # Among choices with the same entries, one without a conflict with the other techniques is preferred.
         possible = technique.conflict(choice, changed, setting) is None
         found.append(((whole, agreeing if whole else agreeing / len(entries), possible), choice))
     (whole, agreed, _), choice = max(found, key=lambda item: item[0])
@@ -87,13 +87,13 @@ def _nearest(
 
 
 def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
-    """Return the numbers that a plan has where the technique writes."""
+    """Return the plan's numbers at the paths that a technique writes."""
     values = (plan.entry(path) for path in sorted(technique.writes))
     return tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
 def _identifying(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the entries that identify a choice: rows of a micro-batch alone, where accumulation follows from them."""
+    """Return the entries that identify a choice: only the rows of a micro-batch if they determine the accumulation."""
     if technique.identified_by:
         return {path: value for path, value in entries.items() if path in technique.identified_by}
     named = f"args.{technique.name}"

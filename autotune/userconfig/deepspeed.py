@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's document, and its contradictions of the trainer's arguments."""
+"""Reads DeepSpeed's document, and finds its contradictions with the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from autotune.errors import InputError
 # Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 AUTO = "auto"
-"""DeepSpeed's word for a number that follows from the trainer's own arguments."""
+"""Value in DeepSpeed's document for numbers that follow from the trainer's arguments."""
 _ACCUMULATION, _CLIPPING = "gradient_accumulation_steps", "gradient_clipping"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
-"""Numbers of DeepSpeed's document for which it may be written (``trainer_config_process`` of transformers)."""
+"""Numbers of DeepSpeed's document that may be ``auto`` (``trainer_config_process`` of transformers)."""
 _DEFAULT_STAGE = 2
-# Further keys of its document by the trainer's arguments that they have to equal.
+# Further keys of the document, with the trainer's arguments that they must equal.
 _FIELDS: Mapping[Key, str] = {
     (_CLIPPING,): "max_grad_norm",
     ("optimizer", "params", "lr"): "learning_rate",
@@ -32,17 +32,17 @@ _FIELDS: Mapping[Key, str] = {
 }
 _FORM = "Write one JSON object in it."
 NAMED = "deepspeed_config_file"
-"""Key of accelerate's for the file of DeepSpeed's document."""
+"""Accelerate's key for the file of DeepSpeed's document."""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A value of DeepSpeed's document with which transformers ends the run.
+    """A value of DeepSpeed's document that contradicts the trainer's arguments: transformers raises an error.
 
     Attributes:
         path: its key.
-        field: the trainer's argument that it has to equal; empty where several make it up.
-        expected: what the trainer's arguments give.
+        field: the trainer's argument that it must equal; empty if several arguments determine it.
+        expected: the value that follows from the trainer's arguments.
     """
 
     path: Key
@@ -58,10 +58,11 @@ def deepspeed_document(
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
-        accumulation: default for a document that accelerate names and that does not set it; accelerate takes 1.
+        accumulation: gradient accumulation for a document in accelerate's file that does not set it; accelerate
+            takes 1.
 
     Raises:
-        InputError: a file that is named cannot be read.
+        InputError: a named file cannot be read.
     """
     if config.values.get("deepspeed"):
         return _document(config.values["deepspeed"])
@@ -80,13 +81,13 @@ def contradictions(
     """
     for path, field, expected in _following(config, processes):
         for value in at(document, path):
-            # transformers leaves None, and DeepSpeed takes its own default.
+            # transformers writes no value, and DeepSpeed takes its own default.
             if value not in (None, AUTO, expected) and expected is not None:
                 yield Contradiction(path, value, field, expected)
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return DeepSpeed's document as accelerate makes it of its own keys, or reads it from the file that these name."""
+    """Return DeepSpeed's document, built from accelerate's own keys or read from the file that they name."""
     if given.get(NAMED):
         return _document(given[NAMED])
     zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
@@ -94,7 +95,7 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     if given.get("zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     clipping = given[_CLIPPING] if given.get(_CLIPPING) is not None else AUTO
-    # accelerate passes on that the precision is the trainer's.
+    # accelerate leaves the precision to the trainer.
     precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
     return {
         **dict.fromkeys(SIZES, AUTO),
@@ -130,17 +131,17 @@ def agreeing(document: Mapping[str, object], config: Configuration, processes: i
 def _following(config: Configuration, processes: int | None) -> Iterator[tuple[Key, str, object]]:
     """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, the argument, and its value.
 
-    As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).
+    transformers fills them in, and refuses other values (``integrations/deepspeed.py``, ``trainer_config_process``).
 
     Args:
         processes: number of started processes; None where it is not known.
     """
     values: Mapping[str, Any] = config.values
     rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
-    # A single process may also mean that the number of processes is not set.
+    # One process may mean that the number is unset, so it counts as unknown.
     processes = processes if processes != 1 else None
     counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
-    # transformers then fills them in anew (`Trainer._update_auto_batch_size`).
+    # With auto_find_batch_size, transformers fills them in again (`Trainer._update_auto_batch_size`).
     searched = bool(values.get("auto_find_batch_size"))
     yield ("train_batch_size",), "", prod(counted) if len(counted) == len(SIZES) and not searched else None
     yield ("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", None if searched else rows
@@ -160,7 +161,7 @@ def _document(named: object) -> Mapping[str, object]:
     except OSError as error:
         raise InputError(
             f"DeepSpeed's document {named} cannot be read: {error.strerror}.",
-            hint="Give the path of a JSON file; a relative one leads from the working directory of the training.",
+            hint="Give the path of a JSON file; a relative path starts at the training's working directory.",
         ) from error
     except ValueError as error:
         raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.", hint=_FORM) from error

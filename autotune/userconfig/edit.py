@@ -1,4 +1,4 @@
-"""Edits the file of a base to a plan, only keys whose values change, and reads it again to check it."""
+"""Edits a base's file to train a plan: changes only keys whose values differ, and checks the file by reading it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from autotune.userconfig.keys import engine_key, of_engine
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
 from autotune.userconfig.written import written
 
-# A probe sets evaluation and the placement of layers itself.
+# Fields that a probe sets itself: evaluation and the placement of layers.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
 _LENGTH = "args.max_length"
 _THREADS = "num_cpu_threads_per_process"
@@ -44,12 +44,12 @@ class Wanted:
     """The required values of the edited file.
 
     Attributes:
-        plan: the recommended one.
-        fixed: techniques that the user fixed in place of the file's values.
-        model, teacher: each, if it was not the file's; None: the file's.
-        rows: the rows, if they are not the file's; None: the file's.
-        evaluates: whether the rows to evaluate on are not the file's.
-        bundle: the directory of the files by which processes are started.
+        plan: the recommended plan.
+        fixed: techniques that the user fixed instead of the file's values.
+        model, teacher: each, if it differs from the file's; None: the file's.
+        rows: the rows, if they differ from the file's; None: the file's.
+        evaluates: whether the evaluation rows differ from the file's.
+        bundle: the bundle's directory, which has the launchers' files.
     """
 
     plan: TrainingPlan
@@ -81,9 +81,9 @@ def _of_values(edits: Mapping[Key, object]) -> list[Edit]:
 
 
 def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> dict[Key, object]:
-    """Return the values of keys, by their path in the file, that a plan needs and that the file does not have.
+    """Return the keys, by their path in the file, whose values for a plan differ from the file's.
 
-    A key of a technique that the plan leaves at TRL's default, and that the file has, gets that default.
+    A technique's key in the file that the plan leaves at TRL's default gets that default.
     """
     found = dict(_values(base, wanted, trainer, setting))
     return {path: value for path, value in found.items() if _differs(base, path, value)}
@@ -97,7 +97,7 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     yield from (((name,), value) for name, value in named.items() if value is not None)
     if wanted.rows is not None:
         rows = wanted.rows.arguments()
-        # Copies that are cut are tokens, counted as these fields have it; TRL refuses some of them for tokens.
+        # Cut copies are token rows, to which these fields were already applied; TRL refuses some of them for tokens.
         applied = trainer.config_fields.assumed if wanted.rows.cut else ()
         names = (name for name in (*ROWS, *applied) if name in base.arguments and name not in rows)
         others = {name: base.defaults[name] for name in names}
@@ -105,7 +105,7 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     if wanted.evaluates:
         yield from _entry(base, "args.eval_strategy", wanted.plan)
     changed = _changed(base, wanted, trainer, setting)
-    # Rows that are trained on in order, such as a curriculum, are packed in order.
+    # Rows that are trained in order, such as a curriculum, are packed in order.
     kept = {f"args.{SHUFFLED}"} if keeps_order(base.config) else set()
     for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes - kept)):
         yield from _entry(base, path, wanted.plan)
@@ -123,7 +123,7 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
 
 
 def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tuple[Key, object]]:
-    """Yield the keys that ``trl`` hands on to ``accelerate launch``."""
+    """Yield the keys that ``trl`` passes on to ``accelerate launch``."""
     values = base.file.values
     named = next((name for name in LAUNCH_FILES if values.get(name)), None)
     yield from (((name,), hardware.processes) for name in COUNTS if values.get(name) is not None)
@@ -132,7 +132,7 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
     else:
         new = {"num_processes": hardware.processes} if "num_processes" not in values else {}
         yield from (((name,), value) for name, value in {**new, **launch_keys(wanted.plan, wanted.bundle)}.items())
-    # Only DeepSpeed's processes do not get the threads of accelerate's own key.
+    # Accelerate's own key for threads has no effect on DeepSpeed's processes.
     if THREADS not in base.written.env and (wanted.plan.args.get(DEEPSPEED) or values.get(_THREADS) is None):
         yield from ((("env", name), value) for name, value in thread_variables(hardware.threads).items())
     if values.get(PRECISION) is not None:
@@ -140,7 +140,7 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
 
 
 def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterator[tuple[Key, object]]:
-    """Yield the keys of engines: FSDP is the trainer's own, and DeepSpeed's document is named by accelerate's."""
+    """Yield the keys of engines: FSDP by the trainer's fields, DeepSpeed by accelerate's file."""
     values = base.file.values
     if values.get(DEEPSPEED) is not None:
         yield (DEEPSPEED,), None
@@ -152,7 +152,7 @@ def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterato
 
 
 def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[Technique]:
-    """Yield the techniques whose entries differ from the base, by their own choice or by another one's."""
+    """Yield the techniques whose entries differ from the base, by their own or another technique's choice."""
     before = plan_before(trainer, setting)
     for technique in trainer.techniques:
         if not technique.matters(setting):
@@ -160,7 +160,7 @@ def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
         if technique.name in wanted.fixed or any(
             before.at(path) != wanted.plan.at(path)
             or before.entry(path) != wanted.plan.entry(path)
-            # Accumulation follows from a global batch that is not the file's. A length that cuts no row stays.
+            # Accumulation changes with the global batch. A maximum length that cuts no row stays.
             or (path != _LENGTH and base.plan.entry(path) not in (None, wanted.plan.entry(path)))
             for path in technique.writes
             if path.startswith(("args.", "model.", "env."))
@@ -176,14 +176,14 @@ def plan_before(trainer: Trainer, setting: Setting) -> TrainingPlan:
 
 
 def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Key, object]]:
-    """Yield the keys of the file for an entry of a plan: what the plan has, or else the default if the file has it."""
+    """Yield the file's keys for an entry: the plan's value, or the default if only the file sets it."""
     present = plan.at(path)
     for key in base.keys(path):
         default = base.defaults.get(key[-1]) if len(key) == 1 else None
         if present:
             yield key, plan.entry(path)
         elif base.at(key):
-            # An empty variable is as none.
+            # An empty variable counts as unset.
             yield key, "" if path.startswith("env.") else default
 
 
@@ -208,7 +208,7 @@ def handed_over(
         folder: folder to write the configuration to for reading it again; it need not exist.
     """
     edits, note = edits_of(base, wanted, trainer, setting), ""
-    # The files that it names are in the bundle later, and next to it here.
+    # The files that it names are next to it here, and in the bundle later.
     again = edits_of(base, replace(wanted, bundle=folder), trainer, setting)
     try:
         text, here = rewritten(base, edits), rewritten(base, again)
@@ -224,7 +224,7 @@ def handed_over(
     differing = _differing(read, wanted.plan) - _differing(base, plan_before(trainer, setting)) - idle
     other = ", ".join(sorted(path.partition(".")[2] for path in differing))
     if other:
-        note = f"{note} TRL reads {other} otherwise in config.yaml than it was measured.".strip()
+        note = f"{note} With config.yaml, {other} differs from the measured training.".strip()
     found = BaseFile(
         base.name,
         dict(_changed_keys(base, edits, wanted.plan, trainer)),
@@ -240,7 +240,7 @@ def handed_over(
 
 
 def _sets(read: UserBase, name: str, value: object) -> bool:
-    """Whether a key sets a field of the trainer: one that is empty, as by default, may be filled in by TRL's class."""
+    """Whether a key sets a field of the trainer; TRL's class may fill in a field whose value is empty, the default."""
     return name in read.config.values and not (value is None is read.config.defaults[name])
 
 
@@ -271,6 +271,6 @@ def _differing(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
 
 def _agrees(value: object, read: object) -> bool:
     if isinstance(value, Mapping) and isinstance(read, Mapping):
-        # TRL adds keys to those of gradient checkpointing.
+        # TRL adds keys to `gradient_checkpointing_kwargs`.
         return all(read.get(name) == item for name, item in value.items())
     return value == read or (read is None and value in (False, None, {})) or [value] == read

@@ -40,16 +40,16 @@ def without_engine(config: Configuration) -> Configuration:
 
 
 def as_launched(config: Configuration, started: Launching) -> Configuration:
-    """Return a configuration with the precision that accelerate's launcher passes on, where that one applies.
+    """Return a configuration with the precision of accelerate's launcher, where that applies.
 
-    transformers begins with the launcher's, and takes another only where ``bf16`` or ``fp16`` is true (transformers
-    5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own. transformers passes on the
-    backend of ``torch_compile`` too; without one, accelerate takes the launcher's (``TorchDynamoPlugin``).
+    transformers takes the launcher's precision unless ``bf16`` or ``fp16`` is true (transformers 5.23,
+    ``training_args.py``). A DeepSpeed document named by the trainer has its own precision. transformers also passes on
+    the backend of ``torch_compile``; without one, accelerate takes the launcher's (``TorchDynamoPlugin``).
 
     Raises:
-        InputError: accelerate's document of DeepSpeed takes the precision over, and transformers ends at the
-            contradiction.
-        UnreadError: it cannot be traced, or a model is compiled because of accelerate's launcher alone.
+        InputError: accelerate passes the precision to DeepSpeed's document, which then contradicts the trainer's
+            arguments: transformers raises an error.
+        UnreadError: the precision cannot be traced, or only accelerate's launcher compiles the model.
     """
     values, wanted = config.values, started.precision
     if started.dynamo != NOT_COMPILED and not values.get("torch_compile"):
@@ -80,13 +80,13 @@ def engine_args(
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
         processes: number of started processes; None where it is not known.
-        accumulation: default for a document of DeepSpeed that accelerate names and that does not set it; accelerate
-            takes 1 (DeepSpeedPlugin).
+        accumulation: gradient accumulation for a DeepSpeed document in accelerate's file that does not set it;
+            accelerate takes 1 (DeepSpeedPlugin).
 
     Raises:
-        InputError: a file that is named cannot be read, accelerate refuses the groups of processes, or transformers
-            refuses the combination of DeepSpeed's document and the trainer's arguments.
-        UnreadError: the documents ask for what cannot be traced.
+        InputError: a named file cannot be read, accelerate refuses the groups of processes, or transformers refuses
+            the combination of DeepSpeed's document and the trainer's arguments.
+        UnreadError: the documents have a setting that cannot be traced.
     """
     found: dict[str, object] = {}
     kind = str(document.get("distributed_type", "NO"))
@@ -112,7 +112,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
 
     Raises:
         InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``).
-        UnreadError: words for accelerate choose an engine, or set it.
+        UnreadError: options on accelerate's command line choose or configure an engine.
     """
     document = started.document
     keys = mapping(document.get("deepspeed_config"))
@@ -128,16 +128,16 @@ def check_documents(started: Launching, config: Configuration) -> None:
     words = [name for name in started.flags if name not in listed("deepspeed")]
     if words:
         raise UnreadError(
-            f"--{words[0]} sets by words for accelerate what shards the training, and a check reads that from files."
-            " Name one with accelerate_config."
+            f"--{words[0]} configures sharding on accelerate's command line; a check reads it only from files. Name a"
+            " file with accelerate_config."
         )
 
 
 def _check_engine(engine: str, document: Mapping[str, object], config: Configuration, stage: object) -> None:
-    """Check that transformers takes the trainer's arguments with an engine.
+    """Check that transformers accepts the trainer's arguments with an engine.
 
     Args:
-        stage: DeepSpeed's; None with another engine.
+        stage: DeepSpeed's ZeRO stage; None with another engine.
 
     Raises:
         InputError: it does not (transformers 5.23, ``Trainer.create_accelerator_and_postprocess``, ``__init__``).
@@ -166,16 +166,16 @@ def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def loading_text(document: Mapping[str, object], config: Configuration) -> str | None:
-    """Return a sentence on the effect of FSDP's ``cpu_ram_efficient_loading``; None where it is not set.
+    """Return a sentence on the effect of FSDP's ``cpu_ram_efficient_loading``; None if it is not set.
 
-    accelerate then shares out the weights of the first process alone, and transformers has read them in every process
-    by then (``tests/contract/test_trl_loading.py``).
+    accelerate broadcasts the weights of rank 0, but transformers has already read them on every rank
+    (``tests/contract/test_trl_loading.py``).
     """
     if str(_fsdp_keys(document, config).get("cpu_ram_efficient_loading")).lower() != "true":
         return None
     return (
         f"{_FSDP}cpu_ram_efficient_loading saves no host memory: transformers 5 reads the whole model in every"
-        " process, and accelerate then drops what all but the first have read."
+        " process, and accelerate then discards it in all but the first."
     )
 
 
@@ -190,24 +190,24 @@ def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[st
 
 
 def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
-    """Return a document of FSDP, accelerate's or transformers', under the names of transformers."""
+    """Return an FSDP document, accelerate's or transformers', with transformers' names of the keys."""
     keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
     return {_RENAMED.get(name, name): value for name, value in keys.items()}
 
 
 def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
-    """Return the sizes above 1, and the other fields that a step then depends on, as ``ParallelismConfig`` names them.
+    """Return the group sizes above 1, and the other fields that then affect a step, by ``ParallelismConfig``'s names.
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
 
     Raises:
-        InputError: accelerate fails on what is written, or reads it nowhere.
-        UnreadError: it asks for what cannot be traced.
+        InputError: accelerate fails on a key, or ignores it.
+        UnreadError: a setting cannot be traced.
     """
     if isinstance(config.values.get(FIELD), Mapping):
         raise InputError(
-            f"{FIELD} cannot be in the trainer's own file: accelerate gets a mapping in place of an object, and fails.",
+            f"{FIELD} cannot be in the trainer's own file: accelerate needs an object, gets a mapping, and fails.",
             hint=f"Write {PARALLELISM}{_SHARDS} and so on under {FIELD} in the file that accelerate_config names.",
         )
     given = document.get(FIELD) or {}
@@ -238,7 +238,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
 def started_by(
     groups: Mapping[str, object], document: Mapping[str, object], engine: str, processes: int | None
 ) -> Mapping[str, object]:
-    """Return the groups that are made of the processes of a training.
+    """Return the process groups of a training.
 
     Args:
         groups: as :func:`groups_of` returns them.
@@ -247,7 +247,7 @@ def started_by(
 
     Raises:
         InputError: accelerate refuses them (``ParallelismConfig._validate_accelerator``).
-        UnreadError: it is not known what is trained with them.
+        UnreadError: they have no supported engine.
     """
     replicas, shards, shared = (int(str(groups.get(name, 1))) for name in _PLANNED)
     made, named = replicas * shards * shared, [name for name in _PLANNED if name in groups]
@@ -255,28 +255,28 @@ def started_by(
     if made > 1 and processes is not None and made != processes:
         started = "1 process is" if processes == 1 else f"{processes} processes are"
         raise InputError(
-            f"{FIELD} is for {made} processes ({product}), and {started} started, which accelerate refuses.",
+            f"{FIELD} is for {made} processes ({product}), but {started} started: accelerate refuses this.",
             hint=f"The product of {', '.join(_PLANNED)} is num_processes; one that is absent is 1.",
         )
     if engine == "fsdp" and document.get(FIELD) and shards == shared == 1:
         raise InputError(
-            f"{FIELD} leaves FSDP no processes to shard among, which accelerate refuses: {_SHARDS} is 1.",
+            f"{FIELD} leaves FSDP no processes to shard among ({_SHARDS} is 1): accelerate refuses this.",
             hint=f"Write the number of processes of a group as {PARALLELISM}{_SHARDS}, or leave {FIELD} out.",
         )
     if shared > 1 and engine != "fsdp":
         raise InputError(
-            f"{PARALLELISM}{_CONTEXT_PARALLEL}: {shared} needs FSDP2, which accelerate splits rows with.",
+            f"{PARALLELISM}{_CONTEXT_PARALLEL}: {shared} needs FSDP2: accelerate splits rows only with it.",
             hint="Write distributed_type: FSDP, and fsdp_version: 2 under fsdp_config.",
         )
     if shared > 1 and replicas > 1 and shards == 1:
         raise InputError(
-            f"{product} leaves each group one process for each part of a row, and none to shard among, which accelerate"
-            " refuses.",
+            f"{product} leaves each replica one process per part of a row and none to shard among: accelerate refuses"
+            " this.",
             hint=f"{PARALLELISM}{_SHARDS} has to be 2 or more.",
         )
     if shards > 1 and not engine:
-        raise UnreadError(f"{PARALLELISM}{_SHARDS}: {shards} is not planned without FSDP, which alone shards by it.")
+        raise UnreadError(f"{PARALLELISM}{_SHARDS}: {shards} is not planned without FSDP: only FSDP uses it.")
     if engine == "deepspeed" and groups:
-        raise UnreadError(f"{FIELD} is not planned with DeepSpeed, which shares out among all processes.")
+        raise UnreadError(f"{FIELD} is not planned with DeepSpeed, which shards among all processes.")
     # Without an engine, replicas of one process each are plain data parallelism.
     return groups if engine else {}

@@ -1,8 +1,8 @@
 """Converts the values of a user's configuration into a training plan, and checks every field of it.
 
-Its fields are of four kinds: those passed to the traced trainer unchanged; sizes, which the shape of a micro-batch
-replaces; those without effect on memory and time of a step; and all others, which have to be at their defaults.
-``fields.yaml`` lists the first and the third. A field that a new release adds is of the last kind.
+There are four kinds of fields: 1. those passed to the traced trainer unchanged; 2. sizes, which the micro-batch's shape
+replaces; 3. those without effect on memory and time of a step; 4. all others, which must be at their defaults.
+``fields.yaml`` lists the first and the third kind. New fields of a release are of the last kind.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from autotune.trainers.prompts import Prompted
 
 _ORDER, _IN_ORDER = "train_sampling_strategy", "sequential"
 _GENERATION = "generation_kwargs"
-# What DistillationTrainer loads a teacher with where nothing is set: it passes None to `from_pretrained`, which then
-# takes PyTorch's default type (transformers 5.23, `_get_dtype`).
+# Default type of DistillationTrainer's teacher: it passes None to `from_pretrained`, which then takes PyTorch's default
+# type (transformers 5.23, `_get_dtype`).
 _TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
 
@@ -73,7 +73,7 @@ def user_plan(
     """Return the plan of a trainer's configuration.
 
     Args:
-        model: fields of ``trl.ModelConfig``, where they are not in the configuration's ``model_init_kwargs``.
+        model: fields of ``trl.ModelConfig`` that are not in the configuration's ``model_init_kwargs``.
         evaluates: whether evaluation is traced too.
         reads: whether rows are read by the configuration (:func:`reading_of`).
 
@@ -87,7 +87,7 @@ def user_plan(
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, listed("generation"))
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
-        # Both defaults are of other libraries (transformers' GenerationConfig, vLLM's max_model_len).
+        # Both defaults come from other libraries (transformers' GenerationConfig, vLLM's max_model_len).
         raise InputError(
             f"{trainer.most_field}: null is not planned: transformers then ends completions after 20 tokens, and vLLM"
             " at the model's length.",
@@ -110,7 +110,7 @@ def user_plan(
 
 
 def reading_of(config: Configuration) -> Mapping[str, object]:
-    """Return the fields of a trainer's configuration by which it reads rows, where they are not at their defaults."""
+    """Return the fields of a trainer's configuration that control how rows are read and differ from their defaults."""
     names = sorted(trainer_of(config).config_fields.reading & config.values.keys())
     found = {name: _json(name, config.values[name]) for name in names if config.values[name] != config.defaults[name]}
     if CHAT_TEMPLATE in found:
@@ -124,7 +124,7 @@ def keeps_order(config: Configuration) -> bool:
 
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
-    """Return the fields of a trainer's configuration that a step depends on, including sizes."""
+    """Return the fields of a trainer's configuration that affect a step, including sizes."""
     sizes = _fields(trainer, only_sizes=True) - listed("evaluation")
     written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
     return listed("training", "traced") | trainer.config_fields.traced | written | sizes
@@ -144,12 +144,12 @@ def trainer_of(config: Configuration) -> Trainer:
 
 
 def configuration_of(config: object) -> Configuration:
-    """Return the values of a configuration object, under the name of the class of TRL that it is derived from.
+    """Return the values of a configuration object, with the name of its TRL class.
 
-    A teacher gets the type and attention that the class loads it with; ``trl distillation`` takes the trained model's.
+    A teacher gets the type and attention with which the class loads it; ``trl distillation`` uses the trained model's.
 
     Raises:
-        InputError: it is no configuration.
+        InputError: it is not a configuration of TRL.
     """
     names = [kind.__name__ for kind in type(config).__mro__]
     known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
@@ -167,7 +167,7 @@ def configuration_of(config: object) -> Configuration:
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
-    """Return the fields that techniques write as a whole, and not a key of them."""
+    """Return the fields that techniques write as a whole, rather than single keys of them."""
     paths = [
         path.split(".")
         for item in trainer.techniques
@@ -191,10 +191,10 @@ def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[
 
 
 def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
-    """Return what is assumed of the order of rows, if it is not TRL's default; the longest rows may meet in any.
+    """Return the assumption about an order of rows that is not TRL's default; any order may combine the longest rows.
 
     Raises:
-        InputError: TRL has no such order for the trainer's rows, or micro-batches of other sizes follow from it.
+        InputError: TRL has no such order for the trainer's rows, or the order changes the sizes of micro-batches.
     """
     order = config.values.get(_ORDER)
     if order == config.defaults.get(_ORDER):
@@ -202,29 +202,29 @@ def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
     # LengthGroupedSampler of transformers counts a single column of tokens; its BatchRebalanceSampler varies rows.
     by_length = any(form.tokenized and len(form.columns) == 1 for form in trainer.formats)
     if trainer.ordered or not (order == _IN_ORDER or (order == "group_by_length" and by_length)):
-        raise InputError(f"The micro-batches of {trainer.label} with {_ORDER}={order} are not known to autotune.")
-    return (f"speeds are of rows in random order, and {_ORDER}={order} puts others together",)
+        raise InputError(f"autotune does not support {_ORDER}={order} for {trainer.label}.")
+    return (f"speeds are for rows in random order, and {_ORDER}={order} makes other micro-batches",)
 
 
 def _not_known(what: str, hint: str = "") -> InputError:
-    return InputError(f"What {what} does to memory is not known to autotune.", hint=hint)
+    return InputError(f"autotune does not know the effect of {what} on memory.", hint=hint)
 
 
 def _json(name: str, value: object) -> object:
-    """Return a value that JSON has.
+    """Return a value as JSON types.
 
     Raises:
-        InputError: it has none like it.
+        InputError: JSON has no such type.
     """
     if not is_json(value):
         raise InputError(
-            f"{name}={value!r} cannot be handed to the process that traces.", hint="Give words and numbers only."
+            f"{name}={value!r} cannot be passed to the process that traces.", hint="Give words and numbers only."
         )
     return value
 
 
 def _check_template(path: object) -> None:
-    """Check that a chat template is a file or unset: with that of another model, the vocabulary changes, too.
+    """Check that a chat template is a file or unset: the template of another model also changes the vocabulary.
 
     Raises:
         InputError: it is not.
@@ -232,15 +232,15 @@ def _check_template(path: object) -> None:
     if path is None or (is_file(str(path)) and str(path).endswith(_TEMPLATE_FILES)):
         return
     raise InputError(
-        f"{CHAT_TEMPLATE}={path} is not a template file ({' or '.join(_TEMPLATE_FILES)}) here. Of a model, TRL also "
-        "takes tokens and resizes the vocabulary, and what that does to memory is not known to autotune.",
+        f"{CHAT_TEMPLATE}={path} is not a template file ({' or '.join(_TEMPLATE_FILES)}) here. From a model, TRL also "
+        "takes tokens and resizes the vocabulary, whose effect on memory autotune does not know.",
         hint="Save the template alone to a file, and name that.",
     )
 
 
 def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
-    hint = "Write what changes the model into its config.json, or let autotune probe measure it."
-    # Trainer sets that of the trained model by its argument, and TRL turns it off in all passes but generation.
+    hint = "Write changes of the model into its config.json, or let autotune probe measure it."
+    # use_cache: Trainer sets it for the trained model by its argument, and TRL turns it off except in generation.
     unused = frozenset() if isinstance(trainer_of(config), Prompted) else frozenset({"use_cache"})
     return _check_each(config, field, listed("loading", "traced") | listed("loading") | unused, hint)
 
@@ -248,10 +248,10 @@ def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") 
 def _check_each(
     config: Configuration, field: str, understood: frozenset[str], hint: str = "Leave it out."
 ) -> dict[str, Any]:
-    """Return the keys of a mapping in a configuration, all of which are understood.
+    """Return a mapping of a configuration after checking that all its keys are supported.
 
     Raises:
-        InputError: one is not.
+        InputError: a key is not.
     """
     given = config.values.get(field)
     keys = dict(given) if isinstance(given, Mapping) else {}
@@ -262,10 +262,10 @@ def _check_each(
 
 
 def _of_accelerate(config: Configuration) -> Mapping[str, object]:
-    """Return the field of what accelerate makes of micro-batches, if a step depends on it.
+    """Return the part of ``accelerator_config`` that affects a step.
 
     Raises:
-        InputError: it divides micro-batches, or accumulates others than the arguments have it.
+        InputError: it divides micro-batches, or its gradient accumulation differs from the arguments'.
     """
     _, field, kwargs, synced = SYNCED.split(".")
     given = config.values.get(field)
@@ -273,7 +273,7 @@ def _of_accelerate(config: Configuration) -> Mapping[str, object]:
     if keys.get("split_batches"):
         hint = "Write per_device_train_batch_size divided by the number of processes, and leave it out."
         raise _not_known(f"{field}.split_batches=True", hint)
-    # transformers adds the number of steps when it makes a trainer.
+    # transformers adds the number of steps when it creates a trainer.
     own = {name: value for name, value in mapping(keys.get(kwargs)).items() if (name, value) != ("num_steps", 1)}
     if own.keys() - {synced}:
         raise _not_known(f"{field}.{kwargs}={own!r}", f"Leave out all but {synced}.")
@@ -293,7 +293,7 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
     facts = dict(quantization if isinstance(quantization, Mapping) else quantization.to_dict())
     method = str(getattr(facts.get("quant_method"), "value", facts.get("quant_method", "bitsandbytes")))
     if method != "bitsandbytes":
-        raise InputError(f"Quantisation by {method} is not understood.", hint="transformers' BitsAndBytesConfig is.")
+        raise InputError(f"Quantisation by {method} is not supported.", hint="transformers' BitsAndBytesConfig is.")
     for name in ("llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"):
         if facts.get(name):
             raise _not_known(f"BitsAndBytesConfig({name}={facts[name]!r})")
@@ -320,15 +320,15 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     if peft_config is None:
         return {}
     if type(peft_config).__name__ != "LoraConfig":
-        raise InputError(f"A {type(peft_config).__name__} is not understood.", hint="peft.LoraConfig is.")
+        raise InputError(f"A {type(peft_config).__name__} is not supported.", hint="peft.LoraConfig is.")
     config = configuration_of(peft_config)
     _check(config, listed("lora") | listed("lora", "traced"))
     given = {word: config.values[name] for name, word in tables()["lora"]["traced"].items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
-    # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
+    # Without a task type, PEFT wraps any model unchanged; trl.ModelConfig's default is that of a language model.
     words = {word: value for word, value in plain.items() if value is not None}
     targets = words.get("lora_target_modules")
     if isinstance(targets, list) and len(targets) == 1:
-        # trl.ModelConfig makes text of a list of one, which PEFT takes for an expression that matches whole names.
+        # trl.ModelConfig turns a list of one into text, which PEFT takes for a regular expression on whole names.
         words["lora_target_modules"] = rf"(.*\.)?{re.escape(targets[0])}"
     return {"use_peft": True, "lora_task_type": config.values["task_type"], **words}

@@ -1,4 +1,4 @@
-"""Finds the keys of a configuration file for entries of a plan, and which of them the trainer's own file can set."""
+"""Maps entries of a plan to keys of a configuration file, and decides which entries the file can set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.userconfig.launch import Launching
 PARTS = ("args", "model", "env")
 """Parts of a plan that a configuration file has keys for."""
 _KWARGS = "model_init_kwargs"
-# The newer name of a field, which is the one that counts where a file has it (transformers' TrainingArguments).
+# Newer names of fields, which take precedence if a file has them (transformers' TrainingArguments).
 _NEWER = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
@@ -21,7 +21,7 @@ _NEWER = {
 _OLDER_KWARGS = {"dtype": "torch_dtype"}
 _DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
 _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
-# ``distributed_type`` of accelerate's documents that leave the engine to the trainer's own fields.
+# Values of accelerate's ``distributed_type`` that leave the engine to the trainer's own fields.
 _WITHOUT_ENGINE = frozenset({"NO", "MULTI_GPU", "MULTI_CPU"})
 
 
@@ -55,11 +55,11 @@ def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
     within = mapping(values.get(_KWARGS))
     kwargs = [name for name in (first, _OLDER_KWARGS.get(first, "")) if name in within]
     if part == "model" and kwargs:
-        # What stands there is used in place of the key at the top (trl/scripts).
+        # A nested value takes precedence over the top-level key (trl/scripts).
         return tuple((_KWARGS, name) for name in kwargs)
     if part == "args" and _NEWER.get(first) in values:
         first = _NEWER[first]
-    # transformers takes both spellings, and that with its prefix wins (training_args.py, `_process_fsdp_args`).
+    # transformers takes both spellings; the one with the prefix wins (training_args.py, `_process_fsdp_args`).
     if first == "fsdp_config" and inner and f"fsdp_{inner[0]}" in mapping(values.get(first)):
         inner[0] = f"fsdp_{inner[0]}"
     return ((first, *inner),)
@@ -71,16 +71,16 @@ class Writable:
 
     Attributes:
         values: the keys of the file and their values; empty without a file.
-        fixed: the fields of engines that are written elsewhere, or where a change would have no effect.
+        fixed: engine fields that are set elsewhere, or whose change would have no effect.
     """
 
     values: Mapping[str, object]
     fixed: frozenset[str]
 
     def allows(self, entries: Mapping[str, object]) -> bool:
-        """Return whether the file can set these entries, by their path in a plan, so that they mean what they do there.
+        """Return whether the file can set these entries, given by their path in a plan, with the same effect.
 
-        An engine in the file stays: its document may have keys that belong to no technique, which would be lost.
+        An engine in the file stays: replacing its document would lose keys that belong to no technique.
         """
         if _STAGE in entries and entries[_STAGE] is None and self.values.get(_DEEPSPEED):
             return False
@@ -90,7 +90,7 @@ class Writable:
     def keys(self, entries: Mapping[str, object]) -> Mapping[Key, object]:
         """Return the keys to write for entries of a plan, with their values; None drops a key.
 
-        Of a mapping that the file has, only the keys that change are written, and any other mapping is written whole.
+        In a mapping that the file has, only changed keys are written; a new mapping is written whole.
         """
         found: dict[Key, object] = {}
         for key, value in ((key, value) for path, value in entries.items() for key in keys_of(self.values, path)):
@@ -108,16 +108,17 @@ class Writable:
 def writable(values: Mapping[str, object], config: Configuration, started: Launching, *, on_cpu: bool) -> Writable:
     """Return the entries that the trainer's own file can set.
 
-    An engine that accelerate's document names is not the trainer's to change: transformers reads no ``fsdp_config``
-    without ``fsdp``, and accelerate refuses ``deepspeed`` together with its own keys of DeepSpeed.
+    The trainer's file cannot change an engine of accelerate's document: transformers ignores ``fsdp_config`` without
+    ``fsdp``, and accelerate refuses ``deepspeed`` together with its own DeepSpeed keys.
 
     Args:
         values: the keys of the file; empty without one.
         config: the values as read by TRL's parser.
         started: the launch of the processes.
-        on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before there is a group.
+        on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before the process group
+            exists.
     """
-    # accelerate takes an object for it, and a file has mappings.
+    # accelerate needs an object for it, which a file cannot hold.
     fixed = {_GROUPS}
     if config.values.get(_DEEPSPEED):
         fixed |= {_FSDP, _FSDP_CONFIG}

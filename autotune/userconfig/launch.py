@@ -1,4 +1,4 @@
-"""Finds out how many processes a command starts, and by which document of accelerate's."""
+"""Determines how many processes a command starts, and with which document of accelerate's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.userconfig.written import Written
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys for the number of processes to start."""
 LAUNCH_FILES = ("accelerate_config", "config_file")
-"""Keys of a file that name the one which ``accelerate launch`` reads."""
+"""Keys of a TRL file that name accelerate's file."""
 NO_ENGINE = "NO"
 """``distributed_type`` of accelerate for a single process."""
 NO_PRECISION = "no"
@@ -34,8 +34,8 @@ NAMED_BY = {
 }  # fmt: skip
 """How the number of processes is written for each launcher."""
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
-# Launchers whose single process sees all GPUs: torchrun and DeepSpeed give it a rank, and with that one GPU. The empty
-# name is ``python``.
+# Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU. The
+# empty name is ``python``.
 _ALONE = ("", TRL, ACCELERATE)
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
@@ -46,10 +46,10 @@ class Launching(Launched):
     """How the processes of a command are started.
 
     Attributes:
-        document: the document of accelerate, with the engine that it starts; empty without accelerate.
-        is_observed: whether the command was read for all of this.
-        flags: further options of ``accelerate launch`` by which an engine is chosen or set.
-        is_guessed: whether the launcher starts a process on each GPU, and their number is not known.
+        document: accelerate's document, with the engine to start; empty without accelerate.
+        is_observed: whether a command or a running training was read for these values.
+        flags: further options of ``accelerate launch`` that choose or configure an engine.
+        is_guessed: whether the launcher starts a process on each GPU, and their number is unknown.
     """
 
     document: Mapping[str, object] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Launching(Launched):
 
 
 ALONE = Launching()
-"""A single process, of which nothing else is known."""
+"""A single process, without further knowledge of the launch."""
 
 
 def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> Launching:
@@ -70,7 +70,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
 
     Raises:
-        InputError: a launcher refuses its options or its file, a number of processes is none, or fewer GPUs are
+        InputError: a launcher refuses its options or its file, a number of processes is invalid, or fewer GPUs are
             visible than processes are started.
         UnreadError: the number depends on the machines on which the command runs, or one process sees several GPUs.
     """
@@ -93,10 +93,10 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
 
 
 def _check(found: Launched) -> None:
-    """Check that accelerate starts processes, and as many as are asked for.
+    """Check that accelerate starts the requested number of processes.
 
     Raises:
-        InputError: it does not, or they cannot be shared out equally.
+        InputError: it does not, or the machines do not divide the processes.
         UnreadError: there are several machines, and no number of processes.
     """
     if found.refused:
@@ -114,15 +114,15 @@ def _check(found: Launched) -> None:
 
 
 def _check_gpus(written: Written, found: Launched, gpus: int | None) -> None:
-    """Check that each process has a GPU: those that share one end in NCCL (accelerate 1.15, ``state.py``).
+    """Check that each process has its own GPU: NCCL fails if two share one (accelerate 1.15, ``state.py``).
 
     Raises:
         InputError: too few are visible.
-        UnreadError: a process alone sees several, and TRL loads its model with ``device_map="auto"`` (TRL 1.16,
+        UnreadError: a single process sees several, so that TRL loads its model with ``device_map="auto"`` (TRL 1.16,
             ``create_model_from_path``).
     """
     launcher, each = written.command.launcher, found.processes // found.machines
-    # DeepSpeed's launcher sets the variable for its processes; TRL's parser then sets that of the file in each.
+    # DeepSpeed's launcher sets the variable for its processes; TRL's parser then sets the file's value in each.
     of_command = written.command.env if launcher != DEEPSPEED else {}
     by, named = VISIBLE, {**of_command, **written.env}.get(VISIBLE)
     if found.gpu_ids and VISIBLE not in written.env:
@@ -143,7 +143,7 @@ def _check_gpus(written: Written, found: Launched, gpus: int | None) -> None:
 
 
 def of_ranks(command: Command, gpus: int | None = None) -> int:
-    """Return how many processes read the options of a script together, unless accelerate starts them.
+    """Return the number of processes that parse a script's options, unless accelerate starts them.
 
     Undecided cases are left to :func:`launching`.
 
@@ -160,10 +160,10 @@ def of_ranks(command: Command, gpus: int | None = None) -> int:
 def likely_processes(written: Written) -> int:
     """Return the number of processes that the options and files of a command name; 1 if they name none.
 
-    It is known before anything is imported; what accelerate makes of them is :func:`launching`'s.
+    This needs no imports; :func:`launching` returns the number that accelerate starts.
 
     Raises:
-        InputError: a file cannot be read, or the number is none.
+        InputError: a file cannot be read, or the number is invalid.
     """
     command, seen = written.command, visible(written, None)
     started = processes_of(command, seen)
@@ -174,7 +174,7 @@ def likely_processes(written: Written) -> int:
 
 
 def likely_gpus(written: Written) -> int:
-    """Return how many GPUs a machine has on which a command runs: one for each process, and each that it numbers.
+    """Return the number of GPUs that a command needs on a machine, for its processes and its highest GPU number.
 
     Raises:
         InputError: as in :func:`likely_processes`.
@@ -212,9 +212,9 @@ def _launch_options(written: Written) -> tuple[Mapping[str, object], Mapping[str
 
 
 def visible(written: Written, gpus: int | None) -> int | None:
-    """Return the number of GPUs that the launcher of a command sees on each machine; None where it is not known.
+    """Return the number of GPUs that the launcher of a command sees on each machine; None if unknown.
 
-    ``trl`` itself sets the variables of its file; of another launcher, only the script does.
+    ``trl`` sets its file's environment variables before it launches; with other launchers, only the script sets them.
 
     Args:
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
@@ -226,12 +226,12 @@ def visible(written: Written, gpus: int | None) -> int | None:
 def default_file(command: Command) -> Path | None:
     """Return the file that accelerate reads for a command that names none; None if it does not exist.
 
-    accelerate finds its place when it is imported (accelerate 1.15, ``commands/config/config_args.py``), before ``trl``
-    sets the variables of a file.
+    accelerate determines its path at import (accelerate 1.15, ``commands/config/config_args.py``), before ``trl`` sets
+    the variables of a file.
     """
     variables = {**os.environ, **command.env}
     caches = Path(variables.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    # Path.expanduser raises where there is no such user, and accelerate then takes the text as it is.
+    # Path.expanduser raises for an unknown user; accelerate then takes the text unchanged.
     home = os.path.expanduser(Path(variables.get("HF_HOME", caches)))  # noqa: PTH111
     file = Path(home, "accelerate", "default_config.yaml")
     return file if is_file(file) else None

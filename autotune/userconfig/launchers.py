@@ -19,13 +19,13 @@ _GPU = re.compile(r"\+?\d|GPU-|MIG-")
 # Options of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).
 _OF_TORCHRUN = (("--nnodes",), ("--nproc-per-node", "--nproc_per_node"))
 TORCHRUN_VARIABLES = {"PET_NNODES": "nnodes", "PET_NPROC_PER_NODE": "nproc_per_node"}
-"""Variables from which ``torchrun`` takes an option that it is not given, as Kubeflow sets them."""
+"""Variables that replace missing options of ``torchrun``, as Kubeflow sets them."""
 # Options of ``deepspeed`` (DeepSpeed 0.19, ``launcher/runner.py``).
 _OF_DEEPSPEED = (
     ("--num_nodes",), ("--num_gpus", "--num_accelerators"), ("--include", "-i"), ("--exclude", "-e"),
     ("--hostfile", "-H"),
 )  # fmt: skip
-# In place of a number, ``torchrun`` takes what it counts on each machine (``determine_local_world_size``).
+# Words that ``torchrun`` takes instead of a number: what it counts on each machine (``determine_local_world_size``).
 _COUNTED = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
 _OF_GPUS = frozenset({"gpu", "auto"})
 
@@ -37,7 +37,7 @@ def processes_of(command: Command, gpus: int | None) -> Launched | None:
         gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
 
     Raises:
-        InputError: a number is none, or the launcher refuses the options.
+        InputError: a number is invalid, or the launcher refuses the options.
         UnreadError: the number depends on the machines on which the command runs.
     """
     if command.launcher == TORCHRUN:
@@ -52,7 +52,7 @@ def processes_of(command: Command, gpus: int | None) -> Launched | None:
 def named_gpus(value: str) -> int:
     """Return the number of GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names.
 
-    CUDA reads up to the first word that is no GPU, and sees none where one is named twice.
+    CUDA stops at the first word that is no GPU, and sees none if a GPU is named twice.
     """
     named = list(takewhile(_GPU.match, (word.strip() for word in value.split(","))))
     return len(named) if len(set(named)) == len(named) else 0
@@ -62,7 +62,7 @@ def number(value: object, of: str = "processes") -> int:
     """Return a number of processes or machines.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a number of at least 1.
     """
     text = str(value)
     if not text.isdecimal() or not int(text):
@@ -77,8 +77,8 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
     machines = number(least, "machines")
     if most and number(most, "machines") != machines:
         raise UnreadError(
-            f"--nnodes {least}:{most} lets the number of machines change, and shards and batches with it. Write one"
-            " number of machines to check."
+            f"--nnodes {least}:{most} lets the number of machines vary, and with it shards and batches. Write a single"
+            " number of machines."
         )
     each = options.get("nproc_per_node", "1")
     if each in _OF_GPUS and gpus is not None:
@@ -112,7 +112,7 @@ def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
 
 
 def _of_slots(text: str) -> Launched:
-    """Return the processes on slots given by numbers, as in ``worker-0:0,1@worker-1:0,1``."""
+    """Return the number of processes for numbered slots, as in ``worker-0:0,1@worker-1:0,1``."""
     slots: dict[str, set[str]] = {}
     for host in text.split("@"):
         name, _, numbers = host.partition(":")
@@ -127,7 +127,7 @@ def _of_slots(text: str) -> Launched:
 
 
 def _at_least_one(text: str | None) -> int | None:
-    """Return a number that DeepSpeed is given; None where it takes all there are: -1, its default, and 0."""
+    """Return DeepSpeed's number of GPUs or machines; None for -1, the default, and 0, which mean all."""
     return None if text in (None, "-1", "0") else number(text)
 
 
@@ -137,7 +137,7 @@ class _Parser(ArgumentParser):
 
 
 def _options(program: str, launch: Sequence[str], known: Sequence[tuple[str, ...]]) -> Mapping[str, str]:
-    """Return those options of a launcher that are known, abbreviated or not, as its own parser reads them."""
+    """Return the known options of a launcher, including abbreviations, as its own parser reads them."""
     parser = _Parser(program, add_help=False)
     for names in known:
         parser.add_argument(*names)

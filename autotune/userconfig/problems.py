@@ -25,7 +25,7 @@ _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # The most informative keys of a file for accelerate.
 _INFORMATIVE = ("distributed_type", "num_processes", "mixed_precision")
 _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
-# Such as per_device_eval_batch_size and per_device_train_batch_size are to per_device_batch_size.
+# Similarity of names such as per_device_batch_size and per_device_train_batch_size.
 _AS_NEAR = 0.05
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
 _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
@@ -34,7 +34,7 @@ _AT_LEAST_ONE = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "pad_to_multiple_of",
     "max_completion_length", "max_new_tokens", "num_generations", "num_iterations", _TOGETHER, _BY_ALL,
 )  # fmt: skip
-"""Numbers that a step divides by, or that it takes so many rows or tokens of."""
+"""Numbers that must be at least 1: divisors, and counts of rows or tokens."""
 _EVALUATED_ROWS, _EVALUATION = "per_device_eval_batch_size", "eval_strategy"
 _STEPS = "max_steps"
 
@@ -62,15 +62,15 @@ def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple
 
 
 def of_values(written: Written, values: Mapping[str, object]) -> Iterator[Finding]:
-    """Yield values that TRL's class takes, and at which the training ends later or trains hardly anything.
+    """Yield values that TRL's class accepts but that later end the training, or leave it almost without steps.
 
     Args:
-        values: of the trainer's configuration.
+        values: values of the trainer's configuration.
     """
     evaluates = values.get(_EVALUATION, NO_EVALUATION) != NO_EVALUATION
     numbers = (*_AT_LEAST_ONE, *((_EVALUATED_ROWS,) if evaluates else ()))
     low = [name for name in numbers if _is_below_one(values.get(name))]
-    # TRL's class computes some of them from others.
+    # TRL's class derives some of them from others.
     for name in [name for name in low if name in written.given] or low[:1]:
         yield finding(written, Severity.ERROR, name, f"{name} is {values[name]}, and has to be at least 1.")
     reasons = [find_trainer(written.trainer).refused_values(values)]
@@ -97,10 +97,10 @@ def _is_below_one(value: object) -> bool:
 
 
 def of_building(written: Written, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
-    """Yield the messages of TRL's trainer while it was built from the plan, unless they are known already.
+    """Yield the messages of TRL's trainer from its construction, unless they were already reported.
 
-    Only what is about a key that the user wrote is reported: traces set some arguments of their own. A refusal that
-    mentions no such key is known if anything is wrong: the rules of trainers are those by which TRL refuses plans.
+    Only messages that mention a key of the user are reported, since traces set some arguments themselves. A refusal
+    that mentions none counts as reported if there is any other error: autotune's rules of trainers mirror TRL's.
 
     Args:
         here: whether the training is for this machine; another one may have packages that this one lacks.
@@ -144,14 +144,14 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         yield Finding(Severity.NOTE, message)
     if started.ignored_processes:
         message = (
-            f"accelerate starts one process, and not {started.ignored_processes}: only MULTI_GPU, FSDP and DEEPSPEED as"
-            " distributed_type of its file start several."
+            f"accelerate starts one process instead of {started.ignored_processes}: only distributed_type MULTI_GPU,"
+            " FSDP or DEEPSPEED in its file starts several."
         )
         yield finding(written, Severity.SILENT, "num_processes", message)
 
 
 def of_documents(written: Written, started: Launching, config: Configuration) -> Iterator[Finding]:
-    """Yield what in DeepSpeed's document contradicts the trainer's arguments, at its line.
+    """Yield the contradictions between DeepSpeed's document and the trainer's arguments, with their lines.
 
     Raises:
         InputError: the document cannot be read.
@@ -193,7 +193,7 @@ def _line_in(file: Path, path: Key) -> int | None:
 
 
 def of_precision(written: Written, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
-    """Yield how the launcher changes the precision that was read."""
+    """Yield a finding if the launcher changes the configured precision."""
     own = read.configurations[config.kind]
     for name in ("bf16", "fp16"):
         if config.values.get(name) and not own.values.get(name):
@@ -211,7 +211,7 @@ def _dropped(written: Written, key: str) -> str:
 
 
 def _is_dropped(written: Written, key: str) -> bool:
-    """Return whether TRL's script drops a key that TRL lacks: of a file, `trl` alone refuses it."""
+    """Return whether TRL's script drops a key of the file that TRL lacks; only `trl` itself refuses such keys."""
     command = written.command
     of_file = key in written.values and key not in options_of(command.words)
     return of_file and command.source is None and command.launcher != TRL
@@ -230,7 +230,7 @@ def refused(written: Written, refusal: str) -> Finding:
 def _counted_alone(written: Written, refusal: str) -> str:
     """Return the remedy if only all processes together have whole groups of completions; else an empty text.
 
-    ``trl`` reads a file before it starts other processes, and so counts the completions of one.
+    ``trl`` reads the file before it starts the other processes, so it counts the completions of one.
     """
     found = _GROUPS.search(refusal)
     if found is None or written.command.launcher != TRL or _BY_ALL in written.given:
@@ -247,7 +247,7 @@ def _counted_alone(written: Written, refusal: str) -> str:
 
 
 def of_error(written: Written, error: InputError) -> Finding:
-    """Return the finding that something cannot be used, at the first key that its message mentions."""
+    """Return the finding for an error, at the first key that its message mentions."""
     return finding(written, Severity.ERROR, mentioned(written, error.message), str(error))
 
 
@@ -259,7 +259,7 @@ def mentioned(written: Written, text: str) -> str:
 
 
 def _deprecates_written_key(written: Written, warning: str) -> bool:
-    """Return whether a warning deprecates a key that a knob writes; every supported release takes these keys."""
+    """Return whether a warning deprecates a key of a technique; every supported release still accepts these keys."""
     paths = {path for technique in find_trainer(written.trainer).techniques for path in technique.writes}
     return any(f"`{path.removeprefix('args.')}` is deprecated" in warning for path in paths)
 
@@ -306,13 +306,13 @@ def _similar(fault: Fault, read: ReadCommand) -> str:
 
 
 def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
-    """Yield keys that the installed classes take, and that went, are deprecated, or have another meaning."""
+    """Yield keys that the installed classes accept but that were removed, are deprecated, or changed meaning."""
     wrong = {fault.key for fault in read.faults}
     for key, value in written.values.items():
         old = legacy_of(written.trainer, key, value) if key not in wrong else None
         if old is not None and not old.same:
             taken = Severity.SILENT if old.no_effect else Severity.NOTE
-            # The parser takes any text for a field of text; the trainer fails later.
+            # The parser accepts any text for a text field; the trainer fails later.
             fails = old.of_value and not old.accepted
             yield finding(written, Severity.ERROR if fails else taken, key, old.sentence())
 

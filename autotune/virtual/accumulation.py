@@ -1,4 +1,4 @@
-"""Applies PyTorch's rules for gradients to a trace: which are written in place, and which a parameter takes over.
+"""Applies PyTorch's gradient accumulation rules to a trace: which sums run in place, which result becomes ``.grad``.
 
 For real tensors the autograd engine adds in place when it holds the only reference to the first gradient
 (``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and ``can_accumulate_inplace``), and the formulas of indexing
@@ -27,14 +27,14 @@ _FILLING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
     _aten.index_add.default: (_aten.index_add_.default, lambda given, index: given.index_select(0, index)),
     _aten.index_put.default: (_aten.index_put_.default, lambda given, index: given[index]),
 }
-"""Operators that the formulas of indexing call on tensor subclasses, each with the one that they call on real tensors,
-and a function, of values and an index, whose gradient it makes."""
+"""Maps each operator that a derivative formula of indexing calls on tensor subclasses to the operator that it calls on
+real tensors, and to a function of values and an index whose backward pass calls it."""
 _TAKEN_OVER = frozenset({_aten.detach.default, _aten.clone.default, _aten.new_empty_strided.default})
-"""Operators by which a parameter takes a tensor, or a copy of it, as its gradient."""
+"""Operators with which ``AccumulateGrad`` stores a tensor, or a copy of it, as the gradient of a parameter."""
 
 
 def in_place(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the operator that runs for real tensors in place of one on fake tensors, or None if it is the same.
+    """Return the in-place operator that autograd would run on real tensors, or None if it would run ``func``.
 
     Args:
         func: an operator.
@@ -59,9 +59,9 @@ def _is_added(first: torch.Tensor, second: Any) -> bool:
 
 
 def becomes_gradient(func: Any) -> bool:
-    """Return whether the result of an operator is the gradient of a parameter that had none.
+    """Return whether the result of an operator becomes the first gradient of a parameter.
 
-    Of what autograd's engine runs (``torch/csrc/autograd/functions/accumulate_grad.h``, ``accumulateGrad``).
+    Source: ``torch/csrc/autograd/functions/accumulate_grad.h``, ``accumulateGrad``.
     """
     if func not in _TAKEN_OVER:
         return False
@@ -71,9 +71,9 @@ def becomes_gradient(func: Any) -> bool:
 
 @cache
 def counts_alone() -> Mapping[Any, tuple[int, int]]:
-    """Return the reference counts, of a tensor and its storage, at which a gradient has no other reference.
+    """Return, per operator, the reference counts of tensor and storage of a gradient that only autograd refers to.
 
-    They are by the operator that autograd calls on it. The first call runs a backward pass on the CPU.
+    The first call runs a backward pass on the CPU.
     """
     with FakeTensorMode():
         leaf = torch.empty(2, requires_grad=True)
@@ -83,7 +83,7 @@ def counts_alone() -> Mapping[Any, tuple[int, int]]:
 
 
 class _Watch(TorchDispatchMode):
-    """Records the reference count of an operator's first argument when there is no reference but the caller's."""
+    """Records the reference counts of an operator's first argument while only autograd refers to it."""
 
     def __init__(self, operator: Any) -> None:
         super().__init__()

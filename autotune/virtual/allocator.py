@@ -1,20 +1,20 @@
-"""PyTorch's CUDA caching allocator, simulated: what a sequence of allocations and frees reserves on a device."""
+"""Simulates PyTorch's CUDA caching allocator: allocated and reserved bytes over a sequence of allocations and frees."""
 
 from __future__ import annotations
 
 from autotune.virtual.blocks import Block, FreeList
 
-# The sizes of c10/core/AllocatorConfig.h (torch 2.11 to 2.13), under their names there; the large buffer is the default
-# of `large_segment_size_` in that file.
-MIN_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple of it
+# Constants of c10/core/AllocatorConfig.h (torch 2.11 to 2.13), each with its name there; the large buffer is the
+# default of `large_segment_size_`.
+MIN_BLOCK_BYTES = 512  # kMinBlockSize: requests are rounded up to a multiple of it
 SMALL_BYTES = 1 << 20  # kSmallSize: the largest request that the small pool serves
-SMALL_BUFFER_BYTES = 2 << 20  # kSmallBuffer: a segment of the small pool
-LARGE_BUFFER_BYTES = 20 << 20  # large_segment_size(): a segment for requests under MIN_LARGE_BYTES
-MIN_LARGE_BYTES = 10 << 20  # kMinLargeAlloc: from here on a request gets a segment of its own size
-ROUND_LARGE_BYTES = 2 << 20  # kRoundLarge: what such a segment is rounded up to
+SMALL_BUFFER_BYTES = 2 << 20  # kSmallBuffer: segment size of the small pool
+LARGE_BUFFER_BYTES = 20 << 20  # large_segment_size(): segment size for large-pool requests under MIN_LARGE_BYTES
+MIN_LARGE_BYTES = 10 << 20  # kMinLargeAlloc: the smallest request that gets a segment of its own size
+ROUND_LARGE_BYTES = 2 << 20  # kRoundLarge: such a segment is rounded up to a multiple of it
 
-# An expandable segment takes addresses for 9/8 of the device (`find_expandable_block` in
-# c10/cuda/CUDACachingAllocator.cpp); without a limit, for all that 48-bit virtual addresses hold.
+# An expandable segment reserves virtual addresses for 9/8 of the device's memory (`find_expandable_block` in
+# c10/cuda/CUDACachingAllocator.cpp). Without a limit, the simulation uses the 48-bit virtual address space.
 _UNLIMITED_BYTES = 1 << 48
 
 
@@ -25,22 +25,20 @@ class OutOfMemoryError(Exception):
 class CachingAllocator:
     """The caching allocator of one device at its default settings, following c10/cuda/CUDACachingAllocator.cpp.
 
-    Sizes are bytes. ``allocated_bytes`` and ``reserved_bytes`` are what ``torch.cuda.memory_allocated`` and
-    ``torch.cuda.memory_reserved`` would return: allocated counts whole blocks, including rounding and remainders that
-    are too small to be split off.
+    Sizes are bytes. ``allocated_bytes`` and ``reserved_bytes`` equal ``torch.cuda.memory_allocated`` and
+    ``torch.cuda.memory_reserved``: allocated counts whole blocks, including rounding and remainders too small to split.
 
-    Not simulated: blocks that wait for another stream (``record_stream``), CUDA graphs' private pools,
+    Not simulated: blocks that wait for another stream (``record_stream``), private pools of CUDA graphs,
     ``max_split_size_mb``, ``roundup_power2_divisions`` and ``garbage_collection_threshold``. Each new segment gets a
-    higher address than the one before, as on a fresh device; addresses only decide between free blocks of the same
-    size.
+    higher address than the previous one, as on a fresh device; addresses only order free blocks of the same size.
 
     Attributes:
-        limit_bytes: the most that the allocator may reserve: the device's memory less the context and other processes;
-            or None. It models the driver's refusal, not ``set_per_process_memory_fraction``, which differs for
-            expandable segments by less than a page.
+        limit_bytes: maximum reserved bytes, or None: the device's memory minus the context and other processes. It
+            models the driver's refusal, not ``set_per_process_memory_fraction``; with expandable segments the two
+            differ by less than a page.
         expandable_segments: PyTorch's setting of that name.
         allocated_bytes, reserved_bytes: current values.
-        peak_allocated_bytes, peak_reserved_bytes: maxima since the beginning.
+        peak_allocated_bytes, peak_reserved_bytes: maxima since construction.
     """
 
     def __init__(self, limit_bytes: int | None = None, *, expandable_segments: bool = False) -> None:
@@ -55,10 +53,10 @@ class CachingAllocator:
         self._next_address = SMALL_BUFFER_BYTES
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
-        """Allocate a block of at least ``nbytes``, one or more; release it with :meth:`free`.
+        """Allocate a block of at least ``nbytes`` (positive); release it with :meth:`free`.
 
         Raises:
-            OutOfMemoryError: it does not fit the device.
+            OutOfMemoryError: the limit is exceeded even with an empty cache.
         """
         size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
         small = size <= SMALL_BYTES
@@ -96,7 +94,7 @@ class CachingAllocator:
         block.merge_into_cache()
 
     def empty_cache(self) -> None:
-        """Release every wholly free segment, and every free page of expandable segments, to the device."""
+        """Release every free segment, and every free page of expandable segments, to the device."""
         for free_list in self._lists.values():
             self.reserved_bytes -= free_list.release()
 
@@ -127,8 +125,8 @@ class CachingAllocator:
             address = free_list.whole_pages(self._next_address)
             self._next_address = address + span
             block = free_list.add_expandable(address, span)
-        # The block is free memory followed by unmapped addresses, or unmapped from its start: pages are mapped until
-        # they cover the request. Pages stay mapped when a later one does not fit.
+        # The block is either free and followed by an unmapped block, or unmapped itself: map pages until they cover the
+        # request. Mapped pages stay mapped if a later one exceeds the limit.
         while not block.mapped or block.size < size:
             unmapped = block if not block.mapped else block.next
             assert unmapped is not None

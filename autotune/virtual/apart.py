@@ -1,9 +1,9 @@
-"""Runs a trace in a separate process if this one has CUDA, which a virtual GPU would break.
+"""Runs a trace in a subprocess if this process has CUDA devices, because registering the virtual GPU breaks CUDA.
 
-PyTorch has one accelerator per process besides the CPU, and a registered one cannot be removed: once the virtual GPU is
-registered, a backward pass on CUDA fails in the autograd engine (``at::getAccelerator`` prefers the registered one, so
-that CUDA's nodes have no stream). The process of the trace sees no GPU. What is traced is pickled with dill, by value
-where it is defined in ``__main__`` or in a function.
+PyTorch supports one accelerator per process besides the CPU, and a registered one cannot be removed: after the virtual
+GPU is registered, a backward pass on CUDA fails in the autograd engine (``at::getAccelerator`` prefers the registered
+device, so CUDA's nodes have no stream). The subprocess sees no GPU. The traced function is pickled with dill: by value
+if it is defined in ``__main__`` or in a function.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from autotune.core.scratch import scratch_folder
 from autotune.virtual.records import Trace
 
 _REQUEST, _REPLY = "request", "reply"
-"""Files in the folder that the process gets: the pickled call, and the :class:`Trace` that it returned or the exception
-that it raised."""
+"""File names in the folder that both processes share: the pickled call, and the pickled :class:`Trace` or exception."""
 _INSTEAD = (
     "Let it build everything that it uses itself, without generators, open files or CUDA tensors from outside, or "
     "trace in a process that sees no GPU (CUDA_VISIBLE_DEVICES='')."
@@ -33,7 +32,7 @@ _INSTEAD = (
 
 
 class HandOverError(RuntimeError):
-    """The traced function cannot be pickled, or not unpickled in the process of the trace."""
+    """The traced function cannot be pickled, or cannot be unpickled in the subprocess of the trace."""
 
 
 def must_trace_in_subprocess() -> bool:
@@ -42,18 +41,18 @@ def must_trace_in_subprocess() -> bool:
 
 
 def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:
-    """Trace in a process of its own, and wait for it.
+    """Run a trace in a subprocess and return its result.
 
-    The process has this one's environment, folder and import path, and PyTorch's defaults. What the traced function
-    changes outside itself is changed there only.
+    The subprocess inherits the environment, working directory and import path, but not PyTorch settings such as the
+    default dtype. Side effects of the traced function stay in the subprocess.
 
     Args:
-        trace: what the process calls, with the traced function in it.
+        trace: called in the subprocess; refers to the traced function.
 
     Raises:
-        HandOverError: the function cannot be handed over.
-        RuntimeError: the process ended without a reply.
-        Exception: whatever the trace raised, with its traceback as a note.
+        HandOverError: the function cannot be pickled or unpickled.
+        RuntimeError: the subprocess ended without a reply.
+        Exception: any exception of the trace, with its traceback as a note.
     """
     with scratch_folder() as name:
         folder = Path(name)
@@ -74,18 +73,18 @@ def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:
 
 
 def reply(folder: str) -> None:
-    """Make the call in a folder, in the process of the trace, and write what it returns or raises.
+    """Run the pickled call of a folder, in the subprocess, and write its result or exception there.
 
-    An exception that cannot be pickled becomes a RuntimeError of the same words.
+    An exception that cannot be pickled becomes a RuntimeError with the same message.
     """
     try:
         written = pickle.dumps(_unpickled(Path(folder, _REQUEST))())
-    except Exception as error:  # noqa: BLE001 whatever it is, it is raised where the trace was asked for
+    except Exception as error:  # noqa: BLE001 the parent raises it
         error.add_note("In the process of the trace:\n" + "".join(traceback.format_tb(error.__traceback__)))
         try:
             written = pickle.dumps(error)
             pickle.loads(written)
-        except Exception:  # noqa: BLE001 classes may refuse that in any way
+        except Exception:  # noqa: BLE001 pickling hooks may raise anything
             stand_in = RuntimeError(_error_text(error))
             stand_in.__notes__ = error.__notes__
             written = pickle.dumps(stand_in)

@@ -19,17 +19,18 @@ _HALF = (torch.bfloat16, torch.float16)
 AMPERE = (8, 0)
 # cuda/sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_FLASH_HEAD = 256
-# The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: for head sizes between these,
-# training with flash attention is not possible on these GPUs.
+# The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: on these GPUs, flash attention
+# has no backward pass for head sizes in this range, nor with dropout above it.
 _NO_FLASH_HEADS = (192, 224)
 _NO_FLASH_CAPABILITIES = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
-# The same file, check_cudnn_tensor_shapes: head sizes of queries and keys, and of values, on every GPU that prefers
-# cuDNN; and the largest head on Hopper, and since PyTorch 2.14 on Blackwell too, with a cuDNN from this version on.
+# The same file, check_cudnn_tensor_shapes: the largest head size on every GPU that prefers cuDNN; a further supported
+# pair of sizes (of queries and keys, of values); and the largest head size on Hopper. Since PyTorch 2.14, Blackwell
+# supports the latter too, and both require this cuDNN version.
 _SMALL_CUDNN_HEAD = 128
 _UNEQUAL_CUDNN_HEADS = (192, 128)
 _LARGEST_CUDNN_HEAD = 256
 _LARGE_CUDNN_HEADS_FROM = 92201
-# check_cudnn_d256_bprop_head_dim, since PyTorch 2.14: of heads larger than the small one, those that are trained.
+# check_cudnn_d256_bprop_head_dim, since PyTorch 2.14: the only larger sizes with a backward pass.
 _TRAINED_CUDNN_HEADS = (256, 256)
 # The same file, check_prefer_cudnn_attention: the oldest cuDNN version and the GPUs.
 _CUDNN_PREFERRED_FROM = 91501
@@ -37,7 +38,7 @@ _CUDNN_PREFERRED_ON = (9, 10)
 # The wheels on PyPI depend on such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13 9.19.0.56, 2.12.0 and 2.13.0
 # require 9.20.0.48 (https://github.com/huggingface/transformers/pull/48163), 2.14.1 requires 9.24.0.43.
 _CUDNN_OF_WHEELS = 92400 if torch.__version__ >= (2, 14) else 91900
-# https://github.com/pytorch/pytorch/pull/191085: mem-efficient attention takes query heads that share keys.
+# https://github.com/pytorch/pytorch/pull/191085: mem-efficient attention supports grouped-query attention.
 _EFFICIENT_SHARES_KEYS = (2, 14)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
 _FLASH_ALIGNMENT = 8
@@ -48,7 +49,7 @@ _CUDNN_ALIGNMENT = 8
 def prefers_cudnn(capability: Capability) -> bool:
     """Return whether PyTorch tries cuDNN's attention first on a GPU (``cuda/sdp_utils.cpp``, ``priority_order``).
 
-    A PyTorch built without CUDA is treated as the same release's PyPI wheel, which is built with CUDA 13.
+    A CPU build of PyTorch is treated like the PyPI wheel of the same release, which is built with CUDA 13.
     """
     major, minor = capability
     if major not in _CUDNN_PREFERRED_ON:
@@ -63,10 +64,10 @@ def _cudnn_version() -> int:
 
 
 def attention_as_on_cuda(gpus: Capabilities) -> AbstractContextManager[object]:
-    """Patch ``scaled_dot_product_attention`` to call, on the virtual GPU, the operator that PyTorch would call on CUDA.
+    """Patch ``scaled_dot_product_attention`` to call, on the virtual GPU, the operator that PyTorch calls on CUDA.
 
     Args:
-        gpus: decides about the operator.
+        gpus: compute capabilities that select the operator.
     """
     original = functional.scaled_dot_product_attention
 
@@ -93,7 +94,7 @@ def attention_as_on_cuda(gpus: Capabilities) -> AbstractContextManager[object]:
             return _aten._scaled_dot_product_attention_math(*asked, None, scale=scale, enable_gqa=enable_gqa)[0]
         return kernel(*asked, scale)
 
-    # torch.distributed.tensor.experimental.context_parallel replaces the function that has this name.
+    # torch.distributed.tensor.experimental.context_parallel patches the function by this name.
     attention.__name__ = "scaled_dot_product_attention"
     return mock.patch.object(functional, "scaled_dot_product_attention", attention)
 
@@ -101,7 +102,7 @@ def attention_as_on_cuda(gpus: Capabilities) -> AbstractContextManager[object]:
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, capability: Capability
 ) -> Callable[..., Tensor] | None:
-    """Return the function below that calls the operator of the first kernel that runs; None: the plain products."""
+    """Return the function below for the first supported kernel; None selects the math implementation."""
     if prefers_cudnn(capability) and _cudnn_runs(q, k, v, mask, dropout_p, capability):
         return _cudnn
     if mask is None and _flash_runs(q, k, v, dropout_p, is_causal, capability):

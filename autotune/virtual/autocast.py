@@ -1,4 +1,4 @@
-"""Autocast on the virtual GPU, with CUDA's operator lists (ATen/autocast_mode.h, which its wheels have)."""
+"""Autocast on the virtual GPU, with CUDA's operator lists (ATen/autocast_mode.h, a header shipped in every wheel)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autotune.virtual.tensors import VIRTUAL, argument, tensors_of, type_of_devi
 from autotune.virtual.unsupported import UnsupportedError
 
 _KEY = "AutocastPrivateUse1"
-# CUDA's lists of operators, by the names of their macros: those that autocast runs in its lower type, in float32, and,
-# unless the caller passed a dtype, with `dtype=float32`; and those that it runs in the widest type of their arguments.
+# Macros that list CUDA's operators by cast policy: run in the lower-precision dtype; in float32; with `dtype=float32`
+# unless the caller passed a dtype; in the widest dtype of the arguments.
 _HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 _LOWER, _FLOAT32 = "AT_FORALL_LOWER_PRECISION_FP", "AT_FORALL_FP32"
 _FLOAT32_RESULT, _WIDEST = "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_PROMOTE"
@@ -30,8 +30,8 @@ _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast the device's floating-point tensors in ``value`` to ``dtype``; parameters are cast once per region.
 
-    The last is cast first: in C++, the casts are the arguments of one call (``cached_cast(…, args, …)...`` in
-    aten/src/ATen/autocast_mode.h), and GCC, which builds PyTorch's wheels, evaluates them from right to left.
+    The last tensor is cast first: in C++, the casts are arguments of one call (``cached_cast(…, args, …)...`` in
+    aten/src/ATen/autocast_mode.h), and GCC, which builds PyTorch's wheels, evaluates arguments from right to left.
     """
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def autocast_cache_cleared() -> Iterator[None]:
 def cuda_scaled_and_cast() -> Patches:
     """Patch ``torch.autocast("cuda")`` and ``torch.amp.GradScaler("cuda")`` to apply to the device.
 
-    Without CUDA, PyTorch turns both off when they are made, so one that was made before cannot be used.
+    Without CUDA, PyTorch disables both at construction, so an object constructed before the trace cannot be used.
     """
     enter = torch.autocast.__enter__
 
@@ -83,7 +83,7 @@ def cuda_scaled_and_cast() -> Patches:
 
 
 def _made(build: Callable[..., None], name: str = "device") -> Callable[..., None]:
-    """Return a constructor that gets the device in place of CUDA, by position, name or default."""
+    """Wrap a constructor: the device ``cuda``, by position, by name or by default, becomes the virtual device."""
 
     @wraps(build)
     def built(made: Any, *args: Any, **words: Any) -> None:
@@ -112,7 +112,7 @@ def register_autocast() -> tuple[torch.library.Library, ...]:
 
 
 def listed_operators(macro: str) -> list[str]:
-    """Return the names in one of CUDA's lists, such as ``softmax.int``, as the installed PyTorch's header has it."""
+    """Parse the operator names of a macro, such as ``softmax.int``, from the installed PyTorch's header."""
     _, _, listed = _HEADER.read_text(encoding="utf-8").partition(f"#define {macro}(_)")
     found = re.findall(r"\b_\((\w+)(?:, (\w+))?\)", listed.partition("\n\n")[0])
     if not found:

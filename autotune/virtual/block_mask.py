@@ -17,22 +17,21 @@ INDICES = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
     "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
 )  # fmt: skip
-# A mask over more pairs than this is evaluated at every second, fourth, … position of a block.
+# A mask over more query-key pairs is sampled at every second, fourth, … position of a block.
 _LOOKED_AT = 2**22
 
 
 class UnknownMaskError(LookupError):
-    """A mask function reads values that are not known in a trace."""
+    """A mask function reads values that are unknown in a trace."""
 
 
 def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[int, int]) -> Any:
-    """Return the ``BlockMask`` that PyTorch's compiled ``create_block_mask`` makes; its indices have no values.
+    """Return the ``BlockMask`` of PyTorch's compiled ``create_block_mask``, with fake index tensors.
 
-    The compiled function reduces the mask of single tokens to blocks as it computes it and never stores it.
+    The compiled function fuses the token mask into its reduction to blocks, so the token mask is never allocated.
 
     Args:
-        mask_mod: maps the indices of row, head, query and key, given as tensors, to whether the query attends to the
-            key.
+        mask_mod: maps index tensors of row, head, query and key to a boolean: whether the query attends to the key.
         shape: rows, heads, queries, keys.
         size: queries and keys per block.
     """
@@ -57,7 +56,7 @@ def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, in
 
 
 def captured(block_mask: Any) -> list[Tensor]:
-    """Return the tensors that the backward pass needs of a block mask: its own and those its function captures."""
+    """Return the tensors of a block mask that are saved for backward: its indices and the closure of its function."""
     if block_mask is None:
         return []
     own = [getattr(block_mask, name) for name in INDICES]
@@ -67,12 +66,12 @@ def captured(block_mask: Any) -> list[Tensor]:
 
 
 def guarded(part: Any, place: str, numbers: dict[str, int]) -> Any:
-    """Return a key that is equal for two masks if the code compiled for one runs for the other, but for numbers.
+    """Return a key that is equal for two mask functions if Dynamo's guards, except those on numbers, accept both.
 
     Args:
-        part: a mask function, or what one captures.
-        place: its place in the call.
-        numbers: the integers and sizes in it are added here, by their places.
+        part: a mask function, or an object of its closure.
+        place: the name of ``part`` in the call.
+        numbers: output; the integers and tensor sizes found in ``part``, by name.
     """
     if isinstance(part, FunctionType):
         cells = [cell.cell_contents for cell in part.__closure__ or ()]
@@ -89,9 +88,9 @@ def guarded(part: Any, place: str, numbers: dict[str, int]) -> Any:
 
 
 def pairs_of(block_mask: Any, query: Tensor, key: Tensor) -> int:
-    """Return how many query-key pairs one head attends to, summed over the rows of the batch.
+    """Return the number of query-key pairs that one head attends to, summed over the rows of the batch.
 
-    Without a mask, or where its blocks are not known, every pair counts.
+    Every pair counts if there is no mask or its block counts are unknown.
     """
     batch, _, queries, _ = query.shape
     whole: int = batch * queries * key.size(2)
@@ -120,10 +119,10 @@ def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[in
     """Return the numbers of partial and of full blocks per row of blocks, on the host; shapes (B, H, rows).
 
     Args:
-        mask_mod: see :func:`block_mask_on`, also for ``shape`` and ``size``.
+        mask_mod, shape, size: see :func:`block_mask_on`.
 
     Raises:
-        UnknownMaskError: the function reads values that are not known.
+        UnknownMaskError: the function reads unknown values.
     """
     batch, heads, queries, keys = shape
     step = 1

@@ -15,7 +15,7 @@ class Block:
     Attributes:
         address: its start.
         size: in bytes.
-        free_list: the pool and stream that it belongs to.
+        free_list: the free list of its pool and stream.
         previous, next: the neighbours in the segment, or None at its ends.
         allocated: whether it is in use.
         mapped: whether its addresses are backed by memory; False only within expandable segments.
@@ -41,7 +41,7 @@ class Block:
 
     @property
     def expandable_size(self) -> int:
-        """The size that it could grow to: its own plus that of the unmapped block after it."""
+        """Its size plus that of the unmapped block after it, if there is one."""
         following = self.next
         return self.size + (following.size if following is not None and not following.mapped else 0)
 
@@ -75,7 +75,7 @@ class Block:
         self.free_list.add(self)
 
     def map(self, nbytes: int) -> Block:
-        """Map the first ``nbytes`` of an unmapped block; return the free block that they are now part of."""
+        """Map the first ``nbytes`` of an unmapped block; return the merged free block that contains them."""
         self.free_list.remove(self)
         if nbytes < self.size:
             self.free_list.add(self.cut(nbytes))
@@ -84,7 +84,7 @@ class Block:
         return self
 
     def unmap(self, page_bytes: int) -> int:
-        """Unmap the whole pages within a free block; return how many bytes that were."""
+        """Unmap the whole pages within a free block; return the number of unmapped bytes."""
         begin = -(-self.address // page_bytes) * page_bytes
         end = (self.address + self.size) // page_bytes * page_bytes
         if begin >= end:
@@ -139,8 +139,8 @@ class FreeList:
     def take_best_fit(self, size: int, *, expandable: bool) -> Block | None:
         """Remove and return the smallest mapped block of at least ``size``, lowest address first, or None.
 
-        With expandable segments, a block is compared by the size that it can grow to, so that the growing end of a
-        segment is used last (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
+        With expandable segments, blocks are compared by ``expandable_size``, so the growing end of a segment is used
+        last (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
         """
         keys = self._keys
         index = bisect_left(keys, size << _ADDRESS_BITS)
@@ -155,7 +155,7 @@ class FreeList:
         return self._blocks.pop(keys.pop(index))
 
     def first_expandable(self, size: int) -> Block | None:
-        """Return the lowest free or unmapped block that has, with its successor, addresses for ``size``, or None."""
+        """Return the lowest free or unmapped block that spans ``size`` with its free successors, or None."""
         for address in self._unmapped:
             block = self._blocks[address]
             before = block.previous

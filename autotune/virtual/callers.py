@@ -18,31 +18,31 @@ from autotune.virtual.work import operator_work
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _CHECKPOINT = torch.utils.checkpoint.__file__
-# Frames between an operator's caller and the functions below: this module's, the mode's handler, and what calls it.
+# Depths of frames as seen from `_code`: what calls the mode's handler, and the caller of that.
 _ENGINE_AT, _MODE_AT = 3, 4
 
 
 def caller_of(func: Any, *, in_backward: bool) -> Caller:
-    """Return the caller; the dispatch mode's handler calls this itself.
+    """Return the caller of an operator. Call it directly from ``__torch_dispatch__``: it inspects frames by depth.
 
     Args:
         func: the operator.
-        in_backward: whether autograd's engine runs, which a recomputation is part of.
+        in_backward: whether autograd's engine runs; a recomputation counts.
     """
     if func.namespace == "bitsandbytes":
         return Caller.UPDATE if "optimizer_update" in operator_name(func) else Caller.LIBRARY
     if torch.is_grad_enabled():
         if _hooks(False) is None:
             return Caller.MODULE
-        # Its mode runs operators itself.
+        # Selective checkpointing calls operators from its own dispatch mode.
         return Caller.SELECTIVE if _code(_MODE_AT) == ("__torch_dispatch__", _CHECKPOINT) else Caller.HOOKED
-    # The engine runs in a thread of its own, or below what started it.
+    # The engine runs on its own thread, or on that of the call to `backward`.
     engine = in_backward and _code(_ENGINE_AT)[0] in ("", "_engine_run_backward")
     return Caller.ENGINE if engine else Caller.PLAIN
 
 
 def _code(depth: int) -> tuple[str, str]:
-    """Return the names of the function and of the file of a frame, or empty ones if there is no such frame."""
+    """Return the function name and the file name of a frame, or empty strings if the stack is shallower."""
     try:
         code = sys._getframe(depth).f_code
     except ValueError:
@@ -51,13 +51,13 @@ def _code(depth: int) -> tuple[str, str]:
 
 
 class CountedCallers(TorchDispatchMode):
-    """Counts the operators of real code that have a kernel, by who has the host launch them.
+    """Counts the operators with a kernel in code on a real device, by caller.
 
     Args:
-        device_type: of the device that they run on.
+        device_type: type of that device.
 
     Attributes:
-        counts: the number of operators of each caller.
+        counts: number of operators by caller.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -67,7 +67,7 @@ class CountedCallers(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that no further frame is between an operator and its caller."""
+        """Return False, so PyTorch adds no frame between an operator and its caller."""
         return False
 
     def __torch_dispatch__(

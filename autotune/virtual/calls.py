@@ -1,4 +1,4 @@
-"""Describes a dispatched operator and its arguments as text, so that it can be run on a real device."""
+"""Serialises a dispatched operator call as JSON, and rebuilds its arguments on a real device."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _WORDS: tuple[type, ...] = (torch.dtype, torch.layout, torch.memory_format)
 
 
 _DISTINCT_VALUES = 1 << 12
-"""Distinct values in a tensor: random ones take longer to make than most operators take to run."""
+"""Number of random values in a tensor, repeated to fill it: generating more takes longer than most operators."""
 
 
 class _NoCallError(Exception):
-    """An argument has no description."""
+    """An argument cannot be serialised."""
 
 
 def call_of(func: Any, args: Any, kwargs: Any, device_type: str) -> str:
-    """Return the call as JSON; empty if an argument cannot be described, such as a generator or a process group.
+    """Return the call as JSON; empty if an argument cannot be serialised, such as a generator or a process group.
 
-    Example: ``["aten.mul.Tensor", [{"tensor": [[4, 8], [8, 1], "float32", true]}, 2.0], {}]``. The last item of a
-    tensor is whether it is on the device.
+    Example: ``["aten.mul.Tensor", [{"tensor": [[4, 8], [8, 1], "float32", true]}, 2.0], {}]``. A tensor has shape,
+    strides, dtype, and whether it is on the device.
 
     Args:
         device_type: type of the target device.
@@ -62,7 +62,7 @@ def _word(value: Any) -> str:
 
 
 def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Return the operator of a call, and its arguments on a device, with values that are the same in each process.
+    """Return the operator of a call and its arguments on a device; tensor values are the same in every process.
 
     Raises:
         AttributeError: this PyTorch has no such operator.
@@ -70,7 +70,7 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
     name, args, kwargs = json.loads(call)
     namespace, packet, overload = name.split(".")
     if namespace not in ("aten", "prims") and find_spec(namespace) is not None:
-        # A library that brings operators registers them when it is imported.
+        # Importing the library registers its operators.
         import_module(namespace)
     func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     bound = _bound((args, list(kwargs.values())))
@@ -85,18 +85,18 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
 
 
 def _even_offsets(first: torch.Tensor, second: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return where groups of equal size end, in the dimension that a product of groups slices.
+    """Return end offsets of equal groups, in the dimension that a grouped matrix product slices.
 
-    A kernel leaves out a group that ends before it begins (aten/src/ATen/native/GroupedMMUtils.h), or fails on a GPU.
+    A kernel skips a group that ends before it begins (aten/src/ATen/native/GroupedMMUtils.h), or fails on a GPU.
     """
     size = first.size(-1) if first.dim() == second.dim() else first.size(0) if first.dim() == 2 else second.size(-1)
     return torch.arange(1, groups + 1) * size // groups
 
 
 def _mask_for(mask: Any, values: torch.Tensor, *, rows: bool) -> Any:
-    """Return a mask of the same shape that chooses one element for each value, or for each row of values.
+    """Return a mask of the same shape that selects one element per value, or per row of values.
 
-    Where a mask chooses more, the kernel fails on a GPU, and no operator runs in that process afterwards.
+    If a mask selects more, the kernel triggers a device assertion, after which the process can run no operator.
     """
     if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.bool or not values.dim():
         return mask
@@ -105,7 +105,7 @@ def _mask_for(mask: Any, values: torch.Tensor, *, rows: bool) -> Any:
 
 
 def _bound(tree: Any) -> int:
-    """Return a bound below which integers are valid indices in every dimension of the first tensor, the indexed one."""
+    """Return an exclusive bound on indices that are valid in every dimension of the first tensor, the indexed one."""
     sizes = next((shape for shape, *_ in tensors_in(tree) if shape), ())
     return max(1, min(sizes, default=2))
 
@@ -137,7 +137,7 @@ def _tensor(
 
 @cache
 def _values(dtype: torch.dtype, bound: int) -> torch.Tensor:
-    """Return values of a type: neither denormal ones, which are slow on a CPU, nor any that a logarithm refuses."""
+    """Return values of a dtype: positive, for logarithms, and not denormal, which would be slow on a CPU."""
     source = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
         return (torch.rand(_DISTINCT_VALUES, generator=source) * 0.9 + 0.1).to(dtype)

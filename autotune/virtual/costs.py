@@ -43,10 +43,10 @@ class Access(StrEnum):
 
 _COPIES = (Kind.TO_DEVICE, Kind.TO_HOST)
 _HELD = 5
-"""Copies to the host whose sources are kept until they are done."""
+"""Maximum number of asynchronous copies to the host in flight; their sources stay allocated."""
 
 ALONE = Launch()
-"""The launch of a process that shares its training with no other."""
+"""A launch of one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +54,23 @@ class Work:
     """The work of one operator.
 
     Attributes:
-        kind: the resource it occupies; ``NOTHING`` is a view, an allocation, or an operator of the host.
-        dtype: the type that it computes in, such as ``bfloat16``.
+        kind: the resource it occupies; ``NOTHING`` for views, allocations and host operators.
+        dtype: the compute dtype, such as ``bfloat16``.
         flops: floating-point operations, a multiply-add counted as two.
-        bytes_read: bytes read from the device's memory, or from the host's for a copy from there.
-        bytes_written: bytes written; for communication, those that each rank sends to others.
-        waits: for a copy, whether the host waits until it is done; for communication, whether the device does, because
-            it is on the device's default stream.
-        times: number of executions; an operator of a loop that was traced once stands for all its repetitions.
-        collective: for communication, which ranks take part; None: some of one machine.
-        access: for what memory bounds, how it passes over its tensors; for matrix products, whether they are batched.
-        kernel: for attention, the kernel, where its rate may differ from FlashAttention 2's.
-        length: for attention, tokens of a row; 0: not known.
+        bytes_read: bytes read from device memory, or from host memory for a copy to the device.
+        bytes_written: bytes written; for communication, bytes that each rank sends.
+        waits: for a copy, whether the host blocks until it is done; for communication, whether the device blocks,
+            because it runs on the default stream.
+        times: number of executions; an operator of a loop of which one iteration was traced stands for all iterations.
+        collective: for communication, the participating ranks; None: ranks of one machine.
+        access: for memory-bound operators, the access pattern; for matrix products, whether they are batched.
+        kernel: for attention, the kernel if its rate may differ from FlashAttention 2's.
+        length: for attention, tokens per row; 0 if unknown.
         backward: for attention, whether it is the backward pass.
-        caller: who has the host launch it.
-        on_side_stream: whether it runs on another than the device's default stream.
-        reused: for each tensor read or written whose block a cache may hold, its bytes, and those of other blocks that
-            were touched since.
+        caller: the kind of code that launches it, which sets the launch overhead.
+        on_side_stream: whether it runs on a stream other than the default one.
+        reused: for each tensor whose block may be in the L2 cache, its bytes, and the bytes of other blocks accessed
+            since its last access.
     """
 
     kind: Kind
@@ -90,7 +90,7 @@ class Work:
     reused: tuple[tuple[int, int], ...] = ()
 
     def part(self, parts: int) -> Work:
-        """Return the work of one of so many equal parts."""
+        """Return the work of one of ``parts`` equal parts."""
         sizes = (self.flops, self.bytes_read, self.bytes_written)
         flops, bytes_read, bytes_written = (size // parts for size in sizes)
         return replace(self, flops=flops, bytes_read=bytes_read, bytes_written=bytes_written)
@@ -99,11 +99,11 @@ class Work:
 def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
     """Return how long an operator occupies the device, a copy engine or the links to other ranks.
 
-    On the device it is the larger of compute and memory time, each at the rate that such operators achieve; memory
-    time is that of what the cache does not hold, or that of all bytes in the cache.
+    On the device, it is the larger of compute time and memory time, each at the achieved rate of the operator's class.
+    See :func:`_passing_seconds` for memory time.
 
     Args:
-        launch: the processes of the training, and the machines that they are in.
+        launch: the processes of the training, and their distribution over machines.
     """
     if work.kind is Kind.COMMUNICATION:
         return sending_seconds(work.bytes_written, work.collective, speeds, launch)
@@ -126,14 +126,13 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
 
 
 def _passing_seconds(work: Work, speeds: GpuSpeeds, share: float) -> float:
-    """Return how long an operator's bytes pass between the device's cores, its cache and its memory.
+    """Return the memory time of an operator: the larger of its cache misses at memory and its bytes at cache bandwidth.
 
-    A cache that replaces the least recently used bytes holds a tensor if those that were touched since and the
-    operator's own, which it passes over meanwhile, fit into it. What is written into a block that it does not hold
-    takes the place of other bytes, which are written to the memory for it.
+    The cache is modelled as LRU: it holds a tensor if the bytes accessed since, plus those of this operator, fit. A
+    write to a block that is not cached counts as a miss, since it evicts other bytes, which are written back.
 
     Args:
-        share: of the memory's bandwidth, that such operators reach. They reach as much less of the cache's.
+        share: achieved share of the memory bandwidth. That of the cache bandwidth is lower in the same proportion.
     """
     achieved, moved = speeds.achieved, work.bytes_read + work.bytes_written
     held = sum(size for size, since in work.reused if since + moved <= achieved.cache_bytes)
@@ -147,21 +146,22 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
     """Return the time of a sequence of operators on a GPU.
 
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
-    therefore bound by launches where operators are short, and by the device where they are long. Copies on the default
-    stream are executed in order too, such as those of ``save_on_cpu`` (torch/autograd/graph.py). Asynchronous copies on
-    another stream overlap with that, one at a time, and start when their source has been computed. As
-    ``OffloadActivations`` of trl/models/activation_offloading.py has it, they are on one stream for both directions,
-    and the device waits for a copy to it, which it reads next, and for a copy to the host when five others follow it.
-    So a pass is no faster than its copies. No operator waits for communication that an engine starts asynchronously or
-    on a stream of its own, so that this overlap is the best possible; what it runs on the default stream overlaps with
-    copies only. That all ranks arrive at the same time, and that messages are long enough for the links' full speed,
-    makes it a lower bound.
+    therefore launch-bound where operators are short, and device-bound where they are long. Copies on the default stream
+    run in order with the kernels, such as those of ``save_on_cpu`` (torch/autograd/graph.py). Asynchronous copies on
+    another stream overlap with kernels, one copy at a time, and start when their source has been computed. As in
+    ``OffloadActivations`` of trl/models/activation_offloading.py, one stream carries both directions; the device waits
+    for each copy to the device, and for a copy to the host once five later ones are queued. So a pass is no faster than
+    its copies.
+
+    Communication that is asynchronous or on its own stream delays no operator (perfect overlap); communication on the
+    default stream overlaps with copies only. Its time is a lower bound: all ranks are assumed to arrive at the same
+    time, and messages to be long enough for the full bandwidth of the links.
 
     Args:
-        launch: the processes of the training, and the machines that they are in.
+        launch: the processes of the training, and their distribution over machines.
 
     Raises:
-        InputError: the speeds of the GPU are not known.
+        InputError: the speeds of the GPU are unknown.
     """
     speeds = gpu.speeds
     if speeds is None:

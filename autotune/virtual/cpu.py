@@ -9,11 +9,11 @@ import torch
 from autotune.virtual.workspaces import common
 
 _aten = torch.ops.aten
-# aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first casts its input to the type of its result.
+# aten/src/ATen/native/ReduceOps.cpp: on the CPU a reduction first casts its input to the dtype of its result.
 _REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum, _aten.cumprod})
-# aten/src/ATen/native/cpu/ScatterGatherKernel.cpp, create_acc_buffer: in half precision, results are made in float32.
+# aten/src/ATen/native/cpu/ScatterGatherKernel.cpp, create_acc_buffer: half-precision results accumulate in float32.
 _IN_FLOAT32 = frozenset({_aten.gather, _aten.scatter, _aten.scatter_, _aten.scatter_add, _aten.scatter_add_})
-# These are tagged as pointwise, but cast element by element or take a mask in addition to their data.
+# Tagged as pointwise, but they cast per element or have a mask among their operands, so no operand is cast first.
 _CONVERT_THEMSELVES = frozenset({
     _aten.copy_, _aten._to_copy, _aten.where, _aten.clone, _aten.masked_fill, _aten.masked_fill_,
 })  # fmt: skip
@@ -33,7 +33,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     if packet in _IN_FLOAT32:
         return (4 * result.numel(),) if in_half else ()
     if packet is _aten.mean and in_half:
-        # aten/src/ATen/native/ReduceOps.cpp, mean_out: the sum is one of float32, and so is what it is divided into.
+        # aten/src/ATen/native/ReduceOps.cpp, mean_out: the sum and its quotient are float32.
         return (*_converted((args[0],), torch.float32), 4 * result.numel())
     if packet in _REDUCTIONS:
         return _converted((args[0],), result.dtype)

@@ -14,7 +14,7 @@ from autotune.virtual.work import GROUPED
 from autotune.virtual.workspaces import common
 
 _aten = torch.ops.aten
-# Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
+# Block sizes of queries and keys by largest head size, for GPUs with at least 99 KiB of shared memory per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
 _FEW_INDICES = 3072
@@ -43,7 +43,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
     """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns.
 
     Args:
-        gpus: decides about them.
+        gpus: compute capabilities, on which some workspaces depend.
     """
     packet = func.overloadpacket
     if packet in _REDUCTIONS:
@@ -56,14 +56,14 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
 
 
 def kernels_in_a_row(func: Any, args: Any, kwargs: Any, *, gpus: Capabilities) -> int:
-    """Return the number of kernels that multiply the groups of a product one after another; 1 for another operator.
+    """Return the number of kernels of a grouped matrix product that are launched one by one; 1 for other operators.
 
-    aten/src/ATen/native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``: in bfloat16, some GPUs multiply all groups at once.
-    Else ``_grouped_mm_fallback`` of aten/src/ATen/native/GroupedMMUtils.h, or transformers' own in
-    ``integrations/moe.py``, has the host wait for the offsets, and launch a product for each group.
+    aten/src/ATen/native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``: in bfloat16, some GPUs have one kernel for all
+    groups. Otherwise the host reads the offsets and launches one product per group, in ``_grouped_mm_fallback`` of
+    aten/src/ATen/native/GroupedMMUtils.h or in transformers' ``integrations/moe.py``.
 
     Args:
-        gpus: decides about them.
+        gpus: compute capabilities, on which the implementation depends.
     """
     each, offsets = GROUPED.get(operator_name(func)), argument(func, args, kwargs, "offs")
     if each is None or offsets is None:
@@ -75,8 +75,8 @@ def kernels_in_a_row(func: Any, args: Any, kwargs: Any, *, gpus: Capabilities) -
 
 
 def _softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, ...]:
-    # aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: the product of the gradient and the output is a
-    # tensor of its own, and the output is copied where it is not contiguous.
+    # aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: the product of gradient and output is a temporary
+    # tensor, and a non-contiguous output is copied.
     product = torch.result_type(gradient, output).itemsize * gradient.numel()
     copied = () if output.is_contiguous() else (output.numel() * output.itemsize,)
     return (product, *copied)
@@ -85,9 +85,9 @@ def _softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> tuple[int
 def _embedding_backward(
     gradient: torch.Tensor, indices: torch.Tensor, rows: int, padding: int, scaled: bool
 ) -> tuple[int, ...]:
-    # aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda: the indices are sorted, if there are more
-    # than 3,072. EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: rows of the gradient are added up in
-    # segments of up to 10 with the same index, each to a row in float32, which is as long as whole warps.
+    # aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda: more than 3,072 indices are sorted.
+    # EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: segments of up to 10 gradient rows with the same index
+    # are summed, each into a float32 row padded to whole warps.
     count = indices.numel()
     if count <= _FEW_INDICES and not scaled:
         return ()
@@ -98,12 +98,12 @@ def _embedding_backward(
 
 
 def _cudnn_backward(query: torch.Tensor, capability: Capability) -> tuple[int, ...]:
-    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
-    # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
+    # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block of the size that cuDNN's graph requests, the
+    # sum of the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
     # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode: the frontend's part
     # is softmax_sum and dQ_accum in float32. With grouped heads, dK_fullhead and dV_fullhead are virtual tensors unless
     # sizes are ragged; whether the engine stores them is not published, and they are not counted.
-    # For heads of 256 elements on Blackwell, it is softmax_sum alone (on a null GPU, with PyTorch 2.14.1).
+    # For head size 256 on Blackwell, it is softmax_sum alone (observed on a null GPU with PyTorch 2.14.1).
     # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
     accumulated = 0 if capability[0] == 10 and head == 256 else head
@@ -112,10 +112,10 @@ def _cudnn_backward(query: torch.Tensor, capability: Capability) -> tuple[int, .
 
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     # aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta in float32, and
-    # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32,
-    # in blocks of queries and of elements with 16 bytes each, and that of keys and values per split where a head's
-    # elements do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order. With grouped-query
-    # attention, the gradients of keys and values per query head (on a null GPU, with PyTorch 2.14.1).
+    # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the float32 gradient of the queries,
+    # in tiles with 16 extra bytes each, and per key split that of keys and values if the head size exceeds the tile.
+    # Tile sizes are those of kernels/cutlassB.h, in its order. With grouped-query attention, also the gradients of keys
+    # and values per query head (observed on a null GPU with PyTorch 2.14.1).
     # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
     rows, columns = next(block for size, block in _EFFICIENT_BLOCKS if head <= size)
@@ -134,20 +134,20 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
 
 def _masked_scatter(args: Any, *_: Any) -> tuple[int, ...]:
     # aten/src/ATen/native/cuda/IndexKernel.cpp, masked_scatter__cuda, and IndexKernel.cu, launch_masked_scatter_kernel:
-    # the sums of the mask before each element in int64, and the mask where it is not as large or not contiguous.
+    # an int64 prefix sum of the mask, and a copy of the mask if it is broadcast or not contiguous.
     elements, mask = args[0].numel(), args[1]
     return (8 * elements,) if mask.is_contiguous() and mask.numel() == elements else (8 * elements, elements)
 
 
 def _masked_select(args: Any, _: Any, result: torch.Tensor) -> tuple[int, ...]:
-    # The same file, masked_select_out_cuda_impl: it indexes with the mask, whose places are found first. So does the
-    # gradient of what was scattered (TensorAdvancedIndexing.cpp, masked_scatter_backward_symint).
+    # The same file, masked_select_out_cuda_impl: it indexes with the mask, whose nonzero positions it computes first.
+    # The backward pass of masked_scatter does the same (TensorAdvancedIndexing.cpp, masked_scatter_backward_symint).
     return (8 * max(tensor.dim() for tensor in args[:2]) * result.numel(),)
 
 
 def _gemm_4bit(args: Any, kwargs: Any, _result: Any) -> tuple[int, ...]:
-    # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is dequantised, then multiplied; scales
-    # that are quantised themselves are dequantised first. (A, B, shapeB, absmax, blocksize, quant_type).
+    # bitsandbytes/backends/cuda/ops.py: for more than a few rows, nested scales are dequantised, then the weight, which
+    # is then multiplied. Arguments: (A, B, shapeB, absmax, blocksize, quant_type).
     weight = args[2][0] * args[2][1]
     nested = 4 * -(-weight // args[4]) if kwargs.get("absmax_8bit") is not None else 0
     return (nested, weight * args[0].itemsize)
@@ -166,12 +166,12 @@ def _reduction(
     Args:
         func: one of ``_REDUCTIONS``.
         given: its input.
-        summed: the dimensions that it sums over; none or None: all.
+        summed: the reduced dimensions; empty or None for all.
         result: its return value.
         capability: compute capability of the GPU.
     """
-    # aten/src/ATen/native/ReduceOps.cpp, make_reduction_from_out_ty and sum_out: the input is cast to the type of the
-    # result first, except from half precision to float32, for which CUDA's kernels accumulate as they read.
+    # aten/src/ATen/native/ReduceOps.cpp, make_reduction_from_out_ty and sum_out: the input is first cast to the dtype
+    # of the result, except from half precision to float32, where CUDA's kernels cast on load.
     cast = given.dtype != result.dtype and not (given.dtype in _HALF and result.dtype == torch.float32)
     casts = (given.numel() * result.itemsize,) if cast else ()
     if func.overloadpacket not in _BY_BLOCKS or not result.numel():
@@ -180,14 +180,14 @@ def _reduction(
 
 
 def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
-    """Return the bytes of blocks' partial results, and of their semaphores; none for sums over neighbours in memory.
+    """Return the bytes of the partial results of thread blocks and of their semaphores.
 
-    Those have partial results of a few KiB, which are left out.
+    Reductions over the contiguous dimension are left out: their partial results take a few KiB.
 
     Args:
-        elements: of the input.
+        elements: number of elements of the input.
         kept: see :func:`_kept`.
-        result: the sums.
+        result: the reduced tensor.
         capability: compute capability of the GPU.
     """
     outputs, inputs = result.numel(), elements // result.numel()
@@ -198,7 +198,7 @@ def _partial_results(elements: int, kept: int, result: torch.Tensor, capability:
     first, second = (_power_of_two_below(min(count, most)) for count in (outputs // vector, inputs))
     height = min(second, most // min(first, _WARP))
     width = min(first, most // height)
-    # Each thread of a block's column first takes its share of the inputs, or where they are few an output of its own.
+    # Threads along a block's y dimension share the inputs of an output; with few inputs, each has its own output.
     if inputs < min(height * _FEWEST_PER_THREAD, _MOST_PER_THREAD):
         return ()
     per_thread = -(-inputs // height)
@@ -215,11 +215,11 @@ def _partial_results(elements: int, kept: int, result: torch.Tensor, capability:
 
 
 def _kept(given: torch.Tensor, dimensions: Any) -> int:
-    """Return the size of the dimension whose elements are neighbours in memory, or 1 if it is summed over.
+    """Return the size of the dimension with stride 1, or 1 if it is reduced.
 
     Args:
         given: the input.
-        dimensions: those summed over; none or None: all.
+        dimensions: the reduced dimensions; empty or None for all.
     """
     if not given.dim() or not dimensions:
         return 1
@@ -233,7 +233,7 @@ def _power_of_two_below(count: int) -> int:
 
 
 _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
-    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: that of FlashAttention 2. Sizes are
+    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: as in FlashAttention 2. Sizes are
     # [B, H, tokens, D].
     "aten._scaled_dot_product_flash_attention_backward.default": (
         lambda args, *_: flash.backward_workspace(args[1].transpose(1, 2), args[2].transpose(1, 2), 1, 2)
@@ -252,4 +252,4 @@ _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
     "bitsandbytes.int8_mm_dequant.default": _int8_dequant,
 }
-"""The bytes by an operator's full name, of its positional and named arguments and its result."""
+"""Workspace rules by full operator name: called with positional arguments, named arguments and the result."""

@@ -30,7 +30,7 @@ from autotune.virtual.tensors import VIRTUAL
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
 KERNELS = ("aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward")
-"""Names of the operators that have a kernel on CUDA and are a composite elsewhere, in PyTorch 2.11 to 2.15."""
+"""Operators with a kernel on CUDA and a composite implementation elsewhere, in PyTorch 2.11 to 2.15."""
 COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -66,7 +66,7 @@ MODULE.__dict__.update(
 
 @cache
 def registered() -> torch.device:
-    """Return the device, which is registered with PyTorch by the first call."""
+    """Return the virtual device; the first call registers it with PyTorch."""
     _setup_privateuseone_for_python_backend(rename=VIRTUAL, backend_module=MODULE)
     register_autocast()
     _register_cuda_kernels()
@@ -82,9 +82,9 @@ def _register_cuda_kernels() -> torch.library.Library:
     composite runs before any dispatch mode sees the operator, with temporaries that CUDA's kernel does not have. Only
     the dispatcher of a CUDA build has the kernels for CUDA, so their names are listed here.
 
-    With a kernel, PyTorch skips the composite, and the operator reaches the dispatch mode of a trace as on CUDA, which
-    takes its results from the fake kernel: outputs without temporaries. Operators that this PyTorch does not have, or
-    has no composite for, are left out.
+    With a registered kernel, PyTorch skips the composite, and the operator reaches the dispatch mode of a trace as on
+    CUDA. The mode runs the fake kernel: outputs without temporaries. Operators that this PyTorch does not have, or has
+    no composite for, are skipped.
     """
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     for name in KERNELS:
@@ -110,7 +110,7 @@ def as_on_cuda(ledger: Ledger, gpus: Capabilities) -> Patches:
 
     Args:
         ledger: the ledger of a trace on the device named :data:`VIRTUAL`.
-        gpus: decides about kernels.
+        gpus: compute capabilities that select kernels.
     """
     yield attention_as_on_cuda(gpus)
     yield from _experts_as_on_cuda(gpus)
@@ -123,7 +123,7 @@ def as_on_cuda(ledger: Ledger, gpus: Capabilities) -> Patches:
     yield mock.patch.object(torch.Tensor, "pin_memory", _pinned)
     yield mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
     yield mock.patch.object(MODULE, "empty_cache", ledger.empty_cache)
-    # FSDP2 waits by this name for weights that it has gathered ahead and not used.
+    # FSDP2 calls it to wait for weights that it prefetched and did not use.
     yield mock.patch.object(torch.accelerator, "current_stream", current_stream)
     yield _data_first_on_the_host()
     # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
@@ -133,7 +133,7 @@ def as_on_cuda(ledger: Ledger, gpus: Capabilities) -> Patches:
 
 
 def _experts_as_on_cuda(gpus: Capabilities) -> Patches:
-    """Patch transformers to multiply groups by its own loop before Ampere, as ``_can_use_grouped_mm`` has it."""
+    """Patch transformers to use its own loop for grouped products before Ampere (``_can_use_grouped_mm``)."""
     if "transformers" not in sys.modules:
         return
     module = import_module("transformers.integrations.moe")
@@ -146,7 +146,7 @@ def _experts_as_on_cuda(gpus: Capabilities) -> Patches:
 
 
 def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """Copy a tensor to pinned memory, unless it is there, as aten/src/ATen/native/Memory.cpp does."""
+    """Copy a tensor to pinned memory, unless it is pinned, as aten/src/ATen/native/Memory.cpp does."""
     if tensor.is_pinned():
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True).copy_(tensor)
@@ -166,7 +166,7 @@ def _data_first_on_the_host() -> Iterator[None]:
 def _scaling_as_on_cuda() -> Patches:
     """Patch ``accelerate.Accelerator`` to scale float16 gradients on the device as it does on CUDA.
 
-    ``Accelerator.__init__`` has a list of the device types that it scales on, and ``get_grad_scaler`` checks for their
+    ``Accelerator.__init__`` has a list of device types with gradient scaling, and ``get_grad_scaler`` checks for their
     drivers.
     """
     module = sys.modules.get("accelerate.accelerator")

@@ -33,27 +33,27 @@ Scratch = Callable[[Any, Any, Any, Any], tuple[int, ...]]
 """Returns the sizes in bytes of a kernel's workspaces, given the operator, its positional and named arguments, and its
 result."""
 InARow = Callable[[Any, Any, Any], int]
-"""Returns the number of kernels that the host launches one after another for an operator, given its arguments."""
+"""Returns the number of kernels that the host launches one by one for an operator, given its arguments."""
 
-# Operators by which `generate` chooses tokens; the second also runs elsewhere.
+# Operators with which `generate` selects tokens; the second also has other uses.
 _DRAWN = _aten.multinomial, _aten.argmax
-# The shape of their results depends on values.
+# Operators whose result shape depends on values.
 _SHAPED_BY_VALUES = frozenset({
     _aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.unique_consecutive.default,
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
-# aten/src/ATen/native/TensorAdvancedIndexing.cpp: a single number is written by masked_fill.
+# aten/src/ATen/native/TensorAdvancedIndexing.cpp: a single value is written with masked_fill instead.
 _INDEXES_TO_WRITE = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
-# Called more often than all other operators together.
+# Dispatched more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
 # aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda: the mask is allocated before the result.
 _LAST_FIRST = frozenset({_aten.native_dropout.default})
 
 
 class UnknownShapeError(RuntimeError):
-    """The shape of a result depends on values that are not known in a trace."""
+    """The shape of a result depends on values that are unknown in a trace."""
 
 
 class VirtualMode(TorchDispatchMode):
@@ -66,7 +66,7 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch, in_a_row: InARow = lambda *_: 1) -> None:
         super().__init__()
         self.knowledge = Knowledge()
-        # The first call runs a backward pass, which is not to be traced.
+        # The first call runs a backward pass, which must not be traced.
         counts_alone()
         self._ledger = ledger
         self._fake = fake
@@ -116,12 +116,12 @@ class VirtualMode(TorchDispatchMode):
         return result
 
     def tolist(self, tensor: Any) -> Any:
-        """Return the values of a fake tensor in nested lists, for which the host waits."""
+        """Return the values of a fake tensor as nested lists, and record that the host waits for them."""
         self._synchronize(_aten._to_copy.default, tensor)
         return listed(tensor)
 
     def _compose(self, composed: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator by those that it consists of."""
+        """Run a composite operator through the operators that it consists of."""
         with self:
             result = composed(self.knowledge, *args, **kwargs)
         if (outliers := kept_outliers(func, result)) is not None:
@@ -132,7 +132,7 @@ class VirtualMode(TorchDispatchMode):
         """Run an operator whose result shape follows from input shapes.
 
         Returns:
-            The operator that ran, its result, and the notes on arguments of their metadata.
+            The operator that ran, its result, and the cached notes for arguments with this metadata.
         """
         if (otherwise := in_place(func, args, kwargs)) is not None:
             return otherwise, *memo.run(otherwise, args, kwargs, self._fake)
@@ -142,7 +142,7 @@ class VirtualMode(TorchDispatchMode):
         return func, *memo.run(func, args, kwargs, self._fake)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a fake copy, on the host, of a real tensor, with the real values as its known values."""
+        """Return a fake copy of a real host tensor, with the real values as its known values."""
         with self._fake:
             copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         set_known(copy, Later(lambda: tensor, frozenset()) if tensor.is_floating_point() else tensor)
@@ -179,7 +179,7 @@ class VirtualMode(TorchDispatchMode):
 
     def _keep(self, func: Any, args: Any, result: Any, values: Any) -> None:
         if func is _aten.lift_fresh.default and isinstance(result, FakeTensor):
-            # The fake tensor mode would compute with its own constant on a device that has no kernels.
+            # With a constant, the fake tensor mode would call real kernels, which the virtual device lacks.
             result.constant = None
         if values is not None:
             for leaf, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
@@ -222,7 +222,7 @@ class VirtualMode(TorchDispatchMode):
         if self._in_backward and ledger.keeps_gradients and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
             ledger.tag(outputs[0], Category.GRADIENT)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
-        # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
+        # The work depends on whether a tensor is passed twice; the metadata key does not contain that.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
         beside = current_stream().stream_id > 0
@@ -255,7 +255,7 @@ class VirtualMode(TorchDispatchMode):
             self._synchronize(func, given[-1])
 
     def _pins(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operator pins its result on the host, as asked or for a copy that the host does not wait for.
+        """Whether an operator's result on the host is pinned: by its argument, or as the target of a non-blocking copy.
 
         For the latter, see aten/src/ATen/native/TensorConversions.cpp, ``_to_copy``.
         """
@@ -263,7 +263,7 @@ class VirtualMode(TorchDispatchMode):
         return bool(kwargs.get("pin_memory") or (copies and self._ledger.place(args[0]) is Place.DEVICE))
 
     def _synchronize(self, func: Any, tensor: Any) -> None:
-        """Note that the host waits for the device, whose value it reads. A CPU's operators are its host's own."""
+        """Record that the host waits for the device to read a value; nothing if the traced device is the CPU."""
         if isinstance(tensor, FakeTensor) and type_of_device(tensor) == self._ledger.device_type != "cpu":
             work = Work(Kind.SYNCHRONIZE)
             self._ledger.operators.append(OperatorRecord(operator_name(func), ((),), (str(tensor.dtype),), work))
@@ -283,7 +283,7 @@ class VirtualMode(TorchDispatchMode):
 
 
 def _counts_what_it_chooses(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a kernel first counts what values choose, unless that is given: the host waits for the number."""
+    """Whether the host waits for a kernel that counts the selected elements; False if the count is an argument."""
     if func in _INDEXES or (func.overloadpacket in _INDEXES_TO_WRITE and args[2].numel() > 1):
         return _has_mask(args[1])
     given = (argument(func, args, kwargs, name) for name in ("output_size", "size"))

@@ -1,4 +1,4 @@
-"""FlashAttention 2, 3 and 4 in a trace: functions with the packages' names that allocate what the kernels allocate."""
+"""FlashAttention 2, 3 and 4 in a trace: replaces the packages' functions by ones with the kernels' allocations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autotune.virtual.known import known
 from autotune.virtual.libraries import Patches
 from autotune.virtual.operators import defined
 
-# TRL's selective checkpointing recognises the operators whose results it keeps by "flash_attn" in their names
-# (trl/models/selective_activation_checkpointing.py). FlashAttention 4 registers no operators with PyTorch.
+# TRL's selective checkpointing saves the results of operators with "flash_attn" in their names
+# (trl/models/selective_activation_checkpointing.py). FlashAttention 4 registers no operators, so its name has none.
 _NAMESPACES = {2: "autotune_flash_attn", 3: "autotune_flash_attn", 4: "autotune_flash_cute"}
 BACKWARD = frozenset(f"{namespace}.backward.default" for namespace in _NAMESPACES.values())
 """Full names of the backward operators."""
-# Names under which transformers knows the implementations, with the version whose allocations they make.
+# Versions of FlashAttention by transformers' names of the implementations.
 _VERSIONS = {
     "flash_attention_2": 2,
     "kernels-community/flash-attn2": 2,
@@ -33,7 +33,7 @@ _VERSIONS = {
     "flash_attention_4": 4,
     "kernels-community/flash-attn4": 4,
 }
-# The function through which transformers calls them.
+# The function with which transformers calls them.
 _ATTEND = "_flash_attention_forward"
 # Heads are padded to a multiple of 8 (flash_attn/flash_attn_interface.py, FlashAttnVarlenFunc).
 _HEAD_ALIGNMENT = 8
@@ -59,7 +59,7 @@ def flash_attention_installed() -> Patches:
     patched = ExitStack()
 
     def installed(model: Any, *args: Any, **kwargs: Any) -> None:
-        # Some modeling files import this name only if a package was installed when they were imported.
+        # Some modeling files import this name only if a FlashAttention package is installed.
         file = sys.modules[type(model).__module__]
         if not hasattr(file, _ATTEND):
             patched.enter_context(mock.patch.object(file, _ATTEND, getattr(module, _ATTEND), create=True))
@@ -71,7 +71,7 @@ def flash_attention_installed() -> Patches:
 
 
 def _register(implementation: str) -> None:
-    """Register a kernel of the Hub in the way that transformers does after loading it."""
+    """Register a kernel of the Hub as transformers does after loading it."""
     from transformers.integrations.flash_attention import flash_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -90,9 +90,9 @@ def _fixed(
     window_size: tuple[int, int] = (-1, -1),
     **_: Any,
 ) -> Tensor:
-    """``flash_attn_func``: rows of one length; tensors are [batch, tokens, heads, head]."""
+    """``flash_attn_func``: rows of equal length; tensors are [batch, tokens, heads, head]."""
     pairs = q.size(0) * _pairs(q.size(1), k.size(1), window_size)
-    # The last query of a row attends to all keys; in decoding, it is the only one.
+    # A single query, as in decoding, attends to all keys despite the causal mask.
     return _attend(q, k, v, pairs // 2 if causal and q.size(1) > 1 else pairs, 1, version)
 
 
@@ -114,7 +114,7 @@ def _varlen(
 ) -> Tensor:
     """``flash_attn_varlen_func``: concatenated documents; tensors are [tokens, heads, head].
 
-    transformers looks at the names of its parameters (``_lazy_define_process_function``), and passes only such.
+    transformers inspects the parameter names (``_lazy_define_process_function``) and passes only these.
     """
     bounds = known(cu_seqlens_q)
     if bounds is None:
@@ -127,7 +127,7 @@ def _varlen(
 
 
 def _pairs(queries: int, keys: int, window: tuple[int, int]) -> int:
-    """Return how many query-key pairs attend to each other, on either side of the diagonal."""
+    """Return the number of query-key pairs in the window, before a causal mask."""
     return queries * (keys if window[0] < 0 else min(keys, window[0] + window[1] + 1))
 
 
@@ -163,8 +163,8 @@ def _operators(version: int) -> Any:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int, version: int) -> tuple[Tensor, Tensor, Tensor]:
     # csrc/flash_attn/flash_api.cpp, mha_fwd and mha_varlen_fwd (FlashAttention 2), hopper/flash_api.cpp, mha_fwd (3),
-    # and flash_attn/cute/interface.py, _flash_attn_fwd (4): in addition to the output, softmax_lse in float32 for
-    # every query and head, and in (2) two integers of random state.
+    # and flash_attn/cute/interface.py, _flash_attn_fwd (4): in addition to the output, a float32 softmax_lse per query
+    # and head, and in (2) two integers of random state.
     queries = q.shape[:-2].numel()
     lse = q.new_empty(q.size(-2) * queries, dtype=torch.float32)
     return torch.empty_like(q), lse, q.new_empty(2 if version == 2 else 0, dtype=torch.int64)
@@ -190,10 +190,10 @@ _LIBRARIES = [
 def backward_workspace(query: Tensor, key: Tensor, documents: int, version: int) -> tuple[int, ...]:
     """Return the sizes in bytes of the backward pass's workspaces.
 
-    FlashAttention 2 (csrc/flash_attn/flash_api.cpp, mha_bwd and mha_varlen_bwd): softmax_d and dq_accum in float32, and
-    with grouped heads the gradients of keys and values per query head. FlashAttention 3 (hopper/flash_api.cpp,
-    mha_bwd): also softmax_lse_log2, and with grouped heads the gradients of keys and values in float32.
-    FlashAttention 4 (flash_attn/cute/interface.py, _flash_attn_bwd): the same, with its block sizes on Blackwell.
+    FlashAttention 2 (csrc/flash_attn/flash_api.cpp, mha_bwd and mha_varlen_bwd): float32 softmax_d and dq_accum; with
+    grouped-query attention, the gradients of keys and values per query head. FlashAttention 3 (hopper/flash_api.cpp,
+    mha_bwd): also softmax_lse_log2; with grouped-query attention, the gradients of keys and values in float32.
+    FlashAttention 4 (flash_attn/cute/interface.py, _flash_attn_bwd): as 3, with its block sizes on Blackwell.
     """
     heads, head = query.size(-2), query.size(-1)
     keys = key.shape[:-2].numel()

@@ -1,4 +1,4 @@
-"""FlexAttention in a trace: block masks and the fused kernel, with the allocations of their compiled versions."""
+"""FlexAttention in a trace: block masks and attention, with the allocations of the compiled functions."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from autotune.virtual.operators import defined
 from autotune.virtual.tensors import VIRTUAL, storage_of
 
 _NAMESPACE = "autotune_flex_attention"
-# Modules that have PyTorch's functions, once they are imported.
+# PyTorch's functions by the modules that import them.
 _HOLDERS = {
     "torch.nn.attention.flex_attention": ("flex_attention", "create_block_mask"),
     "transformers.integrations.flex_attention": ("flex_attention", "create_block_mask"),
     "transformers.masking_utils": ("create_block_mask",),
 }
-# torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the smallest size of a matrix product in Triton.
+# torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the smallest dimension of a Triton matrix product.
 _SMALLEST_HEAD = 16
-# Of queries, keys and values: [batch, heads, tokens, head].
+# Dimension of the tokens in queries, keys and values: [batch, heads, tokens, head].
 _TOKENS = 2
 _FEWEST_QUERIES = 128
-# Before and after these releases, nothing refers to the arguments of a call once it has been compiled.
+# In these releases, the arguments of a compiled call stay referenced after compilation; see `_keep`.
 KEEPS_ARGUMENTS: bool = (2, 12) <= torch.__version__ < (2, 14)
 _MASK = "mask"
-"""Begins the places of what a mask captures."""
+"""Prefix of the names of what a mask function captures."""
 
 
 def flex_attention_compiled(ledger: Ledger) -> Patches:
-    """Patch FlexAttention and its block masks on a device to allocate like the compiled ones that transformers uses.
+    """Patch FlexAttention and block masks to allocate like the compiled functions, which transformers uses.
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
@@ -76,11 +76,11 @@ def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
 
 
 class Versions:
-    """The compiled versions of one function, by guards on kinds of calls and on sizes.
+    """The compiled versions of one function, with their guards on the kind of call and on its numbers.
 
-    Dynamo compiles the first call for exactly its numbers. A number that differs from those of earlier compilations is
-    a symbol in all later ones, whatever kind of call they are for (``torch/_dynamo/pgo.py``, FrameStateSizeEntry); a
-    symbol is never 0 or 1, which are always constants (``specialize_zero_one``, ``torch/fx/experimental/_config.py``).
+    Dynamo's first compilation specialises on all numbers of the call. A number that differs between compilations is
+    symbolic in all later ones, of every kind of call (``torch/_dynamo/pgo.py``, FrameStateSizeEntry). 0 and 1 are
+    always constants (``specialize_zero_one``, ``torch/fx/experimental/_config.py``).
     """
 
     def __init__(self) -> None:
@@ -88,14 +88,14 @@ class Versions:
         self._versions: dict[Hashable, list[dict[str, int | None]]] = {}
 
     def compiled_for(self, kind: Hashable, numbers: Mapping[str, int]) -> Mapping[str, int | None] | None:
-        """Return the version that a call is compiled for, or None if an earlier version runs it.
+        """Return the version that is compiled for a call, or None if the guards of an earlier version accept it.
 
         Args:
-            kind: all properties of the call that are guarded besides numbers.
-            numbers: its sizes and integers, by their places in it.
+            kind: all guarded properties of the call except numbers.
+            numbers: the sizes and integers of the call, by name.
 
         Returns:
-            the constant of each number, None where it is a symbol.
+            the constant for each number, or None if it is symbolic.
         """
         versions = self._versions.setdefault(kind, [])
         if any(_runs(version, numbers) for version in versions):
@@ -114,19 +114,20 @@ def _runs(version: Mapping[str, int | None], numbers: Mapping[str, int]) -> bool
 
 
 def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:
-    """Record that the arguments of a call stay allocated, and those of the same call in micro-batches not traced.
+    """Record that the arguments of a compiled call leak, including those of micro-batches that are not traced.
 
-    With PyTorch 2.12 and 2.13, Dynamo's side effects have the arguments of a call that is compiled (``keepalive`` in
-    ``torch/_dynamo/side_effects.py``), in a cycle of references, which Python's garbage collector rarely reaches.
+    In PyTorch 2.12 and 2.13, Dynamo's side effects refer to the arguments of the compiled call (``keepalive`` in
+    ``torch/_dynamo/side_effects.py``) from a reference cycle, which Python's garbage collector rarely collects.
     """
     again = ledger.again
-    # A version for all widths is compiled for no other one; a micro-batch without padding has another mask.
+    # A version with a symbolic width accepts all other widths. A micro-batch without padding has another mask, so it is
+    # compiled separately.
     fixed = any(version[f"{place}.{_TOKENS}"] not in (None, 1) for place in ("query", "key"))
-    # The steps of a generation have no padding in a trace, which shortens it, but that of the prompts in a run.
+    # Generation steps have no padding in a shortened trace; in a real run, the prompts' padding stays.
     masked = padded or ledger.generates
-    # A trace of a micro-batch generates for as many rows as go with it, not for those of the plan.
+    # A trace generates for the rows of its micro-batch, a real run for all rows of the plan's generation.
     share = again.generated / given[0].size(0) if ledger.generates and again.generated else 1.0
-    # Queries, keys and values may be views of one result.
+    # Queries, keys and values may be views of one storage.
     for tensor in {storage_of(tensor)._cdata: tensor for tensor in given}.values():
         if share == 1.0:
             ledger.keep(tensor)
@@ -137,7 +138,7 @@ def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int |
 
 
 def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str, int]]:
-    """Return what a compiled call of FlexAttention is guarded by: a key of everything but numbers, and the numbers.
+    """Return the guards of a compiled call of FlexAttention: a key of all properties except numbers, and the numbers.
 
     Args:
         given: queries, keys and values.
@@ -151,7 +152,7 @@ def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str
     if block_mask is not None:
         own = {name: getattr(block_mask, name) for name in INDICES}
         mask = guarded(block_mask.mask_mod, _MASK, numbers), guarded(list(own.values()), "blocks", numbers)
-    # torch/_inductor/kernel/flex/flex_decoding.py, _use_flex_decoding: fewer queries have a kernel of their own.
+    # torch/_inductor/kernel/flex/flex_decoding.py, _use_flex_decoding: fewer queries use another kernel.
     is_short = given[0].size(_TOKENS) < _FEWEST_QUERIES
     kinds = ((tensor.dtype, tensor.requires_grad) for tensor in given)
     return (torch.is_grad_enabled(), is_short, mask, *kinds), numbers
@@ -222,8 +223,8 @@ class _Flex(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> Any:
         q, k, v, out, lse, *saved = ctx.saved_tensors
-        # A compiled function gets zeros for missing gradients of its outputs (torch/_functorch/_aot_autograd/
-        # runtime_wrappers.py, which keeps autograd's default of materialising gradients).
+        # In a compiled function, missing gradients of outputs are zeros (torch/_functorch/_aot_autograd/
+        # runtime_wrappers.py keeps autograd's default, set_materialize_grads(True)).
         dout = torch.zeros_like(out) if dout is None else dout
         dlse = torch.zeros_like(lse) if ctx.wants_lse and dlse is None else dlse
         dq, dk, dv = torch.ops.autotune_flex_attention.backward(dout, dlse, q, k, v, out, lse, ctx.pairs)
@@ -231,8 +232,8 @@ class _Flex(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
-    # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the output in the order of the query's strides, and
-    # in float32 the logarithms and the largest scores, both written even if they are not requested.
+    # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the output has the stride order of the query; the
+    # float32 log-sum-exp and maximum scores are written even if they are not requested.
     order = sorted(range(4), key=lambda dimension: -q.stride(dimension))
     out = torch.empty_permuted((*q.shape[:3], v.size(3)), order, dtype=q.dtype, device=q.device)
     return out, q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -241,15 +242,15 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tensor, Tenso
 def _backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, pairs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # The same file, flex_attention_backward: the kernel sums over the query heads that share a key, so only the
-    # gradient of the queries has the queries' size.
+    # The same file, flex_attention_backward: the kernel sums over the query heads that share a key, so the gradients of
+    # keys and values have their sizes.
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
 def backward_workspace(query: Tensor) -> tuple[int, ...]:
     """Return the sizes in bytes of the backward pass's workspaces: ``delta``, a float32 per query and head.
 
-    The source is ``flex_attention_backward`` of ``torch/_inductor/kernel/flex/flex_attention.py``.
+    Source: ``flex_attention_backward`` of ``torch/_inductor/kernel/flex/flex_attention.py``.
     """
     return (4 * query.shape[:3].numel(),)
 

@@ -1,7 +1,7 @@
-"""Shortens the generation of tokens in a trace: the prompt, a step half-way, and the last step stand for all.
+"""Shortens the generation of tokens in a trace: traces the prefill, a decoding step half-way, and the last step.
 
-The key-value cache is longest in the last step, and steps take the mean time half-way. Tracing every step would take a
-hundred times as long. Its peak would be the same within 0.1 %, its time within 3 % (tests/step/test_decode_steps.py).
+The key-value cache is largest in the last step, and a step half-way takes the mean time. Tracing every step takes a
+hundred times as long; peak memory agrees within 0.1 %, time within 3 % (tests/step/test_decode_steps.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.virtual.tracing import adopt, generating, is_tracing, repeated
 
 @contextmanager
 def short_generation() -> Iterator[None]:
-    """Within a trace, let ``generate`` run only a few of its steps; without one, change nothing."""
+    """Within a trace, patch ``generate`` to run only a few of its steps; otherwise do nothing."""
     if not is_tracing():
         yield
         return
@@ -42,7 +42,7 @@ class _Generation:
 
     Args:
         whole: transformers' function.
-        inputs: its named arguments: the ids of prompts, padded on the left, with their mask.
+        inputs: its named arguments: left-padded prompt ids and their mask.
     """
 
     def __init__(self, whole: Any, model: Any, config: Any, inputs: dict[str, Any]) -> None:
@@ -51,13 +51,13 @@ class _Generation:
         self._rows, self._prompt = inputs[self._ids].shape
 
     def run(self) -> Any:
-        """Return ids of prompts and completions, as many as asked for; all are the same token."""
+        """Return ids of prompts and completions, shape (rows, prompt + max_new_tokens); all are the same token."""
         new = self._config.max_new_tokens
         first = self._step(**self._inputs)
         cache = getattr(first, "past_key_values", None)
         del first
         if new > 1:
-            # What `generate` does before its loop, it does once.
+            # The code of `generate` before its loop runs once in reality, so its time is not counted again here.
             with repeated(0):
                 self._continued(cache, self._prompt + new // 2, times=new - 1)
                 # The loop keeps the scores of the token before the last, so both are generated.
@@ -70,7 +70,7 @@ class _Generation:
         return ids.to(self._inputs[self._ids].device)
 
     def _step(self, new: int = 1, times: int = 1, **inputs: Any) -> Any:
-        """Generate ``new`` tokens, and count the time of the loop that does it so many times."""
+        """Generate ``new`` tokens, and count the time of the decoding loop ``times`` times."""
         config = copy.deepcopy(self._config)
         config.max_new_tokens = config.min_new_tokens = new
         config.return_dict_in_generate = True
@@ -86,12 +86,12 @@ class _Generation:
             return self._whole(self._model, generation_config=config, **inputs)
 
     def _continued(self, cache: Any, tokens: int, new: int = 1, times: int = 0) -> None:
-        """Generate ``new`` tokens after so many, all but the last of which are in the cache."""
+        """Generate ``new`` tokens after ``tokens`` ones, of which all but the last are in the cache."""
         shape = (self._rows, tokens)
         known = adopt({"ids": np.full(shape, SAMPLED, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
         device = self._inputs[self._ids].device
         inputs = {self._ids: known["ids"].to(device), "attention_mask": known["mask"].to(device)}
-        # Where prompts are padded, attention gets a mask in every step, and may copy keys and values for it.
+        # With padded prompts, attention gets a mask in every step, and may copy keys and values for it.
         inputs["attention_mask"][:, : self._prompt] = self._inputs.get("attention_mask", 1)
         if cache is not None:
             _fill(cache, tokens - 1)
@@ -100,9 +100,9 @@ class _Generation:
 
 
 def _fill(cache: Any, tokens: int) -> None:
-    """Make a key-value cache as large as it is after so many tokens."""
+    """Resize a key-value cache to its size after ``tokens`` tokens."""
     for layer in cache.layers:
-        # Layers of linear attention have a state of fixed size instead.
+        # Linear attention layers have a state of fixed size instead.
         if getattr(layer, "keys", None) is None:
             continue
         held = tokens

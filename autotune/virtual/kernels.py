@@ -26,13 +26,13 @@ _OF_FUSED_HEAD = {
     "trl.trainer.utils": ("_use_triton",),
     "trl.trainer.distillation_trainer": ("_use_triton",),
 }
-"""Functions of TRL's modules that ask whether Triton has kernels for a device, or that multiply."""
+"""Functions of TRL's modules that check a device for Triton support, or that multiply matrices."""
 
 
 def triton_launches_recorded(ledger: Ledger) -> Patches:
     """Patch Triton to record kernel launches without executing them, and TRL's fused head to accept the device.
 
-    CUDA builds of PyTorch install Triton; CPU builds do not, so it may be missing here.
+    Triton is a dependency of PyTorch's CUDA builds only, so it may be missing.
     """
     launch = _launching(ledger)
     if importlib.util.find_spec("triton") is not None:
@@ -53,7 +53,7 @@ def _launching(ledger: Ledger) -> Any:
         tensors = [tensor for tensor in tensors if type_of_device(tensor) == VIRTUAL]
         if not tensors:
             return
-        # Reads and writes of a kernel cannot be distinguished; each of its tensors is counted as accessed once.
+        # The kernel's reads and writes cannot be distinguished; each tensor argument counts as accessed once.
         sizes = [tensor.numel() * tensor.itemsize for tensor in tensors]
         storages = ledger.numbers(tensors)
         since = ledger.recency.since(storages)
@@ -76,7 +76,7 @@ def _launching(ledger: Ledger) -> Any:
 
 
 class _Kernel:
-    """A kernel that is not compiled; it has the launch syntax of Triton's kernels."""
+    """Replaces a kernel where Triton is missing, with its launch syntax ``kernel[grid](...)``."""
 
     def __init__(self, name: str, launch: Any) -> None:
         self.__name__ = name
@@ -87,7 +87,7 @@ class _Kernel:
 
 
 def _kernels_stood_in_for(module: ModuleType, launch: Any) -> Patches:
-    """Give a module that was imported without Triton the names that the host code of its kernels uses."""
+    """Patch a module that was imported without Triton: define the names that its host code uses."""
     triton = SimpleNamespace(cdiv=lambda count, size: -(-count // size))
     yield mock.patch.object(module, "triton", triton, create=True)
     for name, found in list(vars(module).items()):
@@ -107,7 +107,7 @@ def _fused_head_accepting_the_device() -> Patches:
             torch.ops.aten.addmm.dtype_out(acc, a, b, torch.float32, out=acc)
 
     def project(tile: Any, hidden: Any, weight: Any, bias: Any, start: int, end: int, dtype: torch.dtype) -> None:
-        # The same, of the logits of a tile (``_project``).
+        # As above, for the logits of a tile.
         chunk = weight[start:end].to(dtype).t()
         if dtype == tile.dtype:
             torch.mm(hidden, chunk, out=tile)

@@ -1,13 +1,13 @@
 """Known values: integers and booleans that depend only on shapes and the batch are computed for real.
 
-A training step branches on values: whether a padding mask is all true, how many tokens count, where packed documents
-begin. Those are integers and booleans computed from the batch alone, so a small real tensor is kept next to the fake
-one and every operator runs on both. Floating-point data is never computed with: that of a batch is only compared, such
-as pixels, to find out which images are padding. Where code reads another floating-point value, an assumption is
-returned and counted.
+A training step branches on values: whether a padding mask is all true, how many tokens the loss counts, where packed
+documents begin. These are integers and booleans that depend on the batch alone, so a real tensor is kept with the fake
+one, and operators run on both. Floating-point values are not computed, with one exception: batch data such as pixels is
+moved and compared, to find padding images. A read of any other floating-point value returns an assumption, which is
+counted.
 
-Most large values, such as attention masks, are never read: they are computed once something reads them, or writes to
-what they are computed from.
+Large values, such as attention masks, are computed lazily, since most are never read: at the first read, or before a
+write to a tensor that they are computed from.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.virtual.tensors import argument, changes, replaced, tensors_of
 
-# A mask over 4096 x 4096 positions is still computed (16 MiB); larger tensors have no known values.
+# Larger tensors have no known values; a mask over 4096 x 4096 positions (16 MiB) has.
 _LARGEST = 2**24
-# Values with at most so many elements are computed at once, which takes no longer than to put it off.
+# Values with at most this many elements are computed eagerly, which takes no longer than deferring them.
 _FEW = 1024
 SAMPLED = 5
-"""The token that is assumed to be sampled: no special one in any tokenizer known to the author."""
+"""The token assumed to be sampled: not a special token in any tokenizer known to the author."""
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
 
@@ -50,9 +50,9 @@ _RANDOM = _operators(
 )  # fmt: skip
 
 _BENEATH = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
-"""Beginnings of the files of PyTorch and of the virtual device, which stand between a value and who reads it."""
+"""Path prefixes of PyTorch and of this package, whose frames :func:`_reader` skips."""
 
-# What a model does with the floating-point data of a batch until it has compared it.
+# Operators that a model applies to floating-point batch data up to and including the comparison.
 _OF_BATCH = _operators(
     "_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index", "unsqueeze",
     "view", "_unsafe_view", "split", "split_with_sizes", "cat", "eq", "ne",
@@ -60,11 +60,11 @@ _OF_BATCH = _operators(
 
 
 class Later:
-    """Values that are computed once they are read.
+    """Values that are computed at the first read.
 
     Args:
-        compute: returns them.
-        reads: the fake storages of what they are computed from.
+        compute: returns the values.
+        reads: ids of the fake storages that they are computed from.
     """
 
     def __init__(self, compute: Callable[[], torch.Tensor], reads: frozenset[int]) -> None:
@@ -81,12 +81,12 @@ class Later:
 
     @property
     def is_pending(self) -> bool:
-        """Whether they are still to be computed."""
+        """Whether they have not been computed yet."""
         return self._compute is not None
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the real values of a tensor, or None when they are not known."""
+    """Return the real values of a tensor, or None if they are unknown."""
     if not isinstance(tensor, FakeTensor):
         return tensor
     value: torch.Tensor | Later | None = getattr(tensor, _KNOWN, None)
@@ -95,13 +95,13 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def set_known(tensor: torch.Tensor, value: torch.Tensor | Later) -> None:
-    """Attach real values to a fake tensor, if its type and size are among those that are kept."""
+    """Attach real values to a fake tensor, if :func:`_is_kept` accepts their dtype and size."""
     if isinstance(value, Later) or _is_kept(value):
         setattr(tensor, _KNOWN, value)
 
 
 def listed(tensor: Any) -> Any:
-    """Return the values of a fake tensor in nested lists, as its method ``tolist`` does, but not one by one."""
+    """Return the values of a fake tensor as nested lists; its own ``tolist`` reads each element separately."""
     value = known(tensor)
     if value is None:
         return _listed_one_by_one(tensor)
@@ -113,13 +113,13 @@ _listed_one_by_one = FakeTensor.tolist
 
 
 _made = torch.tensor
-# At its first use PyTorch collects the functions that obey `with torch.device(…)`, and keeps them: `torch.tensor` must
-# be among them before it is replaced.
+# PyTorch caches the set of functions that obey `with torch.device(…)` at its first use: fill that cache before
+# `torch.tensor` is patched.
 _device_constructors()
 
 
 def made_of(data: Any, **words: Any) -> torch.Tensor:
-    """Return what ``torch.tensor`` does, also for lists that have fake tensors in them, which it cannot read."""
+    """Like ``torch.tensor``, but supports lists that contain fake tensors."""
     if isinstance(data, (list, tuple)) and (
         found := [leaf for leaf in tensors_of(data) if isinstance(leaf, FakeTensor)]
     ):
@@ -139,7 +139,7 @@ def _is_known(tensor: torch.Tensor) -> bool:
 
 
 def _is_data(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is floating-point data of a batch, whose values are known."""
+    """Return whether a tensor is floating-point batch data with known values."""
     return tensor.is_floating_point() and isinstance(getattr(tensor, _KNOWN, None), Later)
 
 
@@ -149,7 +149,7 @@ def _attached(tree: Any) -> Any:
 
 
 def _values(tree: Any) -> Any:
-    """Return the arguments that :func:`_attached` returned, with computed values."""
+    """Compute the pending values among the arguments that :func:`_attached` returned."""
     return replaced(tree, Later, lambda later: later.value)
 
 
@@ -160,13 +160,13 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         words["device"] = torch.device("cpu")
     with _disable_current_modes(), torch.no_grad():
         if func is torch.ops.aten.histc.default:
-            # CUDA has a kernel for integers here, the CPU does not.
+            # Only CUDA has an integer kernel.
             return func(values[0].double(), *values[1:], **words).to(values[0].dtype)
         return func(*values, **words)
 
 
 def _part(func: Any, args: Any, kwargs: Any, place: int) -> Any:
-    """Return one of the results of an operator that has several."""
+    """Return the result at position ``place`` of an operator with several."""
     return _computed(func, args, kwargs)[place]
 
 
@@ -176,7 +176,7 @@ def _is_kept(value: torch.Tensor) -> bool:
 
 
 def _reader() -> str:
-    """Return the function that reads a value, such as ``(in training_step of trainer.py)``: the innermost library's."""
+    """Return the innermost caller outside PyTorch and this package, such as ``(in training_step of trainer.py)``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_BENEATH):
         frame = frame.f_back
@@ -191,15 +191,15 @@ class Knowledge:
         self._pending: list[weakref.ref[Later]] = []
 
     def compute(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], result: Any) -> Any:
-        """Return the operator's real result where all its tensor inputs are known, or :class:`Later`, else None.
+        """Return the operator's real result, or :class:`Later`, if all its tensor inputs are known; else None.
 
         Args:
             inputs: the tensors among the arguments.
-            result: the fake result, so that values that would not be kept are not computed; None where the fake result
-                is derived from the real one.
+            result: the fake result, by which values that would not be kept are skipped; None if the fake result is
+                derived from the real one.
         """
         if func is torch.ops.aten.rand.default and result is not None and result.numel() == 1:
-            # A module that is left out at random, as in PEFT's LoHa, is left out where that is likelier than not.
+            # A module that is dropped at random, as in PEFT's LoHa, is dropped if that is more likely.
             with _disable_current_modes():
                 return torch.full(result.shape, 0.5, dtype=result.dtype)
         if not inputs and func.overloadpacket not in _CREATORS:
@@ -229,20 +229,20 @@ class Knowledge:
         return later
 
     def _compute_what_reads(self, storages: set[int]) -> None:
-        """Compute pending values that follow from what is about to be overwritten."""
+        """Compute pending values that depend on storages that are about to be overwritten."""
         alive = [later for later in (item() for item in self._pending) if later is not None]
         for later in alive:
             if later.reads & storages:
-                # What is computed marks itself; what it was computed from does as well.
+                # Reading caches the value, and those of the pending values that it depends on.
                 _ = later.value
         self._pending = [weakref.ref(later) for later in alive if later.is_pending]
 
     def assume(self, what: str) -> None:
-        """Count an assumption under its description."""
+        """Count an assumption by its description."""
         self.assumptions[what] += 1
 
     def item(self, tensor: torch.Tensor) -> bool | int | float:
-        """Return the value of a one-element tensor, or an assumed one where it is not known."""
+        """Return the value of a one-element tensor, or an assumed one if it is unknown."""
         value = known(tensor)
         if value is not None:
             with _disable_current_modes():
@@ -257,7 +257,7 @@ class Knowledge:
         return 1
 
     def balance(self, indices: torch.Tensor, choices: int) -> None:
-        """Assume, once they are read, that indices spread evenly over ``choices``: selection i is i mod choices."""
+        """Assume at the first read that indices spread evenly over ``choices``: index i is i mod choices."""
         shape = indices.shape
 
         def spread() -> torch.Tensor:
@@ -268,7 +268,7 @@ class Knowledge:
         set_known(indices, self._later(spread, frozenset()))
 
     def fill(self, what: str, tensor: torch.Tensor, value: int) -> None:
-        """Assume that every element of a tensor has a value, and count that under its description."""
+        """Assume that every element of a tensor equals ``value``, and count the assumption by its description."""
         self.assume(what)
         if tensor.numel() <= _LARGEST:
             with _disable_current_modes():

@@ -31,18 +31,18 @@ class _Live(NamedTuple):
 class Ledger:
     """Records allocations and frees of tensor storages as they happen.
 
-    A storage is freed when its last tensor is destroyed, as in PyTorch's allocators, so the order of events is that of
-    a real run.
+    A storage is freed when its last tensor is destroyed, as in PyTorch's allocators, so events occur in the order of a
+    real run.
 
     Attributes:
         device_type: type of the traced device; tensors on any other device count as host memory.
-        times: how often the time of the operators that run now is to be counted.
+        times: the number of executions that each operator recorded now stands for.
         generates: whether completions are being generated.
-        keeps_gradients: whether parameters keep their gradients; if not, an engine moves each to a buffer of its own.
-        again: micro-batches that are not traced, and for which functions are compiled again.
-        streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
+        keeps_gradients: whether parameters keep their gradients; False if an engine moves them to its own buffers.
+        again: micro-batches that are not traced and that cause recompilations.
+        streams: stream ids by storage number, for storages that are not allocated on the default stream.
         next_number: the number of the next storage.
-        recency: the storages on the device that were read or written last, by their numbers.
+        recency: the storages on the device that were accessed last.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -71,7 +71,7 @@ class Ledger:
         """Record the storage of a tensor, unless it is recorded already or the tensor is on the meta device.
 
         Args:
-            pinned: whether it is pinned if it is on the host.
+            pinned: whether a host storage is in pinned memory.
         """
         if type_of_device(tensor) == "meta":
             return
@@ -101,7 +101,7 @@ class Ledger:
         self._add(size, place, number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Record the size of a storage that may have been given another one; 0 bytes free it."""
+        """Record a change of a storage's size; 0 bytes free it."""
         known = self._live.get(storage._cdata)
         size = 0 if known is None else _held_bytes(storage, pinned=known.pinned)
         if known is not None and size != known.size:
@@ -128,19 +128,19 @@ class Ledger:
             self._add(-size, place, number)
 
     def empty_cache(self) -> None:
-        """Record that the caching allocator gives its cache back to the device."""
+        """Record that the caching allocator releases its cached blocks to the device."""
         self.events.append(MemoryEvent(0, Place.DEVICE, EMPTY_CACHE))
 
     def multiplied(self, *, in_backward: bool) -> None:
-        """Record that the running operator is a matrix product on the device; its result is allocated."""
+        """Record a matrix product on the device, after its result was allocated."""
         if in_backward not in self._multiplied:
             self._multiplied.add(in_backward)
             self.events.append(MemoryEvent(0, Place.DEVICE, CUBLAS_WORKSPACE, len(self.operators)))
 
     def address(self, storage: torch.UntypedStorage) -> int:
-        """Return an address for a storage, which is not used again and so far from others that no two views share one.
+        """Return an address for a storage; it is never reused, and address ranges of storages do not overlap.
 
-        That of a storage that is not live, such as one of a tensor on the meta device, is 0.
+        A storage that is not live, such as that of a meta tensor, has address 0.
         """
         known = self._live.get(storage._cdata)
         return 0 if known is None else (known.number + 1) << _ADDRESS_BITS
@@ -151,7 +151,7 @@ class Ledger:
         return [-1 if known is None else known.number for known in live]
 
     def ran(self, record: OperatorRecord, storages: Iterable[int], kernels: int = 1) -> None:
-        """Record an operator that passes over storages of these numbers, once for each of its kernels."""
+        """Record an operator, once per kernel, and its accesses to storages, given by number."""
         self.operators.extend([record] * kernels)
         if record.work.kind is not Kind.NOTHING:
             self.recency.touch(storages)
@@ -168,17 +168,17 @@ class Ledger:
             self.categories[known.number] = category
 
     def settle(self, tensor: torch.Tensor) -> None:
-        """Record that a tensor's storage is final: the gradient in it will not move to another one."""
+        """Record that the gradient in a tensor's storage is final."""
         known = self._live.get(storage_of(tensor)._cdata)
         if known is not None:
             self.settled.setdefault(known.number, len(self.events))
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Record that a tensor's storage stays allocated when its last tensor is destroyed."""
+        """Record that a tensor's storage stays allocated after its last tensor is destroyed."""
         self.kept.setdefault(self._live[storage_of(tensor)._cdata].number, None)
 
     def record_leaked_copy(self, tensor: torch.Tensor, share: float) -> None:
-        """Record a storage of a share of a tensor's size that stays allocated without a tensor."""
+        """Record a leaked storage of ``share`` times the size of a tensor's storage."""
         self._add(round(share * storage_of(tensor).nbytes()), self.place(tensor), self.next_number)
         self.kept[self.next_number] = len(self.events)
         self.next_number += 1

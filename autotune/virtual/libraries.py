@@ -13,21 +13,20 @@ from unittest import mock
 import torch
 
 Patches = Iterator[AbstractContextManager[object]]
-"""Contexts that a trace enters in this order, each before the next one is made."""
+"""Context managers that a trace enters in order; each is entered before the next one is created."""
 _RNG_STATE_BYTES = torch.get_rng_state().numel()
 
 
 def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
     """Patch transformers to treat fake tensors as ordinary ones, and checkpointing to store the generator's state.
 
-    Otherwise transformers builds the attention masks that an exported graph needs, not those of a training step.
+    For fake tensors, transformers builds the attention masks of an exported graph, not those of a training step.
 
     Args:
-        assume: called with what transformers, from 5.17 on, warns of where a package with a kernel of a layer is not
-            installed.
+        assume: called with each warning of transformers, from 5.17 on, that a kernel package of a layer is missing.
     """
     yield warnings.catch_warnings()
-    # torch.Tensor.__deepcopy__ reads the address of every tensor, to detect those without storage.
+    # torch.Tensor.__deepcopy__ reads the address of every tensor, to detect tensors without storage.
     warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
     module = sys.modules.get("transformers.utils.import_utils")
     if module is not None:
@@ -41,7 +40,7 @@ def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
         yield mock.patch.object(logger, "warning_once", warned)
     functional = sys.modules.get("bitsandbytes.functional")
     if functional is not None:
-        # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.
+        # CUDA managed memory, whose pages migrate between host and device on access; PyTorch does not count it.
         yield mock.patch.multiple(
             functional,
             get_paged=_paged,
@@ -56,7 +55,7 @@ def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
 
 
 def _with_state(module: torch.nn.Module) -> None:
-    """Give a weight in 4 bits the state that it loses where FSDP2 gathers it; bitsandbytes also changes its class."""
+    """Restore the quantisation state that a 4-bit weight loses when FSDP2 gathers it, without a change of its class."""
     if getattr(module.weight, "quant_state", None) is None:
         module.weight.quant_state = module.quant_state
 

@@ -1,4 +1,4 @@
-"""The time of communication between ranks: over the links of a machine, and over the network between machines."""
+"""Communication time between ranks: over the links of a machine, and over the network between machines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from functools import lru_cache
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.plan import Launch
 
-# For two machines, NCCL takes trees for a long all-reduce: each machine adds up what its ranks have, and sends that to
-# the other once. For three and more it takes rings (its maintainers: https://github.com/NVIDIA/nccl/issues/946,
-# https://github.com/NVIDIA/nccl/issues/812 and https://github.com/NVIDIA/nccl-tests/issues/160).
+# For a long all-reduce over two machines, NCCL uses trees: each machine reduces the data of its ranks, and sends the
+# result to the other once. Over three and more it uses rings (its maintainers:
+# https://github.com/NVIDIA/nccl/issues/946, https://github.com/NVIDIA/nccl/issues/812 and
+# https://github.com/NVIDIA/nccl-tests/issues/160).
 _MACHINES_OF_TREES = 2
 
 
@@ -22,7 +23,7 @@ class Collective:
 
     Attributes:
         ranks: the ranks of the group.
-        all_reduce: whether it is an all-reduce. All others go round rings.
+        all_reduce: whether it is an all-reduce. All other collectives use rings.
     """
 
     ranks: tuple[int, ...]
@@ -32,16 +33,16 @@ class Collective:
 def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuSpeeds, launch: Launch) -> float:
     """Return how long a collective operator takes at the achieved rate of the links, without latency.
 
-    A ring passes the same bytes through every one of its ranks, so the slowest link decides: that of a GPU, or the
+    A ring passes the same bytes through each of its ranks, so the slowest link is the bottleneck: that of a GPU, or the
     network of a machine, which each ring enters and leaves once (https://github.com/NVIDIA/nccl-tests/blob/master/doc/
-    PERFORMANCE.md: bus bandwidth is that of the bottleneck, NVLink, PCI or network). What context parallelism exchanges
-    goes to the next rank too. An exchange of all with all sends more between machines than is counted here. Switches
-    that add up what passes through them (SHARP) are not counted on.
+    PERFORMANCE.md: bus bandwidth is that of the bottleneck, NVLink, PCI or network). Context parallelism also sends to
+    the next rank. The traffic of an all-to-all between machines is underestimated. In-network reduction (SHARP) is not
+    modelled.
 
     Args:
         sent_bytes: bytes that each rank sends.
-        collective: the ranks that take part; None: some of one machine.
-        launch: distribution of ranks over machines. Those of a machine are consecutive, as torchrun numbers them.
+        collective: the participating ranks; None: ranks of one machine.
+        launch: distribution of ranks over machines. Ranks of a machine are consecutive, as torchrun numbers them.
     """
     link = speeds.nvlink if speeds.nvlink and _linked(collective, speeds, launch) else speeds.pcie
     together = launch.per_machine if collective is None else min(len(collective.ranks), launch.per_machine)
@@ -52,7 +53,7 @@ def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuS
 
 
 def _linked(collective: Collective | None, speeds: GpuSpeeds, launch: Launch) -> bool:
-    """Return whether NVLink joins all ranks of a group that are in one machine; bridges join neighbours."""
+    """Return whether NVLink connects the ranks of a group within each machine; bridges connect neighbours only."""
     if speeds.bridged is None:
         return True
     if collective is None:
@@ -62,11 +63,11 @@ def _linked(collective: Collective | None, speeds: GpuSpeeds, launch: Launch) ->
 
 @lru_cache(maxsize=256)
 def network_load(collective: Collective, launch: Launch) -> float:
-    """Return the bytes that a machine sends over its network for each byte that a rank sends; 0 within a machine.
+    """Return the bytes that a machine sends over its network per byte that a rank sends; 0 within one machine.
 
-    All groups of a mesh run their collectives at the same time, and share the networks of their machines: with as many
-    replicas as machines, each rank of a machine is in another group that reduces gradients. Where groups differ, it is
-    the load of the slowest.
+    All groups of a mesh run their collectives at the same time and share the networks of their machines. Example: with
+    as many replicas as machines, each rank of a machine belongs to a different group that reduces gradients. If groups
+    differ, the highest load is returned.
     """
     spread = [
         frozenset(rank // launch.per_machine for rank in group)
@@ -84,11 +85,11 @@ def network_load(collective: Collective, launch: Launch) -> float:
 
 
 def mesh_groups(ranks: tuple[int, ...], processes: int) -> Iterator[range | tuple[int, ...]]:
-    """Yield the groups of the mesh of processes that a group is part of.
+    """Yield all groups of the device mesh that contains a group.
 
-    The groups of one dimension of a mesh, and of neighbouring dimensions together, have ranks at equal distances.
-    ``ParallelismConfig`` of accelerate orders its dimensions as replicas, shards, parts of a row. A group without such
-    a distance is taken to be alone.
+    The ranks of a group have a constant stride if the group spans one mesh dimension, or neighbouring ones.
+    ``ParallelismConfig`` of accelerate orders the dimensions: replicas, shards, parts of a row. A group without a
+    constant stride is assumed to be the only one.
     """
     first, step = ranks[0], ranks[1] - ranks[0] if len(ranks) > 1 else 1
     block = len(ranks) * step

@@ -1,7 +1,7 @@
-"""Caches the metadata of operators' results by the metadata of their arguments, so that fake kernels run once for each.
+"""Caches result metadata by operator and argument metadata, so that a fake kernel runs once per combination.
 
-The fake tensor mode has a cache too, but building its keys takes most of its time. This cache covers only the simple
-cases: operators that return nothing or an argument that they changed, new tensors, or views of an argument.
+The fake tensor mode also has a cache, but building its keys takes most of its time. This one covers only simple cases:
+operators that return nothing, one of their arguments, new tensors, or views of an argument.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from autotune.virtual.tensors import tensors_of
 _aten = torch.ops.aten
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _VALUES = (int, float, type(None))
-# Operators that give their first argument another size or storage, or that wrap an existing tensor.
+# Operators that change the size or storage of their first argument, or that wrap an existing tensor.
 _SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
 # Operators whose result shares the storage of an argument, which their schema does not show.
 _UNDECLARED_VIEWS = frozenset({_aten._unsafe_view})
 
 
 def _faked(meta: torch.Tensor, device: torch.device, fake: FakeTensorMode) -> FakeTensor:
-    """Return ``FakeTensor(fake, meta, device)``, whose constructor spends its time on attributes that are all alike."""
+    """Return ``FakeTensor(fake, meta, device)``; faster, since attributes are copied from an earlier one."""
     kept = _attributes.get(device)
     if kept is None:
         first = FakeTensor(fake, meta, device)
@@ -38,15 +38,15 @@ def _faked(meta: torch.Tensor, device: torch.device, fake: FakeTensorMode) -> Fa
 
 
 _attributes: dict[torch.device, dict[str, Any]] = {}
-"""The attributes of a new fake tensor, except for its mode, by its device."""
+"""The attributes of a new fake tensor, except its mode, by device."""
 
 
 _Rule = Callable[[Any, Any, FakeTensorMode], Any]
-"""Recreates the result of an operator, given its positional and named arguments and the mode of fake tensors."""
+"""Recreates the result of an operator from its positional and named arguments and the fake tensor mode."""
 Notes = dict[Any, Any]
-"""Cache of values that follow from the metadata of an operator's arguments, such as its work."""
+"""A caller's cache of values that depend on the metadata of an operator's arguments alone, such as its work."""
 _kept: dict[Any, tuple[_Rule, Notes]] = {}
-"""By operators and the metadata of their arguments."""
+"""By operator and argument metadata."""
 
 
 class _NotPlainError(Exception):
@@ -59,10 +59,10 @@ def run(
     """Run an operator on fake tensors, under the fake tensor mode that is on the stack.
 
     Args:
-        kernel: runs in the operator's place, if given; its result depends on the metadata of its arguments alone.
+        kernel: replaces the operator, if given; its result must depend on the metadata of its arguments alone.
 
     Returns:
-        Its result, and the notes on arguments of this metadata; None where its result is not one of the simple cases.
+        Its result, and the notes for arguments with this metadata; None if the call is not one of the simple cases.
     """
     try:
         key = (func, torch.get_default_dtype(), *_metadata(args, kwargs))
@@ -73,7 +73,7 @@ def run(
         return kept[0](args, kwargs, fake), kept[1]
     result = (kernel or func)(*args, **kwargs)
     rule = _rule(func, args, kwargs, result)
-    # An operator may give a tensor that it writes to another size.
+    # An operator may resize a tensor that it writes to.
     if rule is None or _metadata(args, kwargs) != key[2:]:
         return result, None
     kept = _kept[key] = rule, {}
@@ -92,13 +92,13 @@ def _described(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple([_described(item) for item in value])
     if isinstance(value, _PLAIN):
-        # 1, 1.0 and True are equal, but give results of different types.
+        # 1, 1.0 and True are equal, but produce results of different dtypes.
         return type(value), value
     raise _NotPlainError
 
 
 def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> _Rule | None:
-    """Return how to recreate a result, or None where it is not one of the simple cases."""
+    """Return the rule that recreates a result, or None if it is not one of the simple cases."""
     if torch.Tag.inplace_view in func.tags or func.overloadpacket in _SPECIAL:
         return None
     if result is None:
@@ -123,19 +123,19 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> _Rule | None:
 
 
 def _constant(value: Any) -> _Rule:
-    """Return how to recreate a number, or nothing."""
+    """Return the rule of a result that is a number or None."""
     return lambda *_: value
 
 
 def _given(args: Any, kwargs: Any, result: Any) -> _Rule | None:
-    """Return how to recreate a result that is an argument itself, at a position or under a name."""
+    """Return the rule of a result that is one of the arguments, positional or named; else None."""
     places = (*enumerate(args), *kwargs.items()) if isinstance(result, FakeTensor) else ()
     place = next((place for place, value in places if value is result), None)
     return None if place is None else lambda args, kwargs, _: (args if isinstance(place, int) else kwargs)[place]
 
 
 def _viewed(tensor: Any, args: Any) -> _Rule | None:
-    """Return how to recreate a view of an argument."""
+    """Return the rule of a view of a positional argument."""
     if not isinstance(tensor, FakeTensor):
         return None
     storage = tensor.untyped_storage()._cdata
@@ -146,7 +146,7 @@ def _viewed(tensor: Any, args: Any) -> _Rule | None:
 
 
 def _fresh(results: Sequence[Any], given: tuple[Any, Any]) -> list[_Rule | None]:
-    """Return how to recreate results; each tensor has to span a storage that no other tensor shares."""
+    """Return the rules of results whose tensors each span a storage of their own; None for any other."""
     args, kwargs = given
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, tuple(kwargs.values())))}
     found: list[_Rule | None] = []
@@ -164,7 +164,7 @@ def _fresh(results: Sequence[Any], given: tuple[Any, Any]) -> list[_Rule | None]
 
 
 def _made(tensor: FakeTensor, view_of: int | None) -> _Rule | None:
-    """Return how to recreate a tensor that spans its own new storage, or a view.
+    """Return the rule of a tensor that spans its own new storage, or of a view.
 
     Args:
         view_of: the position of the viewed argument, or None.
@@ -179,7 +179,7 @@ def _made(tensor: FakeTensor, view_of: int | None) -> _Rule | None:
             if view_of is None:
                 made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             else:
-                # While a model is built for ZeRO-3, `torch.empty` casts what it makes to the type of the weights
+                # `torch.empty` would cast to the dtype of the weights while a model is built under ZeRO-3
                 # (deepspeed/runtime/zero/partition_parameters.py, ``_add_tensor_creation_wrappers``).
                 made = torch.empty_strided((0,), (1,), dtype=dtype, device="meta")
                 made.set_(args[view_of].untyped_storage(), offset, shape, stride)

@@ -1,4 +1,4 @@
-"""Moves, casts and copies modules in a trace as PyTorch does on a real GPU: parameters keep their identity or mode."""
+"""Patches moves, casts and copies of modules in a trace: fake parameters behave like parameters on a real GPU."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _get_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__
 def movable_modules(ledger: Ledger) -> Patches:
     """Patch ``Module.to``, its relatives, ``parameter.data = …`` and copies to treat fake parameters like real ones.
 
-    On a real GPU, parameters and gradients stay the same objects and get new data, so that an optimizer, a tied module
-    or a name that refers to them stays valid. For a device that is not built into PyTorch it creates new parameters
-    instead, or raises an error. Copies of parameters belong to the mode of those that they are copies of. PyTorch
-    copies the mode, and with it weak references to storages, which are then released once more than they were taken:
-    memory of the process is overwritten.
+    On a real GPU, parameters and gradients keep their identity and get new data, so references from optimizers and tied
+    modules stay valid. For a device that is not built in, PyTorch creates new parameters instead, or raises an error.
+
+    A copy of a fake parameter keeps the fake tensor mode of the original. ``deepcopy`` would copy the mode, including
+    its weak references to storages, which are then released once too often and corrupt the memory of the process.
 
     Args:
-        ledger: what is replaced passes no registration hook, so it is tagged here.
+        ledger: replaced tensors trigger no registration hook, so their storages are tagged here.
     """
     original = nn.Module._apply
 
@@ -79,7 +79,7 @@ def _take_data(tensor: FakeTensor, data: torch.Tensor) -> None:
 
 
 def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
-    """Give a tensor data on another device.
+    """Replace the data of a tensor by data on another device.
 
     Raises:
         RuntimeError: the tensor was computed from others, so it is neither a parameter nor a gradient.
@@ -92,11 +92,10 @@ def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
         given = data.detach()
     tensor.grad = None
     if requires_grad:
-        # A graph built before the exchange would accumulate into the gradient of the old tensor.
+        # A graph recorded before the exchange would accumulate into the gradient of the old tensor.
         torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_refuse)
     torch._C._swap_tensor_impl(tensor, given)
-    # The swap exchanges the C++ tensors; Python attributes stay with their object, and so do hooks, which have to be
-    # registered with C++ again.
+    # The swap exchanges the C++ tensors only: exchange the Python attributes, and register the hooks with C++ again.
     forget_known(tensor)
     own = dict(tensor.__dict__)
     tensor.__dict__.update(given.__dict__)
@@ -105,7 +104,7 @@ def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(tensor, hooks):
             setattr(tensor, hooks, getattr(tensor, hooks))
-    # That graph would also keep the memory of the old tensor alive, which PyTorch frees at once.
+    # An old graph must not keep the memory of the old tensor alive: PyTorch frees it at once.
     _set_data(given, before)
 
 

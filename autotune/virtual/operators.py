@@ -1,4 +1,4 @@
-"""Defines custom operators for attention kernels that PyTorch has none for, with the kernels' allocations."""
+"""Defines custom operators, with their fake kernels and FLOP formulas, for attention kernels outside PyTorch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def defined(
     """Define the operators ``forward`` and ``backward`` of a namespace; the caller keeps the returned library alive.
 
     Args:
-        forward: its schema without the name, and a function that returns its fake results.
+        forward: the schema without the name, and the fake kernel.
         backward: the same for the backward pass.
-        heads: dimension of the heads in their argument ``q``, whose last one is the elements; the argument ``pairs`` is
-            how many query-key pairs a head has.
+        heads: the head dimension of the argument ``q``, whose last dimension is the head size. The argument ``pairs``
+            is the number of query-key pairs per head.
     """
     library = torch.library.Library(namespace, "DEF")
     # benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention: 4 operations per

@@ -10,7 +10,7 @@ __all__ = ["MICRO_BATCH", "SECOND_UPDATE", "UPDATE", "inside", "micro_batches", 
 UPDATE = "update"
 """The optimizer step, after the last micro-batch."""
 SECOND_UPDATE = "second update"
-"""A second call of the optimizer before gradients are freed: it stands for the update of the following step."""
+"""A second call of the optimizer before gradients are freed; it represents the update of the next step."""
 
 
 def step_name(number: int) -> str:
@@ -19,7 +19,7 @@ def step_name(number: int) -> str:
 
 
 def inside(trace: Trace, step: Phase, name: str) -> list[Phase]:
-    """Return the phases with a name that lie within a step, in order."""
+    """Return the phases of that name within a step, in order."""
     found = (phase for phase in trace.phases if phase.name == name)
     return [phase for phase in found if step.first_event <= phase.first_event < step.end_event]
 

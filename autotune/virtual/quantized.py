@@ -1,4 +1,4 @@
-"""bitsandbytes' linear modules on fake tensors: their own code runs on fake weights of the right sizes."""
+"""Fills bitsandbytes' linear modules with fake weights of the quantised sizes; the modules' own code runs on them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from bitsandbytes import nn as bnb_nn
 from bitsandbytes.functional import QuantState
 from torch import nn
 
-# bitsandbytes/functional.py, quantize_4bit: 64 weights share a float32 scale; with nested quantisation the scales are
-# bytes, and 256 of them share one scale (quantize_blockwise). The codebooks have 16 and 256 entries.
+# bitsandbytes/functional.py, quantize_4bit: 64 weights share a float32 scale; with nested quantisation, scales take one
+# byte each, and 256 of them share a float32 scale (quantize_blockwise). The codebooks have 16 and 256 entries.
 _BLOCK = 64
 _NESTED_BLOCK = 256
 _CODE_4BIT = 16
 _CODE_8BIT = 256
-# What a ``Params4bit`` has from its module.
+# Attributes that a ``Params4bit`` gets from its module.
 _SETTINGS = ("quant_type", "compress_statistics", "quant_storage")
 
 _namesakes: dict[tuple[str, type], type] = {}
 
 
 def fill_quantized(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Give bitsandbytes' modules of a model, which are on the meta device, weights of quantised sizes.
+    """Replace the meta weights of bitsandbytes' modules by fake weights of the quantised sizes.
 
     Args:
-        model: as transformers' ``replace_with_bnb_linear`` leaves it.
-        dtype: the type of the weights before quantisation, and of biases.
+        model: the result of transformers' ``replace_with_bnb_linear``.
+        dtype: the dtype of the weights before quantisation, and of biases.
     """
     for module in model.modules():
         if not isinstance(module, (bnb_nn.Linear4bit, bnb_nn.Linear8bitLt)):
@@ -53,7 +53,7 @@ def _weight_4bit(module: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _copied_4bit(weight: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a weight with its state, as ``Params4bit.__deepcopy__`` makes one: PEFT copies them for DoRA."""
+    """Copy a weight and its quantisation state like ``Params4bit.__deepcopy__``; PEFT does this for DoRA."""
     copied = _parameter(weight.detach().clone(), bnb_nn.Params4bit)
     for name in (*_SETTINGS, "quant_state"):
         setattr(copied, name, deepcopy(getattr(weight, name), memo))
@@ -72,7 +72,7 @@ def _parameter(weight: torch.Tensor, kind: type[Any]) -> Any:
     """Return a frozen parameter whose class name libraries recognise as one of bitsandbytes."""
     parameter = nn.Parameter(weight, requires_grad=False)
     key = kind.__name__, type(parameter)
-    # FSDP finds a part of the state in a checkpoint by the parameter's property of its name.
+    # FSDP reads parts of the quantisation state through properties of the parameter.
     named = {name: item for name, item in vars(kind).items() if isinstance(item, property)}
     own = {**named, "__deepcopy__": _copied_4bit} if kind is bnb_nn.Params4bit else {}
     parameter.__class__ = _namesakes.setdefault(key, type(kind.__name__, (type(parameter),), own))
@@ -87,7 +87,7 @@ def _scales(count: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 def _state(weight: Any, dtype: torch.dtype, device: torch.device) -> QuantState:
-    """Return the state of a quantised weight, given the one on the meta device in whose place it is."""
+    """Return the quantisation state for a weight on the meta device."""
     blocks = -(-weight.numel() // _BLOCK)
     nested = weight.compress_statistics
 

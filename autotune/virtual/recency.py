@@ -1,18 +1,18 @@
-"""The order in which a device last read or wrote its blocks of memory, by which a cache holds them."""
+"""Models an LRU cache of a device: the order in which its memory blocks were last accessed."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-# More bytes than L2 caches of the catalogue hold, and more blocks than it takes for the time of one to matter.
+# Bounds of the tracked history: more bytes than any L2 cache of the catalogue holds, and enough blocks for times.
 _MOST_BYTES, _MOST = 2**27, 256
 
 
 class Recency:
-    """The blocks that were read or written last, as a cache has them that replaces the least recently used one.
+    """The memory blocks in LRU order.
 
-    A new storage takes the block of its size that was freed last, if there is one, as PyTorch's allocator has it.
+    A new storage reuses the block of its size that was freed last, if there is one, like PyTorch's allocator.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Recency:
         self._freed: dict[int, list[int]] = {}
 
     def allocate(self, storage: int, size: int) -> None:
-        """Record that a storage of so many bytes is allocated on the device."""
+        """Record that a storage of ``size`` bytes is allocated on the device."""
         freed = self._freed.get(size, [])
         while freed and freed[-1] not in self._sizes:
             freed.pop()
@@ -35,7 +35,7 @@ class Recency:
             self._freed.setdefault(size, []).append(block)
 
     def touch(self, storages: Iterable[int]) -> None:
-        """Record that storages are read or written; those that are not on the device are left out."""
+        """Record that storages are read or written; storages that are not on the device are ignored."""
         for storage in storages:
             if (found := self._blocks.get(storage)) is not None:
                 block, size = found
@@ -45,7 +45,7 @@ class Recency:
             self._bytes -= self._sizes.popitem(last=False)[1]
 
     def since(self, storages: Sequence[int]) -> tuple[int | None, ...]:
-        """Return the bytes of other blocks that were touched after each storage's; None: too many, or it never was."""
+        """Return for each storage the bytes of other blocks accessed since its last access, or None if untracked."""
         blocks = [self._blocks.get(storage, (storage, 0))[0] for storage in storages]
         left = {block for block in blocks if block in self._sizes}
         found: dict[int, int] = {}

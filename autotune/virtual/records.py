@@ -12,15 +12,15 @@ from autotune.core.traced import Peak
 from autotune.virtual.costs import Work
 
 Capability = tuple[int, int]
-"""CUDA's compute capability of a GPU, by which kernels are chosen."""
+"""CUDA compute capability, which selects kernels."""
 T = TypeVar("T")
 
 
 class Capabilities:
-    """The capability of a trace's GPU, and further ones for which the trace may hold too.
+    """The compute capability of a trace's GPU, and further ones for which the trace may be valid too.
 
     Attributes:
-        alike: of the further ones, those for which every rule has decided the same so far.
+        alike: the further ones for which every decision has been the same so far.
     """
 
     def __init__(self, own: Capability, others: Iterable[Capability] = ()) -> None:
@@ -28,7 +28,7 @@ class Capabilities:
         self._own = own
 
     def decide(self, rule: Callable[[Capability], T]) -> T:
-        """Return what a rule decides for the GPU; further capabilities for which it decides otherwise are removed."""
+        """Apply a rule to the GPU's capability; drop further capabilities for which its result differs."""
         found = rule(self._own)
         self.alike = {other for other in self.alike if rule(other) == found}
         return found
@@ -44,9 +44,9 @@ class Place(StrEnum):
 class Category(StrEnum):
     """The category of a storage, in the terms of PyTorch's memory profiler.
 
-    ``ACTIVATION`` is what else is held when a backward pass begins or a recomputation ends: what they saved, and the
-    batch. ``TEMPORARY`` is what no later part of the step needs. PyTorch has no ``OUTLIER``: the copies of columns with
-    outliers that products in 8 bits keep, which depend on values. Half of the most is assumed.
+    ``ACTIVATION``: storages without a category that are live when a backward pass begins or a recomputation ends: saved
+    tensors and the batch. ``TEMPORARY``: all others. ``OUTLIER`` is not PyTorch's: copies of columns with outliers that
+    8-bit products save. Their size depends on values; half of the maximum is assumed.
     """
 
     PARAMETER = "parameter"
@@ -59,8 +59,8 @@ class Category(StrEnum):
 
 
 EMPTY_CACHE, CUBLAS_WORKSPACE = -1, -2
-"""Numbers in place of a storage's in events that change no bytes of tensors: the caching allocator gives its cache back
-to the device (``torch.cuda.empty_cache``); a pass multiplies for the first time, for which cuBLAS has a workspace."""
+"""Storage numbers of events without a storage: the caching allocator releases its cache (``torch.cuda.empty_cache``);
+the first matrix product of a pass, for which cuBLAS allocates a workspace."""
 
 
 class MemoryEvent(NamedTuple):
@@ -85,12 +85,12 @@ class OperatorRecord:
 
     Attributes:
         name: such as ``aten.mm.default``.
-        shapes: sizes of its tensor inputs, then of its tensor outputs.
-        dtypes: their types, such as ``torch.bfloat16``.
-        work: its work on the device; nothing for an operator of the host, a view or an allocation.
+        shapes: shapes of its tensor inputs, then of its tensor outputs.
+        dtypes: their dtypes, such as ``torch.bfloat16``.
+        work: its work on the device; ``Kind.NOTHING`` for a host operator, a view or an allocation.
         place: memory of its outputs.
         in_backward: whether it ran inside the backward pass, recomputation included.
-        call: the operator with its arguments, as :func:`autotune.virtual.calls.call_of` describes them; empty: unknown.
+        call: the result of :func:`autotune.virtual.calls.call_of`; may be empty.
     """
 
     name: str
@@ -148,13 +148,12 @@ class Trace:
         target: the simulated device, ``cpu`` or ``cuda``.
         categories: the category of each storage, by its number.
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
-        settled: by the number of a gradient's storage, the number of events when the gradient was final, for the
-            parameters passed to :func:`autotune.virtual.tracing.settled`.
-        kept: by the number of a storage that stays allocated without a tensor, the number of events when its last
-            tensor was destroyed, or None where one is left. In a repetition of the step, its like is freed then.
-        alike: of the further compute capabilities that were asked about, those with which every kernel and workspace is
-            the same.
-        streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
+        settled: by storage number of a gradient, the number of events when the gradient was final; for parameters
+            passed to :func:`autotune.virtual.tracing.settled`.
+        kept: by number of a leaked storage, the number of events when its last tensor was destroyed, or None if a
+            tensor is left. In a repetition of the step, the corresponding storage is freed at that event.
+        alike: the further compute capabilities for which every kernel and workspace is the same.
+        streams: stream ids by storage number, for storages that are not allocated on the default stream.
     """
 
     target: str
@@ -183,7 +182,7 @@ class Trace:
 
 
 def with_peaks(trace: Trace) -> Trace:
-    """Return a trace with its peaks, and with the bytes and peaks of its phases.
+    """Return the trace with its peaks, and with the start bytes, end bytes and peaks of its phases.
 
     Storages that are live when a phase begins are included in its peaks.
     """
@@ -211,14 +210,14 @@ def _levels(trace: Trace, place: Place) -> list[int]:
 def _peaks(trace: Trace, place: Place, stretches: Iterable[tuple[int, int]]) -> list[Peak]:
     """Return the peak of live bytes at a place, for each range of events."""
     levels = _levels(trace, place)
-    # Each is the number of events after which a range is at its peak.
+    # For each range, the number of events after which it is at its peak.
     highest = [first + levels[first : end + 1].index(max(levels[first : end + 1])) for first, end in stretches]
     parts = dict(held_after(trace, place, sorted(set(highest))))
     return [Peak(levels[taken], parts[taken]) for taken in highest]
 
 
 def held_after(trace: Trace, place: Place, counts: Iterable[int]) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield rising numbers of events, each with the live bytes at a place after so many, by category."""
+    """Yield each of the ascending event counts with the live bytes at a place after that many events, by category."""
     held: dict[Category, int] = {}
     counted = 0
     for taken in counts:

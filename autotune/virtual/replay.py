@@ -1,4 +1,4 @@
-"""Replays the events of a trace, with the workspaces of libraries, through the simulated caching allocator."""
+"""Replays the memory events of a trace, with cuBLAS's workspaces, through the simulated caching allocator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
 from autotune.virtual.blocks import Block
 from autotune.virtual.records import CUBLAS_WORKSPACE, EMPTY_CACHE, MemoryEvent, Place, Trace
 
-# cuBLAS's workspace, which PyTorch allocates from the caching allocator and keeps, also for cuBLASLt: 32 MiB on Hopper
-# and Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
-# parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces). There is one per handle and stream, and each
-# thread, that of the forward pass and that of the backward pass, has its own handle.
+# The workspace of cuBLAS and cuBLASLt, which PyTorch allocates from the caching allocator and never frees: 32 MiB on
+# Hopper and Blackwell, otherwise two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
+# parseChosenWorkspaceSize and unified_cublas_and_lt_workspaces). There is one per handle and stream, and the threads of
+# the forward and of the backward pass each have a handle.
 _WORKSPACE_BYTES = 2 * 4 * MIB + 8 * 16 * 1024
 _LARGE_WORKSPACE_BYTES = 32 * MIB
 _LARGE_WORKSPACE_GENERATIONS = (9, 10, 12)
@@ -26,13 +26,13 @@ def replay(
     expandable_segments: bool = False,
     emptied: bool = False,
 ) -> CachingAllocator:
-    """Replay a trace's allocations and frees on the device through the caching allocator, in order, and return that.
+    """Replay a trace's device allocations and frees through a caching allocator, and return the allocator.
 
     Args:
-        capability: CUDA compute capability of the GPU, which determines the size of cuBLAS's workspace; the workspace
-            is allocated at the first product of each pass. None: the size on most GPUs.
-        limit_bytes: the most that the allocator may reserve, or None.
-        expandable_segments: PyTorch's setting.
+        capability: CUDA compute capability of the GPU, which determines the size of cuBLAS's workspace (allocated at
+            the first matrix product of each pass). None: the size on most GPUs.
+        limit_bytes: maximum reserved bytes, or None.
+        expandable_segments: PyTorch's setting of that name.
         emptied: whether the cache is emptied before every backward pass, as transformers' Trainer does with
             ``torch_empty_cache_steps=1``.
 
@@ -51,7 +51,7 @@ def replay(
         if event.storage == EMPTY_CACHE:
             allocator.empty_cache()
         elif event.storage == CUBLAS_WORKSPACE:
-            # Once in each pass, also where the steps of the trace are repeated.
+            # Once per pass, even if the trace contains repeated steps.
             product = traced.operators[event.operator]
             if product.in_backward not in multiplied:
                 multiplied.add(product.in_backward)
@@ -61,20 +61,19 @@ def replay(
 
 
 _SPARE = 0.05
-"""Share of what tensors need that a device which is short of memory has beside it, and by which that is raised where
-the allocator does not get by with it."""
+"""Headroom over the peak allocated bytes at which replays with a limit start, and step by which the limit is raised."""
 
 
 def short_of_memory(found: CachingAllocator, run: Callable[..., CachingAllocator]) -> CachingAllocator:
     """Return the allocator after a replay on a device that is short of memory.
 
-    Without a limit, the allocator keeps what is freed: of an 8B shape under ZeRO-2 it reserves 52.7 GiB, 34.2 of them
-    for tensors, and under a limit of 36 GiB 35.8. So the limit here is 5 % above what tensors need or, where an
-    allocation finds no contiguous memory by that, raised in steps of 5 %.
+    Without a limit, the allocator caches freed blocks: for an 8B model under ZeRO-2 it reserves 52.7 GiB, of which 34.2
+    are allocated; with a limit of 36 GiB it reserves 35.8. So the limit here is 5 % above the peak allocated bytes, and
+    is raised in steps of 5 % until fragmentation does not cause an out-of-memory error.
 
     Args:
-        found: of the replay without a limit.
-        run: replays with a limit, ``limit_bytes``.
+        found: the allocator after the replay without a limit.
+        run: replays with the argument ``limit_bytes``.
     """
     limit_bytes = round((1 + _SPARE) * found.peak_allocated_bytes)
     while limit_bytes < found.peak_reserved_bytes:
@@ -88,7 +87,7 @@ def short_of_memory(found: CachingAllocator, run: Callable[..., CachingAllocator
 def _take(
     event: MemoryEvent, allocator: CachingAllocator, blocks: dict[int, tuple[int, Block]], streams: Mapping[int, int]
 ) -> None:
-    """Allocate or free what an event does on the device; ``blocks`` has the size and the block of each storage."""
+    """Apply a device event to the allocator; ``blocks`` maps each storage to its size and block."""
     if event.place is not Place.DEVICE or not event.change_bytes:
         return
     size, block = blocks.pop(event.storage, (0, None))
@@ -101,6 +100,6 @@ def _take(
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
-    """Return the bytes of cuBLAS's workspace on a GPU, the only thing by which a replay depends on it."""
+    """Return the bytes of cuBLAS's workspace, the only property of a GPU that a replay depends on."""
     generation = capability[0] if capability else 0
     return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES

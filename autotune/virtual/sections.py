@@ -13,13 +13,13 @@ from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Position, Trace, held_after
 
-# Looked up for every event: an enumeration's own `value` takes longer.
+# Looked up for every event; faster than `Category.value`.
 _NAMES = {category: category.value for category in Category}
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """A local maximum of the device's live bytes: the event, its operator if it has one, and the bytes by category."""
+    """A local maximum of the device's live bytes: the event, its operator, if any, and the bytes by category."""
 
     event: int
     operator: OperatorRecord | None
@@ -32,7 +32,7 @@ class _Moment:
 
     @property
     def name(self) -> str:
-        """The operator's name, a space, and the shape of its last output or, without any, of its last input.
+        """The operator's name and the shape of its last output, or of its last input if it has no outputs.
 
         Example: ``aten.mm.default [8, 512]``.
         """
@@ -42,12 +42,12 @@ class _Moment:
 
 
 def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Section, slice | None], ...]:
-    """Return the sections of an optimizer step on the largest micro-batch, between those of the setup and of the end.
+    """Return the sections of the setup, of an optimizer step on the largest micro-batch, and of the end, in order.
 
-    Each comes with its range of :attr:`Trace.operators`, but the construction, whose time counts in no step, with None.
+    Each has its range of :attr:`Trace.operators`; the construction has None, since its time is part of no step.
 
-    Micro-batches of earlier steps are left out, since those of this step need at least as much. Events between two
-    phases count towards the later one, and events after the last micro-batch towards the optimizer step.
+    Micro-batches of earlier steps are left out, since those of this step need at least as much memory. Events between
+    two phases belong to the later one, events after the last micro-batch to the optimizer step.
 
     Args:
         step: the phase of the optimizer step.
@@ -59,7 +59,8 @@ def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Sec
     host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
     apart = {MICRO_BATCH, *program.before, *program.in_step, *program.leading}
     before = [moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)]
-    # Apart: what an engine builds grows with the depth in another way than a first step, which has all of the state.
+    # Separately: memory of the construction by an engine grows with depth differently from that of the first step,
+    # which holds all of the optimizer state.
     first = next((phase.first_event for phase in trace.phases if phase.name == step_name(0)), step.first_event)
     built = [moment.event < first for moment in before]
     start = [_highest(compress(before, built)), _highest(compress(before, map(not_, built)))]
@@ -75,14 +76,14 @@ def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Sec
     found += [section(Part(phase.name, Occurrence.BEFORE), phase.begin, phase.end) for phase in run_once]
     begin = step.begin
     for part, phase in _in_step(trace, step, program):
-        # Where vLLM generates, the phase allocates nothing, and what is held meanwhile counts.
+        # With vLLM, the generation phase allocates nothing; the bytes held meanwhile count.
         empty = not any(begin[0] <= moment.event < phase.end_event for moment in moments)
         levels = [_held(trace, begin[0])] if empty else moments
         found.append(section(part, begin, (max(phase.end_event, begin[0] + 1), phase.end_operator), levels))
         begin = phase.end
     found.append(section(Part(OPTIMIZER_STEP, Occurrence.ONCE), begin, step.end))
     for phase in endings:
-        # What is held all the time counts as well: a phase may allocate nothing.
+        # A phase may allocate nothing; the bytes held at its start count.
         levels = [_held(trace, phase.first_event), *moments]
         end = max(phase.end_event, phase.first_event + 1), phase.end_operator
         found.append(section(Part(phase.name, Occurrence.AFTER), phase.begin, end, levels))
@@ -90,13 +91,13 @@ def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Sec
 
 
 def _highest(moments: Iterable[_Moment]) -> _Moment:
-    """Return the levels of the highest moment, as a moment of no operator."""
+    """Return the levels of the highest moment, as a moment without an operator."""
     highest = max(moments, key=lambda moment: sum(moment.levels.values()), default=None)
     return _Moment(0, None, highest.levels if highest else {})
 
 
 def _held(trace: Trace, event: int) -> _Moment:
-    """Return the device's live bytes before an event, by category, as a moment of no operator."""
+    """Return the device's live bytes before an event, by category, as a moment without an operator."""
     return _Moment(event, None, dict(held_after(trace, Place.DEVICE, [event]))[event])
 
 
@@ -125,7 +126,7 @@ def _section(host_levels: Sequence[int], part: Part, moments: Sequence[_Moment],
 
 
 def _moments(trace: Trace, end: int) -> Iterator[_Moment]:
-    """Yield a moment for each event that raises the device's bytes last before they decrease or the range ends."""
+    """Yield the local maxima of the device's live bytes, including one at the end of the range."""
     levels: dict[str, int] = defaultdict(int)
     rising: tuple[int, OperatorRecord | None] | None = None
 

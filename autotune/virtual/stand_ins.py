@@ -1,4 +1,4 @@
-"""Runs operators that a trace cannot run as dispatched: by fake kernels, or by the operators that they consist of."""
+"""Replaces operators that a trace cannot run as dispatched by fake kernels or by their composite implementations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ATEN = {
     _aten.logsumexp.default: _KEYS.CompositeExplicitAutograd,
     _aten.logsumexp.out: _KEYS.CompositeExplicitAutogradNonFunctional,
 }
-"""Composites on every device, and the key that they are registered with."""
+"""Operators that are composites on every device, with the dispatch key of the composite."""
 
 
 def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
-    # bitsandbytes/backends/cuda/ops.py. Which columns have outliers depends on values, and a product keeps a copy of
-    # those: half of them are taken to have some, the middle of what it may hold.
+    # bitsandbytes/backends/cuda/ops.py. Which columns have outliers depends on values, and a product saves a copy of
+    # these columns: half of the columns are assumed to have outliers, the middle of the range.
     rows, columns = tensor.shape[:-1].numel(), tensor.shape[-1]
     scales = tensor.new_empty(rows, dtype=torch.float32)
     values = tensor.new_empty(tensor.shape, dtype=torch.int8)
@@ -36,14 +36,14 @@ def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold
         outliers = tensor.abs() >= threshold
         some = outliers.any()
         set_known(some, _TRUE)
-        # The library's host waits for this value.
+        # bitsandbytes reads this value on the host.
         _aten._local_scalar_dense(some)
         knowledge.assume(
             "half of the columns that are multiplied in 8 bits have an outlier, so that a copy is kept; none or all may"
         )
         outliers.any(dim=0)
         found = torch.arange(columns // 2, device=tensor.device)
-    # A kernel of the library.
+    # Represents bitsandbytes' quantisation kernel.
     values.copy_(tensor)
     if rows > 1 and found is not None:
         values[:, found] = 0
@@ -58,16 +58,16 @@ _BITSANDBYTES = frozenset(
 _UPDATES = frozenset(f"bitsandbytes.optimizer_update_{bits}.default" for bits in ("32bit", "8bit_blockwise"))
 """bitsandbytes/backends/cpu/ops.py: composites on the CPU alone; their second argument is a gradient."""
 _PRODUCT_IN_4_BITS, _MOST_ROWS_IN_4_BITS = "bitsandbytes.gemm_4bit.default", 512
-"""bitsandbytes/backends/cuda/ops.py: of more rows, but for small weights, the weight is dequantised first; of fewer, a
-kernel may multiply it as it is."""
+"""bitsandbytes/backends/cuda/ops.py: with more rows, the weight is dequantised first, unless it is small; with fewer, a
+kernel may multiply the 4-bit weight directly."""
 _KEEPS_OUTLIERS = "bitsandbytes.int8_mixed_scaled_mm.default"
 _OURS = {"bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant}
 
 
 def composite(func: Any, args: Any) -> Callable[..., Any] | None:
-    """Return what runs an operator by others, or None if the device runs it itself.
+    """Return the composite implementation of an operator, or None if the device has a kernel for it.
 
-    It is called with what is known of values, and the operator's arguments.
+    The result is called with :class:`Knowledge` and the operator's arguments.
     """
     composed = _composite(func)
     if operator_name(func) in _UPDATES and args[1].device.type == "cpu":
@@ -87,7 +87,7 @@ def _composite(func: Any) -> Callable[..., Any] | None:
 
 
 def kept_outliers(func: Any, result: Any) -> torch.Tensor | None:
-    """Return the copy of columns with outliers that a product in 8 bits keeps for its backward pass, if it is one."""
+    """Return the outlier columns that an 8-bit product saves for backward; None for any other operator."""
     found: torch.Tensor | None = result[1] if operator_name(func) == _KEEPS_OUTLIERS else None
     return found
 
@@ -137,10 +137,10 @@ def _cudnn_attention(
 
 STAND_INS: Mapping[str, Callable[..., Any]] = {
     str(_aten._grouped_mm.default): _grouped_mm,
-    # The decomposition of PyTorch before 2.13 takes the type of the result for beta.
+    # Before PyTorch 2.13, the decomposition passes the result dtype as beta.
     str(_aten.addmm.dtype_out): lambda *others, out, **more: out,
     str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
-    # PyTorch's own fake kernel returns another tensor than the one that was waited for.
+    # PyTorch's fake kernel returns a new tensor instead of its argument.
     str(torch.ops._c10d_functional.wait_tensor.default): lambda waited: waited,
 }
 """Fake kernels by the operator's full name; called with the operator's arguments, under a fake tensor mode."""

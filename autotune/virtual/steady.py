@@ -1,7 +1,7 @@
-"""Composes two whole optimizer steps from a trace of one with two calls of the optimizer.
+"""Composes two whole optimizer steps from a trace of one step with two calls of the optimizer.
 
-The optimizer allocates its state in its first call, and gradients persist from the first micro-batch of a step on; all
-other events repeat. So a step needs to be traced only once and, where its micro-batches are alike, with one of them.
+The optimizer allocates its state in its first call, and gradients persist from the first micro-batch of a step; all
+other events repeat. So one step is traced and, if its micro-batches are alike, only one micro-batch.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
 from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Position, Trace, with_peaks
 
 Span = tuple[Position, Position]
-"""A range of a trace's events and operators: where it begins, and where it ends."""
+"""A range of a trace's events and operators: begin and end."""
 Size = Callable[[int], int]
 """Returns the bytes that an event allocates, given its index in the copied trace."""
 
 
 def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Sequence[str] = ()) -> Trace:
-    """Return a trace with one more step than was traced and, if asked for, a further micro-batch in every step.
+    """Return the trace with an additional step and, optionally, an additional micro-batch per step.
 
     Args:
         first: name of the phase of the traced step, which ends after gradients are freed.
-        second: name of the phase that is added after it.
+        second: name of the phase of the additional step.
         further: whether steps have a further micro-batch, which accumulates into the gradients of the first.
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
 
@@ -57,7 +57,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
 
 
 def _holds(span: Span, phase: Phase) -> bool:
-    """Return whether a phase, which has an operator, lies entirely within a range."""
+    """Return whether a phase contains an operator and lies entirely within a range."""
     (first_event, first_operator), (end_event, end_operator) = span
     events = first_event <= phase.first_event <= phase.end_event <= end_event
     return events and first_operator <= phase.first_operator < phase.end_operator <= end_operator
@@ -66,8 +66,8 @@ def _holds(span: Span, phase: Phase) -> bool:
 class Copy:
     """A trace composed of ranges of another trace, each of which may be repeated.
 
-    A storage allocated in a range gets a new number at each repetition, and replaces the one of the repetition before,
-    unless that one is kept.
+    A storage that a range allocates gets a new number at each repetition. It replaces that of the previous repetition,
+    which is freed unless it leaks (:attr:`Trace.kept`).
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -95,10 +95,10 @@ class Copy:
         self._phases.append(Phase(name, begun[0], len(self._events), begun[1], len(self._operators)))
 
     def hand_on(self, left_as: Mapping[int, int]) -> None:
-        """Make the next range free the storages of an earlier repetition in place of those before the copy.
+        """Make the next range free storages of its previous repetition instead of storages from before the range.
 
         Args:
-            left_as: by a storage from before the range, the one of the range that takes its place.
+            left_as: by storage from before the range, the storage of the range that replaces it.
         """
         for found, left in left_as.items():
             if left in self._current:
@@ -108,8 +108,8 @@ class Copy:
         """Append a range.
 
         Args:
-            further: whether gradients exist already: those of the range are accumulated into them and freed at once.
-            size: of what is allocated; None: as in the trace.
+            further: whether gradients exist already; if so, those of the range are accumulated into them and freed.
+            size: bytes that each event allocates; None: as in the trace.
         """
         (first, first_operator), (end, end_operator) = span
         shift = len(self._operators) - first_operator
@@ -145,7 +145,7 @@ class Copy:
         last = len(self._operators)
         works = (Work(Kind.ELEMENTWISE, bytes_read=2 * held, bytes_written=held) for held in gradients.values())
         self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
-        # A phase without an operator is in none but the last range.
+        # Phases without operators are copied with the last range only.
         is_last = span[1] == (len(self._trace.events), len(self._trace.operators))
         for phase in self._trace.phases:
             if _holds(span, phase) or (is_last and phase.begin >= span[0]):
@@ -185,11 +185,11 @@ class Copy:
         elif before is not None and event.change_bytes > 0:
             self._add(_of_storage(event, before), None)
         elif before is not None and before in self._held:
-            # A range may free a storage that an earlier one has freed already, and one that has another size here.
+            # An earlier range may have freed the storage already, and its size may differ from the trace's.
             self._add(_of_storage(event._replace(change_bytes=-self._held[before]), before), None)
 
     def _renamed(self, storage: int) -> int:
-        """Return a new number for the same storage of a repetition."""
+        """Return a new number for a repetition of a storage."""
         number = next(self._numbers)
         if storage in self._streams:
             self._streams[number] = self._streams[storage]

@@ -1,4 +1,4 @@
-"""The streams of the virtual device: the caching allocator keeps the memory of each stream apart."""
+"""Streams and events of the virtual device; the caching allocator has separate free lists per stream."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from typing import Any
 
 
 class Event:
-    """An event that has happened."""
+    """A stream event that is always complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def record(self, stream: Any = None) -> None:
-        """Do nothing: it has happened."""
+        """Do nothing: the event is complete."""
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: it has happened."""
+        """Do nothing: the event is complete."""
 
     def query(self) -> bool:
-        """Return True: it has happened."""
+        """Return True: the event is complete."""
         return True
 
     def synchronize(self) -> None:
-        """Do nothing: it has happened."""
+        """Do nothing: the event is complete."""
 
 
 class Stream(Event):
-    """A stream on which all work is already done; as a context manager, it is the current stream.
+    """A stream without pending work; as a context manager, it becomes the current stream.
 
-    FSDP2 gathers and reduces on streams of its own (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``,
-    ``FSDPCommContext``), and activations that were offloaded come back on one (TRL's ``activation_offloading.py``).
-    A block that was freed on one stream is not used on another (``c10/cuda/CUDACachingAllocator.cpp``,
-    ``get_free_block``).
+    FSDP2 gathers and reduces on its own streams (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``,
+    ``FSDPCommContext``); TRL's ``activation_offloading.py`` copies activations back on another. A block that was freed
+    on one stream is not reused on another (``c10/cuda/CUDACachingAllocator.cpp``, ``get_free_block``).
 
     Attributes:
-        stream_id: its number, which no other stream of this process has; 0 is the default stream's.
+        stream_id: unique in this process; 0 for the default stream.
     """
 
     stream_id = 0
@@ -46,17 +45,17 @@ class Stream(Event):
         self.stream_id = next(_numbers)
 
     def wait_stream(self, stream: Any) -> None:
-        """Do nothing: that stream's work is done."""
+        """Do nothing: the other stream has no pending work."""
 
     def wait_event(self, event: Any) -> None:
-        """Do nothing: it has happened."""
+        """Do nothing: the event is complete."""
 
     def record_event(self, event: Any = None) -> Event:
-        """Return an event that has happened."""
+        """Return a complete event."""
         return event or Event()
 
     def is_capturing(self) -> bool:
-        """Return False: no graph is captured. Adam calls this on every accelerator from PyTorch 2.15 on."""
+        """Return False: no graph is captured. From PyTorch 2.15 on, Adam calls this on every accelerator."""
         return False
 
     def __enter__(self) -> Stream:
@@ -77,5 +76,5 @@ def current_stream(device: Any = None) -> Stream:
 
 
 def default_stream(device: Any = None) -> Stream:
-    """Return the stream that is current where none was entered."""
+    """Return the stream that is current if none was entered."""
     return _entered[0]

@@ -1,4 +1,4 @@
-"""Finds an operator's arguments, and the tensors among them with their devices; fast, as every operator calls it."""
+"""Fast access to an operator's arguments, and to the tensors among them; called for every operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBERS = frozenset({int, float, bool})
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested tuples and lists, the containers in operators' arguments and results, in order."""
+    """Return the tensors in nested tuples and lists, the only containers in operators' arguments and results."""
     # PyTorch's tree_leaves supports more kinds of containers, and takes ten times as long.
     found: list[torch.Tensor] = []
     _collect(tree, found)
@@ -31,7 +31,7 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """Return the storage that holds a tensor's data; that of a ``DTensor`` is the shard on this rank."""
+    """Return the storage of a tensor; for a ``DTensor``, that of the shard on this rank."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage()
 
@@ -60,7 +60,7 @@ def _positions(func: Any) -> dict[str, int]:
 
 
 def argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """Return an argument by its name in the schema, or None where it does not exist or has its default."""
+    """Return an argument by its name in the schema, or None if it does not exist or was not passed."""
     if name in kwargs:
         return kwargs[name]
     position = _positions(func).get(name)
@@ -68,10 +68,10 @@ def argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
 
 
 def replaced(tree: Any, kind: type[Any] | tuple[type[Any], ...], change: Callable[[Any], Any]) -> Any:
-    """Return nested dictionaries, lists and tuples with each object of some kinds replaced by what ``change`` returns.
+    """Apply ``change`` to each object of type ``kind`` in nested mappings, lists and tuples.
 
-    Any other mapping, such as what a processor of images returns, becomes a dictionary. PyTorch's ``tree_map_only``
-    takes many times as long for the lists of tokens that batches have.
+    Mappings, such as the result of an image processor, become dictionaries. PyTorch's ``tree_map_only`` takes many
+    times as long for the token lists of batches.
     """
     if isinstance(tree, kind):
         return change(tree)

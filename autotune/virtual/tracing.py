@@ -1,4 +1,4 @@
-"""Traces a function: runs it on the virtual device and returns a record of its memory use."""
+"""Traces a function: runs it on the virtual device and returns its memory events and operators."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def trace(
 ) -> Trace:
     """Run ``fn`` on a virtual device with fake tensors, and return its memory events in order.
 
-    ``fn`` gets the device and builds everything itself: model, optimizer, batch. For the target ``cuda``, the first
-    call registers a device with PyTorch for the rest of the process, with which CUDA cannot train. So in a process that
-    has CUDA devices, ``fn`` is pickled and runs in a process of its own, without any: what it changes outside itself
-    is changed there only.
+    ``fn`` gets the device and builds model, optimizer and batch itself. For the target ``cuda``, the first call
+    registers the virtual device with PyTorch for the rest of the process, which breaks training on CUDA. So if the
+    process has CUDA devices, ``fn`` is pickled and runs in a subprocess without them; its side effects stay there.
 
     Args:
         fn: any PyTorch code; the body of :func:`phase` becomes a phase of the trace.
-        target: ``cpu`` simulates the CPU's allocator and kernels (the device is ``cpu`` then), ``cuda`` those of a GPU.
-        capability: CUDA compute capability of that GPU, by which PyTorch chooses kernels.
-        others: further compute capabilities, of which :attr:`Trace.alike` has those that the trace holds for too.
-        world: the processes of which the trace is one, or None for a single one.
+        target: ``cpu`` simulates the CPU's allocator and kernels, on the device ``cpu``; ``cuda`` those of a GPU.
+        capability: CUDA compute capability of the GPU, by which PyTorch selects kernels.
+        others: further compute capabilities; :attr:`Trace.alike` contains those for which the trace is valid too.
+        world: the processes of the training, of which one is traced; None for a single process.
 
     Raises:
-        UnknownShapeError: a shape depends on values that are not known in a trace.
+        UnknownShapeError: a shape depends on values that are unknown in a trace.
         HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
-        UnsupportedError: ``fn`` does what a trace cannot follow, such as to train on ``"cuda"``, not on its device.
+        UnsupportedError: ``fn`` does something that a trace cannot follow, such as training on ``"cuda"`` instead of
+            its device.
     """
     gpus = Capabilities(capability, others)
     if target == "cuda" and apart.must_trace_in_subprocess():
@@ -72,7 +72,7 @@ def trace(
         patches: list[Patches] = []
         kernels: list[Any]
         if target == "cuda":
-            # They define operators, for which PyTorch looks at every module, so that those that are loaded lazily run.
+            # Imported here: defining operators makes PyTorch inspect all loaded modules, which triggers lazy imports.
             from autotune.virtual import cuda
             from autotune.virtual.device import as_on_cuda, registered
 
@@ -93,7 +93,7 @@ def trace(
             stack.enter_context(patch)
         mode = VirtualMode(ledger, fake, *kernels)
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
-        # A bound method would not get the tensor.
+        # A lambda, because a bound method as class attribute would not receive the tensor.
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", lambda tensor: mode.tolist(tensor)))  # noqa: PLW0108
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
@@ -131,7 +131,7 @@ def settled(parameter: torch.Tensor) -> None:
 
 
 def holds(tensor: torch.Tensor, category: Category) -> None:
-    """Record in the running trace what a tensor of an engine's own holds, such as gradients."""
+    """Set the category, such as gradient, of an engine's own tensor in the running trace."""
     if _running:
         _running[-1][1].tag(tensor, category)
 
@@ -144,7 +144,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def compiled_again_for(other: Recompiled) -> None:
-    """Let the running trace keep what functions are compiled again for in micro-batches that are not traced."""
+    """Set the untraced micro-batches whose recompilations leak memory, for the running trace."""
     if _running:
         _running[-1][1].again = other
 
@@ -155,7 +155,7 @@ def generating() -> AbstractContextManager[object]:
 
 
 def moving_gradients() -> AbstractContextManager[object]:
-    """Return a context in whose body an engine moves each gradient of a parameter to a buffer of its own."""
+    """Return a context in which an engine moves each gradient to its own buffer."""
     return mock.patch.object(_running[-1][1], "keeps_gradients", False)
 
 
@@ -165,7 +165,7 @@ def is_tracing() -> bool:
 
 
 def unused_bytes() -> int:
-    """Return the bytes that the caching allocator has reserved in the running trace and no tensor has; else 0."""
+    """Return reserved minus allocated bytes of the caching allocator in the running trace; 0 without one."""
     if not _running:
         return 0
     ledger = _running[-1][1]
@@ -174,7 +174,7 @@ def unused_bytes() -> int:
 
 
 def repeated(times: int) -> AbstractContextManager[object]:
-    """Return a context in which the running trace counts the time of operators so many times, and memory once."""
+    """Return a context in which the running trace counts the time of operators ``times`` times, memory once."""
     return mock.patch.object(_running[-1][1], "times", times)
 
 
@@ -186,7 +186,7 @@ def for_real() -> Iterator[None]:
 
 
 def adopt(tree: Any) -> Any:
-    """Return ``tree`` with its arrays and tensors on the host, as fake ones with known values under a running trace."""
+    """Return ``tree`` with arrays and tensors as host tensors; in a running trace, as fake ones with known values."""
     placed = _running[-1][0].adopt if _running else torch.clone
 
     def read(found: Any) -> Any:
@@ -200,14 +200,13 @@ def adopt(tree: Any) -> Any:
 
 
 def _storages_followed(ledger: Ledger) -> Patches:
-    """Record when a storage is given another size, and give fake tensors and their storages addresses.
+    """Record resized storages, and give fake tensors and their storages unique addresses.
 
     FSDP2 frees and allocates gathered parameters by resizing their storages.
 
-    Addresses point to no memory; libraries identify tensors by them. Activation offloading takes the address of a
-    storage and the offset of the view, for a while after the tensor is gone (trl/models/activation_offloading.py,
-    _get_unique_tensor_key); accelerate finds the shard of a parameter by the parameter's address (accelerator.py,
-    _prepare_fsdp2); safetensors finds shared memory.
+    Libraries identify tensors by address. Activation offloading uses the address of a storage and the offset of the
+    view, even after the tensor is destroyed (trl/models/activation_offloading.py, _get_unique_tensor_key); accelerate
+    maps the address of a parameter to its shard (accelerator.py, _prepare_fsdp2); safetensors detects shared memory.
     """
     resize, real = torch.UntypedStorage.resize_, torch.UntypedStorage.data_ptr
 
@@ -229,7 +228,7 @@ def _storages_followed(ledger: Ledger) -> Patches:
 
 
 def _tagging(ledger: Ledger) -> Patches:
-    """Tag storages with their category when modules and optimizers register them."""
+    """Tag storages with their category: when a module registers them, and before and after optimizer steps."""
 
     def tag(category: Category) -> Callable[[Any, str, Any], None]:
         def registered(module: Any, name: str, tensor: Any) -> None:
@@ -247,7 +246,7 @@ def _tagging(ledger: Ledger) -> Patches:
 def _tag_gradients(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            # Engines register no shard with a module: they set it past the module's hooks, or hold it themselves.
+            # Engines bypass the registration hooks of modules for their shards.
             ledger.tag(parameter, Category.PARAMETER)
             if parameter.grad is not None:
                 ledger.tag(parameter.grad, Category.GRADIENT)

@@ -1,4 +1,4 @@
-"""The code that a trace refuses, with the remedy, and the code that it runs otherwise than PyTorch."""
+"""Errors with remedies for code that a trace does not support, and patches for code that it runs differently."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _INSTEAD: Mapping[str, str] = {
         "with `autotune.virtual.adopt`."
     ),
 }
-"""Advice by words in a message of PyTorch's."""
+"""Advice by part of an error message of PyTorch."""
 _aten = torch.ops.aten
 _SPARSE: Mapping[Any, str] = {
     _aten.embedding.default: "sparse",
     _aten._embedding_bag.default: "sparse",
     _aten.gather.default: "sparse_grad",
 }
-"""Operators whose gradients may be sparse tensors, and the argument that asks for it."""
+"""Operators whose gradients may be sparse tensors, and the argument that enables this."""
 
 
 class UnsupportedError(NotImplementedError):
@@ -42,7 +42,7 @@ class UnsupportedError(NotImplementedError):
 
 
 def refuse_unsupported(func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse an operator that a trace cannot run or would count in the wrong place.
+    """Refuse an operator that a trace cannot run, or whose memory would be counted in the wrong place.
 
     Raises:
         UnsupportedError: it makes a tensor on a CUDA device, its gradient is sparse, or CUDA has no kernel for it.
@@ -52,7 +52,7 @@ def refuse_unsupported(func: Any, args: Any, kwargs: Any) -> None:
     # ATen's kernel (native/cuda/AmpKernels.cu) is for float32 and float16; tests/nullgpu/test_training.py
     if func is _aten._amp_foreach_non_finite_check_and_unscale_.default and args[0][0].dtype is torch.bfloat16:
         raise UnsupportedError("CUDA does not scale gradients in bfloat16, as fp16 would.")
-    # PyTorch ends the process when a fake tensor is to be made sparse in a backward pass.
+    # PyTorch aborts the process if a backward pass creates a sparse fake tensor.
     if func in _SPARSE and torch.is_grad_enabled() and argument(func, args, kwargs, _SPARSE[func]):
         name = _SPARSE[func]
         raise UnsupportedError(f"{func} with {name}=True has a sparse gradient. Use {name}=False in a trace.")
@@ -60,7 +60,7 @@ def refuse_unsupported(func: Any, args: Any, kwargs: Any) -> None:
 
 @contextmanager
 def errors_explained() -> Iterator[None]:
-    """Replace PyTorch's errors about devices by what to write instead.
+    """Replace PyTorch's errors about devices by errors with a remedy.
 
     Raises:
         UnsupportedError: in place of such an error.
@@ -75,17 +75,17 @@ def errors_explained() -> Iterator[None]:
 
 
 def refuse_host_only(events: list[MemoryEvent]) -> None:
-    """Refuse a trace in which tensors were made on the host alone.
+    """Refuse a trace whose tensors are all on the host.
 
     Raises:
-        UnsupportedError: the device has no event, and the host has.
+        UnsupportedError: the host has events, and the device has none.
     """
     if events and all(event.place is Place.HOST for event in events):
         raise UnsupportedError(f"Nothing ran on the device. {_USE_THE_DEVICE}")
 
 
 def run_otherwise(assume: Callable[[str], None]) -> Patches:
-    """Run compiled functions uncompiled, and load data without workers, which cannot make a trace's tensors.
+    """Run compiled functions uncompiled, and data loaders without workers, which cannot create a trace's tensors.
 
     Args:
         assume: counts an assumption.

@@ -1,11 +1,11 @@
-"""Puts scaled copies of a traced optimizer step, on shorter micro-batches, before it for the replay by the allocator.
+"""Inserts scaled copies of a traced optimizer step, on shorter micro-batches, before it; for the allocator's replay.
 
-Segments that the caching allocator reserved for one length do not always fit the next, so after batches of many
-lengths more memory is reserved than the longest batch needs on a fresh device. Which sizes scale with the length
-follows from the shapes of operators' results, so no other length has to be traced.
+Segments that the caching allocator reserved for one length do not always fit the next, so batches of many lengths
+reserve more memory than the longest batch alone. The shapes of operators' results determine which sizes scale with the
+length, so no other length has to be traced.
 
 Example: a step holds the gradient of the first micro-batch while the second runs. If the first was shorter, that
-gradient may lie in the segment that the second one's logits need.
+gradient may occupy part of the segment that the second one's logits need.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from autotune.virtual.records import Category, Phase, Place, Trace
 from autotune.virtual.steady import Copy, Size
 
 SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
-"""Lengths of preceding micro-batches, as shares of the longest. Each halves the distance to it, from below: segments
-reserved for a shorter length are too small for the next, so this order reserves the most. Four steps reserve about as
-much as a hundred of random lengths (benchmarks/published/published.md)."""
+"""Lengths of preceding micro-batches, as shares of the longest. Each halves the distance to it: segments reserved for a
+shorter length are too small for the next, so ascending order reserves the most. Four steps reserve about as much as a
+hundred of random lengths (benchmarks/published/published.md)."""
 
 # Categories of storages whose size does not depend on the length.
 _OF_THE_MODEL = frozenset({Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE})
@@ -53,8 +53,8 @@ class MicroBatch:
                 whole = times * row
                 if whole > 1 and whole in sizes:
                     sizes[sizes.index(whole)] = times * shorter
-                    # Attention scores and masks have the length in two dimensions; hidden states may merely be as
-                    # wide as they are long.
+                    # Attention scores and masks have the length in two dimensions. For hidden states, an equal last
+                    # dimension is a coincidence.
                     if sizes[-1] == whole and (len(sizes) > 3 or shape[0] not in (self.rows, whole)):
                         sizes[-1] = times * shorter
                     return tuple(sizes)
@@ -62,11 +62,11 @@ class MicroBatch:
 
 
 def steps_before(tokens: int, in_step: int) -> list[tuple[int, ...]]:
-    """Return the tokens per row in the micro-batches of steps before one whose micro-batches have ``tokens``.
+    """Return the tokens per row of the micro-batches in the inserted steps, for a traced step with ``tokens``.
 
-    In steps of two micro-batches, one has ``tokens`` as well: the first and the second in turn. Four candidates were
-    trained on null GPUs on 160 or 200 micro-batches in random order: two reserved what these reserve, within 0.1 %,
-    which is 8 and 9 % more than the longest alone; of two it is 3 and 25 % more than was reserved.
+    In steps of two micro-batches, the first and the second have ``tokens`` in turn. Four candidates were trained on
+    null GPUs on 160 or 200 micro-batches in random order. For two, the inserted steps reserve the measured bytes within
+    0.1 % (8 and 9 % more than the longest alone); for the other two, 3 and 25 % more than measured.
 
     Args:
         in_step: micro-batches of a step, 1 or 2.
@@ -81,11 +81,11 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
     """Return the trace's device events, with copies of a step at other lengths inserted before the step.
 
     Args:
-        step: a steady step: its live storages are the same sizes before and after it.
+        step: a steady step: live storages have the same sizes before and after it.
         batch: the shape of its micro-batches.
         before: tokens per row in each micro-batch of each inserted step, in order.
     """
-    # With the first micro-batch is what precedes it, and with the last one, or the whole step without any, the update.
+    # Events before the first micro-batch scale with it, and those of the update with the last one.
     ends = [run.end_event for run in micro_batches(traced, step)][:-1]
     earlier = {event.storage for event in traced.events[: step.first_event]}
     left_as = _matched(traced, step, earlier)
@@ -113,7 +113,7 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
 
 
 def _matched(traced: Trace, step: Phase, earlier: Collection[int]) -> dict[int, int]:
-    """Map each earlier storage that a step frees to the next of its own that it leaves live with the same size."""
+    """Map each earlier storage that a step frees to a storage of equal size that the step allocates and keeps live."""
     changes: dict[int, int] = defaultdict(int)
     for event in traced.events[step.first_event : step.end_event]:
         if event.place is Place.DEVICE:
@@ -130,7 +130,7 @@ def _matched(traced: Trace, step: Phase, earlier: Collection[int]) -> dict[int, 
 def _scaled_bytes(size: int, every: tuple[tuple[int, ...], ...], batch: MicroBatch, tokens: int) -> int:
     """Return the scaled size of a storage that an operator allocated, given the shapes of its inputs and results.
 
-    A kernel's workspace scales with the last of them.
+    A size that matches no shape, such as a workspace, scales with the last shape.
     """
     shapes = [shape for shape in every if prod(shape)]
     made = (shape for shape in reversed(shapes) if size in [bytes_ * prod(shape) for bytes_ in _ELEMENT_BYTES])

@@ -1,4 +1,4 @@
-"""Computes the work of a dispatched operator: floating-point operations, bytes, and how it passes over its tensors."""
+"""Computes the work of a dispatched operator: floating-point operations, bytes and memory access pattern."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 # Operators that copy a value from the device to the host.
 _READ_BY_HOST = frozenset({_aten._local_scalar_dense, _aten.equal, _aten.is_nonzero})
-# Operators that only allocate; views are recognised by their tag, and metadata queries by writing nothing.
+# Operators without a kernel, besides views, which have a tag, and metadata queries, which write nothing.
 _NO_KERNEL = frozenset({
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided, _aten._unsafe_view,
     _aten.resize_, _aten.set_, _aten.record_stream, _aten.lift_fresh_copy,
@@ -38,10 +38,10 @@ _SCATTERS = frozenset({
     _aten.index_put_, _aten._index_put_impl_, _aten.index_add_, _aten.index_copy_, _aten.scatter_, _aten.scatter_add_,
     _aten.masked_scatter_,
 })  # fmt: skip
-# The formulas take only the matrices; overloads with a dtype for the result have it among their positional arguments.
+# Number of positional arguments of the FLOP formulas; the overloads with a result dtype pass it by position as well.
 _ADDED_TO = 3
 _MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: _ADDED_TO, _aten.baddbmm: _ADDED_TO}
-# PyTorch has formulas for the products that return a new tensor.
+# PyTorch has FLOP formulas for the out-of-place products only.
 _IN_PLACE = {_aten.addmm_: _aten.addmm, _aten.baddbmm_: _aten.baddbmm}
 # Products with quantised weights.
 _WEIGHTS = frozenset({"bitsandbytes.gemm_4bit.default", "bitsandbytes.int8_linear_matmul.default"})
@@ -51,9 +51,9 @@ GROUPED = {
     "transformers.grouped_mm_fallback.default": 1,
     "transformers.grouped_mm_fallback_backward.default": 2,
 }
-"""Operators that multiply groups, as those of experts, and the products of each group."""
+"""Grouped matrix products, such as those of experts, with the number of products per group."""
 
-# By words in the names of PyTorch's operators and of Triton's kernels; the first that matches.
+# Access patterns by words in the names of PyTorch's operators and of Triton kernels; the first match counts.
 _BY_NAME = (
     (("dequantize", "4bit", "8bit_blockwise", "quantize"), Access.DEQUANTIZE),
     (("adam", "sgd", "lion", "adagrad", "adafactor", "_foreach"), Access.OPTIMIZER),
@@ -63,7 +63,7 @@ _BY_NAME = (
     (("bmm",), Access.BATCHED),
     (("mean", "sum", "amax", "amin", "vector_norm", "var", "cumsum", "topk", "sort"), Access.REDUCTION),
 )
-# A tensor that is smaller than this share of the largest one stays in the cache.
+# A tensor smaller than this share of the largest one is assumed to stay in the cache.
 _CACHED_SHARE = 1 / 16
 
 
@@ -84,7 +84,8 @@ def operator_work(
         kwargs: its named arguments.
         result: its return value.
         device_type: type of the target device; tensors on any other device count as host memory.
-        since: by the ``id`` of a tensor that a cache may hold, the bytes that were touched after its block.
+        since: by ``id`` of a tensor that may be in the L2 cache, the bytes of other blocks accessed since its last
+            access.
     """
     packet = func.overloadpacket
     if packet in _READ_BY_HOST:
@@ -108,7 +109,7 @@ def operator_work(
         untouched = max(0, _touched(inputs[0]) - max(map(_touched, inputs[1:]), default=0))
         bytes_read, bytes_written = bytes_read - untouched, bytes_written - untouched
     elif func.namespace == "fsdp" and packet.__name__ == "all_gather_copy_in":
-        # Of the buffer that it is given for the shards of all ranks, it writes its own.
+        # It writes only this rank's shard of its buffer, which holds the shards of all ranks.
         bytes_read = bytes_written = sum(map(_touched, args[0]))
     bytes_read += further_bytes(func, args, kwargs)
     flops = _flops(func, args, kwargs, result)
@@ -130,7 +131,7 @@ def operator_work(
 
 
 def _reused(packet: Any, tensors: Iterable[torch.Tensor], since: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Return :attr:`Work.reused`; of operators that touch only elements of a tensor, nothing is known."""
+    """Return :attr:`Work.reused`; empty for operators that access only some elements of a tensor."""
     if packet in _GATHERS or packet in _SCATTERS:
         return ()
     return tuple((_touched(tensor), since[id(tensor)]) for tensor in tensors if id(tensor) in since)
@@ -144,13 +145,13 @@ def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
-    """Return the floating-point operations by PyTorch's own formula, or None where it has none.
+    """Return the floating-point operations by PyTorch's formula, or None if it has none.
 
-    The formulas of attention count the whole square of tokens. With ``is_causal``, kernels skip the half above the
-    diagonal, as does benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
+    The formulas for attention count all query-key pairs. With ``is_causal``, kernels skip the half above the diagonal,
+    which is not counted, as in benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
     """
     if operator_name(func) in _WEIGHTS:
-        # A product with a quantised weight: every output is a sum over the input's last dimension.
+        # Each output is a sum over the input's last dimension.
         return int(2 * result.numel() * args[0].shape[-1])
     packet = _IN_PLACE.get(func.overloadpacket, func.overloadpacket)
     if (products := GROUPED.get(operator_name(func))) is not None:
@@ -167,10 +168,10 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
 
 
 def _with_all_heads(args: Any) -> Any:
-    """Return the arguments of PyTorch's attention with as many heads of keys and values as of queries, by their sizes.
+    """Return the arguments of PyTorch's attention as shapes, with one key and value head per query head.
 
-    Every head of queries is multiplied with its keys, which several of them may share. The formulas of PyTorch 2.11
-    refuse fewer heads of keys.
+    With grouped-query attention, every query head is multiplied with its keys, which it may share. The formulas of
+    PyTorch 2.11 raise for fewer key heads.
     """
     sizes = [value.shape for value in args if isinstance(value, torch.Tensor) and value.dim() == 4]
     heads = {size[1] for size in sizes}
@@ -185,19 +186,19 @@ def _with_all_heads(args: Any) -> Any:
 
 
 def _grouped_flops(a: torch.Tensor, b: torch.Tensor) -> int:
-    """Return the operations of a product of groups, as those of experts; PyTorch has no formula.
+    """Return the floating-point operations of a grouped matrix product; PyTorch has no formula.
 
-    Groups are slices of one dimension: of rows, of columns, or of what is summed over. All of them together are as
-    large as the dimension; only where both have a dimension of groups, each is a product of its own.
+    If both operands are 3D, each group is a batched product. Otherwise groups are slices of one dimension (rows,
+    columns or the summed one), which together cover it.
     """
     groups = a.size(0) if a.dim() == b.dim() == 3 else 1
     return int(2 * groups * a.size(-2) * a.size(-1) * b.size(-1))
 
 
 def _multiplied(func: Any, args: Any, result: Any) -> list[torch.Tensor]:
-    """Return tensors of the type that is multiplied, where the first argument may have another; else none.
+    """Return a tensor with the compute dtype if the first argument may have another dtype; else an empty list.
 
-    Half-precision matrices that are added up in float32 are multiplied by the tensor cores.
+    A product of half-precision matrices that accumulates into float32 runs on the tensor cores.
     """
     if operator_name(func) in _WEIGHTS:
         return [args[0]]
@@ -210,9 +211,9 @@ def _kind(packet: Any) -> Kind:
 
 
 def _attention_kernel(func: Any, args: Any, kwargs: Any) -> str:
-    """Return the name that `inspection/achieved.yaml` has of a kernel of attention; empty: as fast as FlashAttention 2.
+    """Return the attention kernel's name in `inspection/achieved.yaml`; empty: the rate of FlashAttention 2.
 
-    The memory-efficient kernel's share is that of 16-bit types: in float32, it splits numbers for the tensor cores.
+    The memory-efficient kernel's rate is that of 16-bit dtypes: in float32, it splits numbers for the tensor cores.
     """
     if "cudnn" in operator_name(func):
         return "cudnn" if argument(func, args, kwargs, "attn_bias") is None else ""
@@ -222,11 +223,11 @@ def _attention_kernel(func: Any, args: Any, kwargs: Any) -> str:
 
 
 def _length(func: Any, args: Any, kwargs: Any) -> int:
-    """Return the tokens of each row, [batch, heads, tokens, width]; of rows end to end, the longest.
+    """Return the tokens per row of an attention operator; for concatenated rows, those of the longest.
 
-    A row has as many queries as keys, but in decoding, where few queries pass over the keys of all tokens before them:
-    the longer of both counts. Of kernels that PyTorch has no formula for, the pairs of queries and keys are known:
-    causal rows of T tokens have T * T / 2 of them for T queries.
+    With PyTorch's operators ([batch, heads, tokens, width]), it is the larger of queries and keys: in decoding, few
+    queries attend to many keys. For this package's operators, it follows from the query-key pairs: a causal row of T
+    tokens has T * T / 2 pairs.
     """
     query, pairs = argument(func, args, kwargs, "q"), argument(func, args, kwargs, "pairs")
     if isinstance(query, torch.Tensor) and isinstance(pairs, int):
@@ -250,7 +251,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _touched(tensor: torch.Tensor) -> int:
-    """Return the bytes of memory that a pass over the tensor touches; an expanded dimension counts as one element."""
+    """Return the distinct bytes that a pass over the tensor accesses; an expanded dimension counts as one element."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or size == 0]
     return int(prod(sizes) * tensor.itemsize)
 
@@ -272,7 +273,7 @@ def _returns_fresh(func: Any) -> bool:
 
 
 def _access_of(packet: Any, tensors: Sequence[torch.Tensor]) -> Access:
-    """Return how an operator passes over its tensors on the device.
+    """Return the access pattern of an operator on the device.
 
     Args:
         packet: the operator, such as ``torch.ops.aten.mul``.
@@ -288,13 +289,13 @@ def _access_of(packet: Any, tensors: Sequence[torch.Tensor]) -> Access:
 
 @cache
 def access_by_name(name: str) -> Access | None:
-    """Return how an operator of that name passes over its tensors, or None where that depends on their strides."""
+    """Return the access pattern of an operator by its name, or None if it depends on strides."""
     return next((access for words, access in _BY_NAME if any(word in name for word in words)), None)
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements are contiguous, its first and last dimension in either order; it has some."""
-    # By sizes and strides: `transpose` and `is_contiguous` take ten times as long on a fake tensor.
+    """Return whether a tensor with elements is contiguous, as it is or with first and last dimension swapped."""
+    # `transpose` and `is_contiguous` take ten times as long on a fake tensor.
     sizes = [*zip(tensor.shape, tensor.stride(), strict=True)]
     return _contiguous(sizes) or _contiguous([sizes[-1], *sizes[1:-1], sizes[0]])
 

@@ -87,7 +87,7 @@ def test_a_training_of_other_processes_than_were_probed_is_warned_of(
     found = autotune.ProbeResult(replace(document, recommended=replace(document.recommended, plan=plan)))
     monkeypatch.setattr(autotune.ProbeResult, "_objects", lambda _: SimpleNamespace(config=str))
     assert found.config
-    said = f"is for {probed} process" in caplog.text and "its global batch size will be another" in caplog.text
+    said = f"is for {probed} process" in caplog.text and "the global batch size will differ" in caplog.text
     assert said == (str(probed) != (here or "1"))
 
 

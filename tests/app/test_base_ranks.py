@@ -156,7 +156,7 @@ def test_a_base_that_is_refused_once_it_is_edited_costs_no_measurement(
     file, notes = probe._handed_over(run, search.base, search.start, outcome)
     assert file is not None
     assert not file.text
-    assert "CUDA_VISIBLE_DEVICES names 2 GPUs. What is handed over has the recommendation alone" in notes[-1]
+    assert "CUDA_VISIBLE_DEVICES names 2 GPUs. The bundle has the recommendation alone" in notes[-1]
 
 
 def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_precision_by_which_accelerate_overrules_the_file_is_refused(tmp_path:
         ({**ACCELERATE_ZERO2, "num_machines": 2}, "num_machines: 2"),
         ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, "distributed_type: MEGATRON_LM"),
         ({**FSDP2, "parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config_tp_size: 2"),
-        ({**FSDP2, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}, "and 2 processes are started"),
+        ({**FSDP2, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}, "but 2 processes are started"),
         (
             {
                 **FSDP2,

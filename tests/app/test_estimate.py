@@ -104,7 +104,7 @@ def test_on_a_cpu_there_is_no_allocator_and_no_context(on_cpu: MemoryEstimate) -
 @pytest.mark.slow
 def test_sizes_of_the_shape_that_the_configuration_contradicts_are_said(adapters: MemoryEstimate) -> None:
     assert adapters.assumptions[:3] == (
-        "2 rows, as in the shape, and not the configuration's per_device_train_batch_size=8",
+        "2 rows, as in the shape, instead of the configuration's per_device_train_batch_size=8",
         "rows of 128 tokens, as in the shape, though the configuration's max_length=32 cuts them",
         "rows of 128 tokens work, though the model was made for 64 positions",
     )

@@ -95,7 +95,7 @@ def test_a_default_that_keeps_fewer_tokens_than_were_asked_for_has_a_note(model:
     found = autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY, token_coverage=0.95)
     (sentence,) = (note for note in found.notes if note.startswith("TRL's default"))
     assert sentence.startswith("TRL's default may not be recommended: max_length=1024 keeps ")
-    assert sentence.endswith(" of the dataset's tokens, and 95.0 % of the tokens were asked for.")
+    assert sentence.endswith(" of the dataset's tokens, and 95.0 % of the tokens were requested.")
 
 
 @pytest.mark.slow

@@ -233,7 +233,7 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
         problem_of(), LIMIT_BYTES, FailingTracer(), Cache(tmp_path), unknown_speeds, 60.0, heard.append
     )
     assert predictions.predictor is None
-    assert predictions.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
+    assert predictions.notes() == ("The search ran without predictions: no process can be started",)
     assert heard == [Noted("Nothing is predicted: no process can be started")]
 
 
@@ -243,7 +243,7 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
         (1, 1, "Traced 1 candidate in 30 s: 0 predicted to fit."),
         (20, 0, "Traced 20 candidates in 30 s: 20 predicted to fit."),
         (2_400, 1_100, "Traced 2,400 candidates in 30 s: 1,300 predicted to fit."),
-        (0, 0, "No candidate was traced to its end in 30 s."),
+        (0, 0, "No trace was completed in 30 s."),
     ],
 )
 def test_the_note_on_what_was_traced_agrees_in_number(traced: int, over: int, sentence: str) -> None:

@@ -100,12 +100,12 @@ def test_the_training_has_the_other_gpus_and_a_check_judges_these(model: str, tm
     [
         (3, {}, r"A server on 3 of 4 GPUs is not possible\. It takes 1, 2\."),
         (1, {"num_processes": 1}, r"Of a single GPU, none can be a server's\."),
-        (1, {"num_machines": 2}, r"A vLLM server gets GPUs of one machine, and 4 GPUs are in 2\."),
+        (1, {"num_machines": 2}, r"A vLLM server needs GPUs of one machine, and 4 GPUs are in 2\."),
         (1, {"global_batch_size": 16}, r"A global batch of 16 completions cannot be reached with 3 processes\."),
         (1, {"gpu": "cpu"}, r"No vLLM server can generate here: TRL's vLLM needs a CUDA GPU\."),
-        (1, {"fix": {"vllm": "colocate"}}, r"and there is none\."),
-        (1, {"fix": {}}, r"and there is none\."),
-        (1, {"fix": {}, "trainer": "sft"}, r"and there is none\."),
+        (1, {"fix": {"vllm": "colocate"}}, r"and this plan has no server\."),
+        (1, {"fix": {}}, r"and this plan has no server\."),
+        (1, {"fix": {}, "trainer": "sft"}, r"and this plan has no server\."),
     ],
 )
 def test_a_server_that_cannot_be_is_refused_before_anything_is_started(

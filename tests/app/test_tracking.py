@@ -91,7 +91,7 @@ def test_an_interrupted_search_names_the_best_so_far_and_that_its_traces_are_kep
     assert found.memory is not None
     assert best.startswith(f"The best of {len(evaluator.candidates)} traced candidates so far is predicted to need ")
     assert f"{format_bytes(found.memory.device_bytes)} of 8.00 GiB: " in best
-    assert kept == "The traces that ended are kept: the same command goes on from there."
+    assert kept == "Finished traces are cached: the same command continues from there."
 
 
 def test_where_nothing_fits_what_needs_the_least_is_found(tmp_path: Path) -> None:

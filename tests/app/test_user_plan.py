@@ -159,7 +159,7 @@ def test_speeds_of_rows_in_another_order_are_assumed_those_of_random_order() -> 
 )
 def test_an_order_of_unknown_micro_batches_is_refused(config_class: Any, order: str) -> None:
     config = config_class(use_cpu=True, bf16=False, report_to="none", **{ORDER: order})
-    with pytest.raises(InputError, match=f"{ORDER}={order} are not known"):
+    with pytest.raises(InputError, match=f"does not support {ORDER}={order}"):
         plan_of(config)
 
 
@@ -173,12 +173,12 @@ def test_how_tokens_are_drawn_is_told_to_the_trace_and_how_many_are_is_refused_b
     plan = plan_of(GRPOConfig(**asked, generation_kwargs={"top_k": 20}))
     assert plan.args["generation_kwargs"] == {"top_k": 20}
     for name in ("max_new_tokens", "num_beams"):
-        with pytest.raises(InputError, match=f"What generation_kwargs' {name}=4 does to memory is not known"):
+        with pytest.raises(InputError, match=f"the effect of generation_kwargs' {name}=4 on memory"):
             plan_of(GRPOConfig(**asked, generation_kwargs={"top_k": 20, name: 4}))
 
 
 def is_refused(config: Any) -> bool:
-    """Return whether a configuration says something that is not understood."""
+    """Return whether a configuration has an unsupported setting."""
     try:
         user_plan(config, None)
     except InputError:
@@ -244,8 +244,14 @@ def test_rows_lie_end_to_end_as_trl_lays_them(options: dict[str, Any], flat: boo
 @pytest.mark.parametrize(
     ("options", "assumption"),
     [
-        ({"assistant_only_loss": True}, "the loss counts every token, whatever assistant_only_loss leaves out"),
-        ({"completion_only_loss": True}, "the loss counts every token, whatever completion_only_loss leaves out"),
+        (
+            {"assistant_only_loss": True},
+            "the loss counts every token, including those that assistant_only_loss excludes",
+        ),
+        (
+            {"completion_only_loss": True},
+            "the loss counts every token, including those that completion_only_loss excludes",
+        ),
         ({"eval_strategy": "steps", "eval_steps": 5}, "evaluation is left out"),
     ],
 )
@@ -294,7 +300,7 @@ def test_adapters_that_a_trace_cannot_follow_are_refused_by_name(options: dict[s
 
 @pytest.mark.parametrize("given", [PrefixTuningConfig(num_virtual_tokens=4), SimpleNamespace()])
 def test_peft_that_is_no_lora_is_refused(given: object) -> None:
-    with pytest.raises(InputError, match=f"A {type(given).__name__} is not understood"):
+    with pytest.raises(InputError, match=f"A {type(given).__name__} is not supported"):
         plan_of(sft(), given)
 
 
@@ -343,7 +349,7 @@ def test_a_type_to_compute_in_that_is_not_the_models_is_said_to_be_left_out() ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "Quantisation by gptq is not understood"),
+        ({"quant_method": "gptq", "bits": 4}, "Quantisation by gptq is not supported"),
         ({"load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}, "llm_int8_skip_modules"),
     ],
 )

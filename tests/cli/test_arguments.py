@@ -139,7 +139,7 @@ def test_help_lists_every_knob_that_some_trainer_has_to_be_allowed(capsys: pytes
     [
         (
             "probe",
-            "--no-plan do not predict by traces before the first probe: probes alone, and more of them, find out",
+            "--no-plan do not trace candidates before the first probe to predict memory and speed",
         ),
         ("check", "--no-fit do not check memory: the configuration is only read"),
         (

@@ -68,7 +68,7 @@ def test_they_are_no_candidates_beside_fsdp2() -> None:
     refused = {pair for pair, reason in told.items() if reason}
     assert refused == {(choice, "fsdp2") for choice in OF_BITSANDBYTES}
     assert told["lion_8bit", "fsdp2"] == (
-        "bitsandbytes cannot update the parameters that sharding=fsdp2 shares out, which are DTensors"
+        "bitsandbytes cannot update the parameters that sharding=fsdp2 shards, which are DTensors"
     )
 
 

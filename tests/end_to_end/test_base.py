@@ -109,7 +109,7 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
     started = r"num_processes|  OMP_NUM_THREADS|accelerate_config: .*/accelerate.yaml|mixed_precision: 'no'"
     without_secrets = r"# ours; before: |model_init_kwargs: \{\}"
     assert all(re.match(f"{tuned}|{started}|{without_secrets}", line) for line in changed)
-    assert not any("otherwise in config.yaml" in note for note in ended.document["notes"])
+    assert not any("differs from the measured training" in note for note in ended.document["notes"])
     assert ended.document["base"]["diff"].startswith("--- mine.yaml")
 
 
@@ -211,7 +211,7 @@ def test_a_configuration_of_two_processes_becomes_one_that_trl_starts_unchanged(
     assert result["trials"][0]["status"] == "ok", found.err
     log = (tmp_path / "bundle" / "probes" / "0" / "rank-1" / "log.txt").read_text()
     assert ("stage 2 with 2 processes" if before == "zero2" and not fixed else "2 processes") in log
-    assert not any("otherwise in config.yaml" in note for note in result["notes"])
+    assert not any("differs from the measured training" in note for note in result["notes"])
     bundle = tmp_path / "bundle"
     config = yaml.safe_load((bundle / "config.yaml").read_text())
     assert config["accelerate_config"] == str(bundle / "accelerate.yaml")

@@ -109,7 +109,7 @@ def test_a_directory_and_a_hub_id_have_the_split_that_is_asked_for(tmp_path: Pat
     ("dataset", "split", "said"),
     [
         ("rows.jsonl", "test", "rows.jsonl is a file, and has no split but train"),
-        (None, "test", "There is no dataset to take --split of"),
+        (None, "test", "--split needs a dataset"),
     ],
 )
 def test_a_split_that_cannot_be_taken_is_refused(
@@ -125,7 +125,7 @@ def test_a_split_that_cannot_be_taken_is_refused(
     ("dataset", "said"),
     [
         ("rows.jsonl", "rows.jsonl is a file, and has no configurations"),
-        (None, "There is no dataset to take --dataset-config of"),
+        (None, "--dataset-config needs a dataset"),
     ],
 )
 def test_a_configuration_that_cannot_be_taken_is_refused(
@@ -153,7 +153,7 @@ def test_a_part_of_a_split_is_trained_on_where_nothing_is_evaluated(
 
 def test_the_rows_to_train_on_are_not_those_to_evaluate_on_by_their_split(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", GOOD)
-    with pytest.raises(InputError, match="rows to evaluate on are those to train on"):
+    with pytest.raises(InputError, match="Evaluation rows and training rows are the same"):
         evaluation_source(tmp_path, None, "test", "test")
 
 
@@ -343,11 +343,11 @@ def test_rows_to_evaluate_on_are_a_split_or_another_dataset(tmp_path: Path) -> N
     ("dataset", "evaluation", "split", "message"),
     [
         ("a.jsonl", None, "test", "is a file, and has no split but train"),
-        ("a.jsonl", "a.jsonl", None, "are those to train on"),
-        ("trl-lib/tldr", None, "train", "are those to train on"),
+        ("a.jsonl", "a.jsonl", None, "Evaluation rows and training rows are the same"),
+        ("trl-lib/tldr", None, "train", "Evaluation rows and training rows are the same"),
         ("trl-lib/tldr", None, "train[90%:]", "is not the name of a split"),
         ("a.jsonl", "missing.jsonl", None, "missing.jsonl"),
-        (None, None, "test", "no dataset to take --eval-split of"),
+        (None, None, "test", "--eval-split needs a dataset"),
     ],
 )
 def test_rows_that_cannot_be_evaluated_on_are_told(

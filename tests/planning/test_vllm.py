@@ -265,7 +265,7 @@ def test_several_gpus_share_weights_and_cache() -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     assert "is less than its weights" in str(held(1, 16 * GIB))
     assert isinstance(held(2, 16 * GIB), Reservation)
-    assert held(3, 80 * GIB) == "vLLM cannot share 32 attention heads out among 3 GPUs"
+    assert held(3, 80 * GIB) == "vLLM cannot divide 32 attention heads among 3 GPUs"
 
 
 @pytest.mark.parametrize(("gpus", "numbers"), [(1, []), (2, [1]), (8, [1, 2, 4])])

@@ -275,7 +275,7 @@ def only_the_default_fits() -> Result:
     lengths = LengthDistribution({500: 60, 6000: 30, 8192: 10})
     workload = a_workload()
     workload = replace(workload, dataset=replace(workload.dataset, lengths=lengths))
-    illegal = "max_length=1024 keeps 24.3 % of the dataset's tokens, and 99.0 % of the tokens were asked for"
+    illegal = "max_length=1024 keeps 24.3 % of the dataset's tokens, and 99.0 % of the tokens were requested"
     ran_out = ProbeStatus.OUT_OF_MEMORY
     return with_lengths(
         replace(

@@ -103,7 +103,7 @@ def test_a_diff_keeps_its_lines(columns: int, colour: bool) -> None:
 
 def test_a_search_that_found_no_change_is_no_proof_that_there_is_none() -> None:
     (section,) = (one for one in verdict_report(replace(VERDICT, remedy=None)).sections if one.title == "Remedy")
-    sentence = "No change was found that surely fits and trains the same (techniques are changed in turn, up to three)."
+    sentence = "No change of up to three techniques was found that fits within its error and keeps training the same."
     assert section.blocks == (Paragraph(sentence),)
 
 

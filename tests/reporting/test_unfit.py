@@ -45,7 +45,7 @@ def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_
     assert nothing_fits_text(only_the_default_fits()) == (
         "Nothing that may be recommended fits in 24.00 GiB less the margin of 5 %: the smallest need seen was 30.00 "
         "GiB. TRL's default fits with 13.00 GiB, but may not be recommended: max_length=1024 keeps 24.3 % of the "
-        "dataset's tokens, and 99.0 % of the tokens were asked for."
+        "dataset's tokens, and 99.0 % of the tokens were requested."
     )
 
 

@@ -111,7 +111,7 @@ def test_the_kernel_that_transformers_takes_in_place_of_a_package_is_named() -> 
         assert attention.parse(instead) == instead
         reason = attention.unavailable(choice, replace(GPU, hardware=hopper, packages=with_kernels))
         assert str(reason).endswith(
-            f"is not installed, and transformers takes {instead} in its place, which is a choice of its own"
+            f"is not installed, and transformers would use {instead}, which is a separate choice"
         )
         without = attention.unavailable(choice, replace(GPU, hardware=hopper, packages=packages | {"kernels": "0.1"}))
         assert str(without).endswith("is not installed")
@@ -134,7 +134,7 @@ def test_a_missing_package_is_a_conflict_where_the_training_is_for_this_machine(
         assert "is not installed" in str(conflict(here, choice))
     # Training runs, with another kernel than the one that is named.
     reason = conflict(with_kernels, "flash_attention_2")
-    assert "in its place" in str(reason)
+    assert "a separate choice" in str(reason)
     assert not isinstance(reason, CrashReason)
     assert conflict(with_kernels, "kernels-community/flash-attn2") is None
 

@@ -80,12 +80,12 @@ GROUPED = replace(LONG, model=replace(LONG.model, grouped_heads=True))
 @pytest.mark.parametrize(
     ("precision", "capability", "grouped", "reason"),
     [
-        ("float32", (9, 0), True, "have none with precision=float32"),
-        ("float32", None, True, "have none with precision=float32"),
+        ("float32", (9, 0), True, "has none with precision=float32"),
+        ("float32", None, True, "has none with precision=float32"),
         ("float32", (9, 0), False, ""),
         ("float32+bf16", (9, 0), True, ""),
         ("bfloat16", (8, 0), True, ""),
-        ("float32+fp16", (7, 5), True, "have none with compute capability 7.5"),
+        ("float32+fp16", (7, 5), True, "has none with compute capability 7.5"),
         ("float32+fp16", (7, 5), False, ""),
     ],
 )
@@ -157,7 +157,9 @@ def test_what_is_searched_depends_on_the_rows_and_the_processes() -> None:
     twelve = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, processes=12))
     found = problem(replace(HERE, machine=twelve, global_batch_size=24)).space
     assert found.choices["context_parallel"] == (1, 2, 4)
-    assert "groups of 8 processes cannot be made of 12" in {item.reason.partition(" (")[0] for item in found.left_out}
+    assert "12 processes cannot be divided into groups of 8" in {
+        item.reason.partition(" (")[0] for item in found.left_out
+    }
 
 
 def test_rows_are_not_split_on_a_cpu_or_by_trainers_that_would_train_otherwise() -> None:

@@ -54,7 +54,7 @@ def test_a_length_that_cuts_nothing_is_written_as_none_and_a_shorter_one_as_it_i
 
 def test_tokens_of_rows_with_images_are_not_split_among_processes() -> None:
     start = Candidate({item.name: item.default(pictured()) for item in SFT.techniques})
-    assert "and not its images" in str(ContextParallel().unsuitable(2, pictured()))
+    assert "but not its images" in str(ContextParallel().unsuitable(2, pictured()))
     assert isinstance(ContextParallel().conflict(2, start, pictured()), CrashReason)
     assert ContextParallel().unsuitable(1, pictured()) is None
 
@@ -137,7 +137,9 @@ def test_prompts_with_images_are_rounded_up_and_completed_by_no_continuous_batch
     assert impossible(found["pad_to_multiple_of"], 64, here) is None
     start = Candidate({name: item.default(here) for name, item in found.items()})
     assert found["pad_to_multiple_of"].conflict(64, start, here) is None
-    assert "TRL refuses it for models with a processor" in str(impossible(found["continuous_batching"], "on", here))
+    assert "TRL refuses it for models with an image processor" in str(
+        impossible(found["continuous_batching"], "on", here)
+    )
 
 
 def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_length() -> None:

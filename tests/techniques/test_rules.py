@@ -139,7 +139,7 @@ def test_lora_on_a_language_model_names_its_modules_and_needs_a_tower_beside_it(
         ]
         reasons = [str(SFT.illegal(candidate(other, lora=lora.removesuffix("-dora")), other)) for other in refused]
         assert "no language model beside a vision tower" in reasons[0]
-        assert "PEFT trains the tower too" in reasons[1]
+        assert "PEFT trains the vision tower too" in reasons[1]
 
 
 def test_lora_on_attention_needs_projections_that_are_known() -> None:

@@ -164,12 +164,12 @@ def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
     of_32_heads = replace(known, trainer="grpo", model=replace(known.model, attention_heads=32))
     six = here(replace(PLANNED, hardware=replace(PLANNED.hardware, processes=6)), workload=of_32_heads)
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
-    assert "cannot share 32 attention heads out among 3 GPUs" in str(impossible(size, 3, six))
+    assert "cannot divide 32 attention heads among 3 GPUs" in str(impossible(size, 3, six))
     assert impossible(size, 2, six) is None
     # microsoft/phi-4 (vLLM issue 16021).
     phi = replace(known.model, attention_heads=40, cache=KeyValueCache(40, 10, 256))
     few = replace(phi, cache=KeyValueCache(40, 2, 256))
-    assert undivided(phi, 4) == "vLLM cannot share 10 heads of keys and values out among 4 GPUs"
+    assert undivided(phi, 4) == "vLLM cannot divide 10 heads of keys and values among 4 GPUs"
     assert [undivided(phi, 2), undivided(phi, 10), undivided(few, 4)] == [None] * 3
 
 

@@ -1,4 +1,4 @@
-"""The use case of a check: read the command, check its keys, and whether it fits."""
+"""The use case of a check: reads the command, checks its keys, and checks whether it fits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
             except InputError as error:
                 if len(asked) == 1:
                     raise
-                # Such as of a budget, which is larger than the device that one file alone trains on.
+                # Such as a budget that exceeds the device of one file only.
                 found = _unusable(each, started, error)
             yield found
 
@@ -93,7 +93,7 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     except (InputError, ProbeServerError):
         raise
     except AutotuneError as error:
-        # A job was killed, took too long or failed: of the configuration, nothing is known.
+        # A job was killed, timed out or failed, which proves nothing about the configuration.
         return task.unknown(error)
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, verdict)
@@ -111,12 +111,12 @@ def _unusable(asked: CheckArguments, started: float, error: InputError) -> Verdi
 
 
 def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]:
-    """Return the device to check for: the one asked for, a CPU if the file sets it, or this machine's own.
+    """Return the device to check for (``--gpu``, a CPU if the file sets it, or this machine's), or why there is none.
 
-    Without one, the file can be read nevertheless; the second is why there is none.
+    Without a device, the file can still be read.
 
     Raises:
-        InputError: there is no such GPU.
+        InputError: ``--gpu`` names no known GPU, or ``--probe`` has no device.
     """
     on_cpu = str(text.given.get("use_cpu")).lower() in _TRUE
     word = asked.gpu or (CPU if on_cpu else None)
@@ -134,9 +134,9 @@ def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]
 
 
 def _device_per_process(asked: CheckArguments, text: Written, planned: Machine, launch: Launch) -> Machine:
-    """Return the device as each process has it: those of one machine share the memory of its CPU.
+    """Return the device of each process; the processes of one machine share the memory of its CPU.
 
-    Of this machine's GPUs, it is the fullest of those that train; a run of ``--probe`` takes the first ones.
+    Of this machine's training GPUs, the one with the least free memory counts; ``--probe`` trains on the first GPUs.
 
     Raises:
         AutotuneError: the GPUs that the command names are not here.
@@ -156,7 +156,7 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
     """Return why a real run needs more than this machine has; empty if it does not.
 
     Args:
-        gpus: how many are visible here; None for a CPU, whose cores any number of processes can share.
+        gpus: number of visible GPUs; None for a CPU, whose cores any number of processes can share.
     """
     if gpus is None:
         return ""
@@ -213,7 +213,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
 
 
 def _of_source(task: Task) -> Iterator[Finding]:
-    """Yield that the trainer is known without its class in the user's own script, if so."""
+    """Yield a note if the user's script does not mention the trainer's class."""
     source, trainer_class = task.written.command.source, task.trainer.trainer_class
     if source is not None and trainer_class not in source.names:
         message = f"{source.path} uses no {trainer_class}: it may train otherwise, or not at all."
@@ -246,7 +246,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     started = time.monotonic()
     _check_options(asked)
     found = configuration_of(asked.config)
-    # Of a training that runs already, it is known what became of the fields that choose an engine.
+    # A training that already runs has resolved the fields that choose an engine.
     found = without_engine(found) if launched.is_observed else found
     trainer = trainer_of(found)
     if asked.model is None or asked.dataset is None:
@@ -268,10 +268,10 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
 
 
 def _check_options(asked: CheckArguments) -> None:
-    """Check that the options of a check go together.
+    """Check that the options of a check are consistent.
 
     Raises:
-        InputError: two of them do not, or one cannot be used.
+        InputError: two of them contradict each other, or one cannot be used.
     """
     if asked.probe and asked.gpu is not None:
         raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")

@@ -47,7 +47,7 @@ from autotune.userconfig.problems import finding, mentioned, of_building, of_err
 from autotune.userconfig.reading import plan_of
 from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, teacher_of
 
-# A check stands before a job that waits for it, and a chat template may never come to an end.
+# A job waits for its check, and a chat template may loop forever.
 _READING_SECONDS = 3600.0
 _SHRINKS = "auto_find_batch_size"
 """The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
@@ -70,7 +70,7 @@ _REFUSED_IN_A_STEP = {
 
 @dataclass(frozen=True)
 class Fitting:
-    """A configuration that TRL accepts, and what is known of it."""
+    """Checks whether a configuration that TRL accepts fits."""
 
     task: Task
     read: ReadCommand
@@ -88,7 +88,7 @@ class Fitting:
 
     @cached_property
     def planned(self) -> Machine:
-        """The machine that is planned for, with the processes of the training, each on such a device."""
+        """The machine to check for, with one device for each process of the training."""
         assert self.task.target is not None
         machine, launching = self.task.target, self.launching
         hardware = replace(machine.hardware, processes=launching.processes, machines=launching.machines)
@@ -101,12 +101,12 @@ class Fitting:
         except UnreadError as error:
             return self.task.unknown(error, self.found)
         except InputError as error:
-            # What was found in the keys is worth reporting even if the rest cannot be found out.
+            # Findings on the keys are reported even if memory cannot be checked.
             return self.task.wrong((*self.found, of_error(self.task.written, error)))
         except ProbeServerError:
             raise
         except AutotuneError as error:
-            # A job was killed, took too long or failed: of the need, nothing is known.
+            # A job was killed, timed out or failed, which proves nothing about the memory.
             return self.task.unknown(error, self.found)
 
     def _verdict(self) -> Verdict:
@@ -130,7 +130,7 @@ class Fitting:
         silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         if self.config.values.get(_SHRINKS):
-            message = "After an out-of-memory, micro-batches are a tenth smaller, and the global batch with them."
+            message = "After running out of memory, training continues with micro-batch and global batch 10 % smaller."
             silent += [Finding(Severity.SILENT, message, _SHRINKS)]
         loading = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []
@@ -204,7 +204,7 @@ class Fitting:
         return Remedy(keys, self._diff(changed.keys), memory.device_bytes, memory.most_bytes + extra_bytes, slower)
 
     def _built(self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> Built:
-        """Return the messages of TRL's trainer about the plan itself; a trace has other sizes than the plan."""
+        """Return the messages of TRL's trainer for the plan's own sizes, from which a trace's may differ."""
         dataset = workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
@@ -213,7 +213,7 @@ class Fitting:
         return build(self.tracer.server, request, self.tracer.new_folder())
 
     def _explicit(self, plan: TrainingPlan) -> TrainingPlan:
-        """Return a plan with the fields that the configuration sets to null and TRL does not by default."""
+        """Return a plan with the fields that the configuration sets to null, against TRL's default."""
         defaults = self.config.defaults
         nothing = {name: None for name, value in self.config.values.items() if value is None is not defaults.get(name)}
         return replace(plan, args={**nothing, **plan.args})

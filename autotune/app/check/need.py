@@ -29,11 +29,11 @@ from autotune.units import MIB, format_duration
 from autotune.userconfig.bundle import decoded, trains_like
 
 CPU_PROCESS_BYTES = 160 * MIB
-"""Memory of a process on a CPU outside its tensors: allocations of libraries, and what C's allocator keeps. Real runs
+"""Memory of a process on a CPU outside its tensors: allocations of libraries, and freed blocks that malloc keeps. Runs
 of four configurations with 243 to 518 MiB of traced tensors needed a limit of 60 to 120 MiB above 1.1 times that, by
 bisection (tests/app/check/test_against_real_runs.py has these and six more)."""
-# Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published); where
-# the device has this many times what is needed, they and full depth are not worth their time.
+# Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published). If the
+# device has this multiple of the need, these traces and traces at full depth cannot change the outcome.
 _FAR = 1.5
 _LENGTH = "max_length"
 
@@ -52,7 +52,7 @@ class CheckAnswer:
 
 
 def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEstimate:
-    """Return the memory of a plan, traced at full depth and after varied lengths where it may decide.
+    """Return the memory of a plan; near the budget, it is traced at full depth and after varied lengths.
 
     Raises:
         UntraceableError: a step of it cannot be traced.
@@ -87,13 +87,13 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
     )
     outcome = judged(need, budget_bytes)
     if outcome is Outcome.FITS and planned.gpu is not None and memory.lacks_host(planned.host_bytes):
-        # Weights of a checkpoint in the trained type are mapped from its file, so that a host may get by with less.
+        # A checkpoint in the trained type is memory-mapped from its file, so less host memory may be enough.
         outcome = Outcome.TOO_CLOSE
     return CheckAnswer(outcome, need)
 
 
 def needs_more(need: Need, budget_bytes: int) -> bool:
-    """Return whether a need found for a larger budget lacks the traces that are made only near the limit."""
+    """Return whether a need that was traced for a larger budget lacks the traces that a near budget requires."""
     return need.varied_bytes is None and need.least_bytes <= budget_bytes < _FAR * need.bytes
 
 
@@ -109,7 +109,7 @@ def probed(
     """Return the need in a real run of a plan's worst micro-batches, on this machine's device and within the budget.
 
     Args:
-        timeout_seconds: time after which it is ended, from the start of its process; None: never.
+        timeout_seconds: time limit from the start of its process; None: no limit.
     """
     kind = planned.hardware.kind
     plan, schedule = _on_device(sized.plan, kind), EFFORTS["quick"].confirmation
@@ -123,7 +123,7 @@ def probed(
     ended = measured.out_of_memory
     need_bytes = ended.wanted_bytes if ended is not None else measured.held_bytes
     if need_bytes is None:
-        # As of a run that the kernel ended, or that ran out of the host's memory.
+        # Such as a run that the kernel killed, or that ran out of host memory.
         return CheckAnswer(Outcome.DOES_NOT_FIT, None, measured.reason)
     need = _measured(Source.PROBED, need_bytes, sized.geometry, measured)
     if not measured.ok:
@@ -154,7 +154,7 @@ def _measured(source: Source, need_bytes: int, geometry: BatchGeometry, figures:
 
 
 def _limited(plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-    """Return a plan with the longest row as its maximum length if its own cuts none: the file of a base keeps that."""
+    """Return a plan with its maximum length capped at the longest row, so that limits without effect compare equal."""
     length = plan.number(_LENGTH)
     if _LENGTH not in plan.args or plan.args.get(PACKING) or (length is not None and length < workload.longest):
         return plan

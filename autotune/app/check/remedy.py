@@ -57,14 +57,13 @@ class Remedies:
     def smallest(self, budget_bytes: int, extra_bytes: int, *, heavy: bool = False) -> Changed | None:
         """Return the change of the fewest techniques whose need fits by more than its error; None if there is none.
 
-        Of changes of one technique, the fastest that fits is taken, and one of unknown speed only if no other fits; if
-        none fits, the one that saves the most is kept and another technique is changed as well. What is taken is traced
-        as a check of the changed configuration traces it.
+        Among changes of one technique that fit, the fastest wins; unknown speeds come last. If none fits, the change
+        that saves the most is kept and a second technique is changed as well. The result is traced in the way of a
+        check of the changed configuration.
 
         Args:
             extra_bytes: memory of a process outside its tensors.
-            heavy: whether the weights alone exceed the budget, so that a change that leaves them where they are has
-                not to be traced to know that it does not fit.
+            heavy: whether the weights alone exceed the budget; changes that cannot reduce them are then not traced.
         """
         candidate, entries = self.trainer.normal(self.known.candidate, self.setting), dict[str, object]()
         for already in range(_MOST_TECHNIQUES):
@@ -105,7 +104,7 @@ class Remedies:
                     yield technique, other, changed
 
     def _same_training(self, technique: Technique, candidate: Candidate, other: Candidate) -> bool:
-        """Whether both train the same. A choice is exact compared with TRL's default, not with every other choice."""
+        """Whether both train the same. ``exact`` compares a choice with TRL's default, not with every other choice."""
         name, setting = technique.name, self.setting
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)
@@ -127,7 +126,7 @@ class Remedies:
         return not after <= before | {None}
 
     def _memory(self, entries: Mapping[str, object], budget_bytes: int | None = None) -> MemoryEstimate | None:
-        """Return the memory with a change, traced as a check against the budget is; None if it cannot be traced."""
+        """Return the memory with a change; None if it cannot be traced. With a budget, it is traced like a check."""
         plan = _with(self.plan, entries)
         sized = Sized(plan, whole_geometry(self.trainer, plan, self.setting.workload))
         try:

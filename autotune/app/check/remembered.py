@@ -26,9 +26,9 @@ from autotune.userconfig.bundle import DOCUMENTS
 from autotune.userconfig.launchers import TORCHRUN_VARIABLES
 from autotune.userconfig.written import Written
 
-# A file whose content decides the verdict; of other paths, names, sizes and times decide.
+# Size up to which the key of a verdict has a file's content; other paths have names, sizes and times.
 _MOST_HASHED_BYTES = 1 << 20
-# Options that a kept verdict is judged by again.
+# Options outside the key: a cached verdict is judged by them again.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
 """The cached outcomes; any other may differ the next time."""
@@ -47,7 +47,7 @@ def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None 
     if outcome is not Outcome.FITS or needs_more(need, budget_bytes):
         return None
     if need.memory is not None and need.memory.lacks_host(host_bytes):
-        # The budget is that of the device, and the host has too little with any.
+        # Host memory is too small with any budget of the device.
         return None
     line = headline(outcome, need, budget_bytes, "")
     return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
@@ -56,13 +56,13 @@ def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None 
 def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | None:
     """Return a hash of everything that a verdict depends on; None if some of it is not on this machine.
 
-    The budget is no part of it, since the free memory of a machine changes all the time.
+    The hash excludes the budget, since a machine's free memory varies.
 
-    Every word and every value of the file that names a file stands for what is there. So does every file that a
-    document among these names in turn, as accelerate's names DeepSpeed's. Of directories, those of models and data do;
-    others may be large, and a training may write to them.
+    It includes every file that a word of the command or a value of the configuration names, and the files named in
+    these documents, as accelerate's names DeepSpeed's. Of directories, it includes those of models and data; others may
+    be large, and a training may write to them.
     """
-    # What a module does when it is imported does not follow from its own text alone.
+    # An imported module may depend on more than its own text.
     if asked.probe or asked.imports:
         return None
     local = _local(asked, written)
@@ -90,9 +90,9 @@ def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
 
 
 def _named(words: Iterable[str]) -> list[Path]:
-    """Return the files that words name, themselves or through documents that they name.
+    """Return the files that words name, directly or through the documents that they name.
 
-    A relative path leads from the working directory, or from the folder of a document
+    A relative path starts at the working directory, or at the folder of a document
     (:func:`autotune.userconfig.engine.engine_args`).
     """
     found: set[Path] = set()
@@ -102,13 +102,13 @@ def _named(words: Iterable[str]) -> list[Path]:
         for file in new:
             inside = _inside(file)
             names |= inside
-            # Of a file that is no document, the folder means nothing to the check.
+            # Only a document's folder is a base of relative paths.
             folders |= {file.parent} if inside else set()
     return sorted(found)
 
 
 def _inside(file: Path) -> frozenset[str]:
-    """Return the strings in a document of JSON or YAML; none of a file that is neither, or too large to be one."""
+    """Return the strings in a JSON or YAML document; none for other files and files too large for a document."""
     try:
         text = file.read_text(encoding="utf-8") if file.stat().st_size <= MAX_BYTES else ""
     except (OSError, ValueError):

@@ -72,7 +72,7 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
     """Yield the assumptions about rows that TRL splits or streams.
 
     Args:
-        streams: whether it does, while they are read whole here.
+        streams: whether TRL streams them; the check reads them whole.
     """
     if source.test_size is not None:
         message = f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known"
@@ -140,8 +140,8 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
         yield Finding(Severity.SILENT, message, "packing")
     if strategy != NONE and not plan.args.get(SHUFFLED) and setting.workload.dataset.documents.rows > PACKED_AT_ONCE:
         message = (
-            f"Rows are assumed to be packed in random order. TRL packs each {PACKED_AT_ONCE:,} in the file's order:"
-            " where lengths change along the file, packed rows are less full, and a step has fewer documents. Write"
+            f"Packing is computed for rows in random order. TRL packs {PACKED_AT_ONCE:,} rows at a time in the file's"
+            " order: if lengths change along the file, packed rows are less full and a step has fewer documents. Write"
             f" {SHUFFLED}: true."
         )
         yield Finding(Severity.NOTE, message, "packing")
@@ -168,7 +168,7 @@ def _without_switch(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator
 
 
 def _weights(plan: TrainingPlan, given: Mapping[str, object], stored: str) -> Iterator[Finding]:
-    """Yield what the type of the weights does to a training.
+    """Yield the effects of the weights' type on a training.
 
     Args:
         stored: the type that ``dtype: auto`` means.
@@ -214,7 +214,7 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: Neares
         if reason and technique.name not in ("packing", "padding_free", "max_length"):
             severity = Severity.ERROR if fails else Severity.SILENT
             yield Finding(severity, f"{technique.name}={choice}: {reason}.", technique.name)
-    # The candidate may be none of the plan, but the nearest to it.
+    # The candidate may differ from the plan: it is the nearest one.
     refused = trainer.refused(plan, setting.workload)
     if refused:
         yield Finding(Severity.ERROR, f"{refused[:1].upper()}{refused[1:]}.")

@@ -25,8 +25,8 @@ class Task:
 
     Attributes:
         target: device to check for; None if none was named and this machine has none (then the file is only read).
-        absent: why there is none, in words.
-        processes: number of started processes; None where it is not known.
+        absent: why there is no device.
+        processes: number of started processes; None: unknown.
     """
 
     asked: CheckArguments
@@ -44,7 +44,7 @@ class Task:
 
     @property
     def gpus(self) -> int | None:
-        """How many GPUs this machine has, if the check is for them; None otherwise."""
+        """Number of this machine's GPUs, if the check is for them; None otherwise."""
         if self.target is None or self.target.gpu is None or self.asked.gpu is not None:
             return None
         return self.target.hardware.processes
@@ -52,7 +52,7 @@ class Task:
     def verdict(
         self, outcome: Outcome, findings: tuple[Finding, ...], *, reason: str = "", need: Need | None = None
     ) -> Verdict:
-        """Return a verdict with what is known by now."""
+        """Return a verdict with the check's device, budget, versions and time filled in."""
         if outcome is Outcome.UNKNOWN and self._dry_run is not None:
             findings = (*findings, Finding(Severity.NOTE, self._dry_run))
         return Verdict(
@@ -73,13 +73,13 @@ class Task:
         )
 
     def unknown(self, error: AutotuneError, findings: tuple[Finding, ...] = ()) -> Verdict:
-        """Return the verdict that the answer is not known, for the reason of an error and with its advice."""
+        """Return the verdict ``unknown`` with the reason and hint of an error."""
         advice = (Finding(Severity.NOTE, error.hint),) if error.hint else ()
         return self.verdict(Outcome.UNKNOWN, (*findings, *advice), reason=error.message)
 
     @property
     def _dry_run(self) -> str | None:
-        """The sentence that offers a dry run; None without a command for it, or without a null GPU for the device."""
+        """Sentence that suggests a dry run; None without a command, or without a null GPU for the device."""
         words = hidden_words(self.asked.command)
         if not words and self.written.own_command:
             words = (*self.written.own_command.split(), CONFIG, str(self.asked.file))
@@ -91,6 +91,6 @@ class Task:
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 
     def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
-        """Return the verdict that the configuration cannot run, with everything that was found."""
+        """Return the verdict that the configuration cannot run, with its findings."""
         count = sum(item.severity is Severity.ERROR for item in findings)
         return self.verdict(Outcome.CANNOT_RUN, findings, reason=counted(count, "thing is wrong", "things are wrong"))

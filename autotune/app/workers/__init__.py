@@ -1,1 +1,1 @@
-"""Several workers of one machine: further processes that search the same study, each on its share of the devices."""
+"""Workers of one machine: processes that search the same study, each on its share of the devices."""

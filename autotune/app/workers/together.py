@@ -1,4 +1,4 @@
-"""Searches one study by several processes of this machine: this one, and one for each further share of it."""
+"""Searches one study with several processes on this machine: this one, and one for each further share of devices."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from autotune.study import SearchOutcome, begin
 from autotune.units import counted
 
 MODULE = "autotune.app.workers.worker"
-# An interrupted worker ends its probe, records that in the study, and ends the process that starts probes.
+# Time for an interrupted worker to end its probe, record it in the study, and end its probe server.
 _ENDING_SECONDS = 20.0
 
 
 def search_together(run: Run, further: Sequence[Share], listener: Listener, module: str = MODULE) -> SearchOutcome:
     """Search as :func:`~autotune.app.search.run_search` does, with a further worker on each further share.
 
-    The workers share the study as those of several machines do; they write to the same folder, where each probe has a
-    place of its own. All end with this call, however it ends; what they probed is in the study.
+    The workers share the study like workers of several machines. They write to the same output directory, in which each
+    probe has its own folder. All workers end with this call, even after an error; their probes are in the study.
 
     Args:
         further: shares of the machine in addition to that of ``run.server``.
@@ -68,7 +68,7 @@ def _started(run: Run, further: Sequence[Share], forwarder: EventForwarder, modu
             workers.append(_Worker(number, (share, run.problem.setting.machine.hardware), data, forwarder, module))
         yield
     finally:
-        # All are interrupted before one is waited for.
+        # Interrupt all before waiting for any.
         for worker in workers:
             worker.interrupt()
         try:
@@ -80,7 +80,7 @@ def _started(run: Run, further: Sequence[Share], forwarder: EventForwarder, modu
 
 
 class _Worker:
-    """A further worker's process, and the thread that passes its events on."""
+    """A further worker's process, and the thread that forwards its events."""
 
     def __init__(
         self, number: int, devices: tuple[Share, Hardware], data: bytes, forwarder: EventForwarder, module: str
@@ -95,17 +95,17 @@ class _Worker:
         self._thread.start()
 
     def interrupt(self) -> None:
-        """Make it end, as Ctrl-C would."""
+        """Send the signal of Ctrl-C."""
         self._closing = True
         self._process.send_signal(signal.SIGINT)
 
     def wait(self) -> None:
-        """Wait until it has ended, for a while."""
+        """Wait for its end, for a limited time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_SECONDS)
 
     def close(self) -> None:
-        """Kill it if it has not ended, and release what it has."""
+        """Kill it if it still runs, and release its resources."""
         self._process.kill()
         self._process.wait()
         self._thread.join()
@@ -138,10 +138,10 @@ class _Worker:
 
 
 class EventForwarder:
-    """Passes the events of all workers of this machine on to one listener, one at a time, from any thread.
+    """Forwards the events of all workers of this machine to one listener, one at a time, from any thread.
 
-    A worker reports its own probes, and those of others as it reads them in the study. What the listener raises in
-    another thread than the search's is raised there with the next event.
+    A worker reports its own probes, and those of others as it reads them from the study. An exception of the listener
+    in another thread is raised again in the search's thread at the next event.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -152,14 +152,14 @@ class EventForwarder:
         self._failure: Exception | None = None
 
     def __call__(self, event: Event) -> None:
-        """Pass on an event of the first worker, unless it was reported already."""
+        """Forward an event of the first worker, unless it was reported already."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             self._pass_on(event, 0)
 
     def pass_on_from(self, worker: int, *events: Event) -> None:
-        """Pass on events of a further worker, except those reported already or of no use to the user."""
+        """Forward events of a further worker, except those reported already or irrelevant to the user."""
         with self._lock:
             if self._failure is not None:
                 return

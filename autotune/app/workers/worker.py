@@ -1,9 +1,9 @@
 """A further worker: ``python -m autotune.app.workers.worker`` searches the study that it receives.
 
-At the socket that is its standard input, the first worker sends the share of this one and the hardware as each worker
-has it, and then the packed :class:`~autotune.app.search.Run`; this one answers with events as they happen, and at last
-with a text: why it gave up, or nothing if it did not. At the end of the socket, which is the end of the first worker,
-it interrupts itself as Ctrl-C would.
+Protocol, over a socket that is this process's standard input: the first worker sends this worker's share and the
+hardware of each worker, and then the packed :class:`~autotune.app.search.Run`. This worker replies with events as they
+happen, and last with a text: the reason of its failure, or an empty text. When the first worker ends, the socket
+closes, and this worker interrupts itself as Ctrl-C would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 
 _OWN = {JobServer: "server", ServerTracer: "tracer"}
-"""The objects that each worker has of its own, with their references in a serialised search."""
+"""Types whose objects each worker creates itself, with their references in a serialised search."""
 
 
 class _Packer(pickle.Pickler):
@@ -38,28 +38,27 @@ class _Unpacker(pickle.Unpickler):
         self._own = {"server": server, "tracer": tracer}
 
     def persistent_load(self, pid: Any) -> object:
-        """Return this worker's own object in the place of the sender's."""
+        """Return this worker's own object in place of the sender's."""
         return self._own[pid]
 
 
 def packed(run: Run) -> bytes:
-    """Return a search with all that was traced for it, without the sender's processes."""
+    """Return a serialised search with its traces, without the sender's processes."""
     file = io.BytesIO()
     _Packer(file, pickle.HIGHEST_PROTOCOL).dump(run)
     return file.getvalue()
 
 
 def unpacked(data: bytes, server: JobServer, tracer: ServerTracer) -> Run:
-    """Return a search that :func:`packed` made, with this worker's own processes."""
+    """Return the search that :func:`packed` serialised, with this worker's own processes."""
     run = _Unpacker(data, server, tracer).load()
     assert isinstance(run, Run)
     return run
 
 
 def main(connection: Connection) -> None:
-    """Search until nothing is left to do, or the first worker is gone; a failure is reported and not raised."""
-    # A command that was started in the background ignores Ctrl-C, and its workers must not. A scheduler may end all
-    # processes of a job at once.
+    """Search until the study is complete or the first worker has ended; a failure is reported, not raised."""
+    # A background command ignores Ctrl-C, but its workers must not. A scheduler may signal all processes at once.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -73,7 +72,7 @@ def main(connection: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         connection.send(failure)
     except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionError):
-        # The first worker has ended, or is about to: there is no receiver.
+        # The first worker has ended or is ending: nobody receives.
         return
 
 
@@ -90,7 +89,7 @@ def _end_with_the_first(connection: Connection) -> None:
     try:
         connection.recv_bytes()
     except (EOFError, OSError):
-        # A real signal ends a wait for a probe, too.
+        # A real signal also interrupts a wait for a probe.
         os.kill(os.getpid(), signal.SIGINT)
 
 

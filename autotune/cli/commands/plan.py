@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (
     "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, for any GPU of the catalogue. "
-    "Searches the space by traces and ranks the candidates that it traced (about 100). Predictions are not "
-    "measurements: their errors are stated, and autotune probe measures."
+    "Traces about 100 candidates and ranks them. Predictions are not measurements: their errors are stated. "
+    "autotune probe measures."
 )
 _LIST = "list"
 _OF_PLANS, _OF_TABLES = ({each.name for each in fields(kind)} for kind in (PlanArguments, RentArguments))

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             result, failure = probe(**options, listener=listener).document, None
         except UnwrittenError as error:
             result, failure = error.document, error
-    # The search has ended, and there is nothing to go on with.
+    # The search has ended: an interrupt only skips the report.
     with suppress(KeyboardInterrupt):
         show(probe_report(result, program), console, apart=True)
     if as_json:

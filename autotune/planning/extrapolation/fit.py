@@ -15,29 +15,29 @@ from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_ti
 from autotune.planning.extrapolation.series import Aligned, Figures, Levels, SeriesLevels
 
 _UNUSED_GROWTH = 0.3
-"""How much of what the caching allocator leaves unused grows with the peak, as a share; the rest does not.
+"""Share of the allocator's unused bytes (reserved minus allocated) that grows with the peak; the rest is constant.
 
-Fitted to traces of all layers of 82 configurations of `benchmarks/gpu/cases.py` (Qwen2.5 shapes of 0.5B, 1.5B and 7B,
-seven trainers): reserved memory is off by 0.0 % in the mean, -10.6 to +7.3 %; with 0 by -2.3 %, -12.6 to +4.5 %. Of 33
+Fitted to full-depth traces of 82 configurations of `benchmarks/gpu/cases.py` (Qwen2.5 shapes of 0.5B, 1.5B and 7B,
+seven trainers): reserved memory is off by 0.0 % in the mean, -10.6 to +7.3 %; with 0 by -2.3 %, -12.6 to +4.5 %. For 33
 others (other shapes, longer rows, a teacher) by -0.1 %, -12.9 to +5.7 %; with 0 by -2.1 %, -14.5 to +2.9 %."""
 
 
 class Fit:
-    """The traces of a training plan at one micro-batch size and one or two depths, and what follows for all layers.
+    """Extrapolates the traces of a training plan at one micro-batch size and one or two depths to all layers.
 
     Example: traces at 2 and 3 layers give a forecast for 32 layers: at each moment, the figure at 2 layers plus 30
     times the difference of the two.
 
     Args:
-        replies: the traces, by their number of layers.
-        layers: of the whole model.
-        edges: whether the first layers and the last ones are unlike those between; see :class:`Aligned`.
+        replies: the traces, by number of layers.
+        layers: number of layers of the whole model.
+        edges: whether the first and last layers differ from those between; see :class:`Aligned`.
 
     Attributes:
-        assumptions: what the traces assumed, in sentences.
+        assumptions: the assumptions of the traces, in sentences.
         aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment. If
-            not, only the peaks are extrapolated, which may belong to different moments. Saving under an engine does not
-            count: of what is gathered for a checkpoint, the peak alone is wanted.
+            not, only the peaks are extrapolated, which may belong to different moments. Saving with an engine is
+            excluded: only its peak is needed.
     """
 
     def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: bool = False) -> None:
@@ -45,13 +45,13 @@ class Fit:
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
         self._weights = layer_weights(self._depths, layers)
-        # The weight of the deeper trace is how often what it adds comes in the whole model.
+        # The weight of the deeper trace is the number of its additional periods of layers in the whole model.
         self._insertions = round(sum(self._weights[1:]))
         self.assumptions = frozenset(assumed for reply in self._replies for assumed in reply.assumptions)
         self._between = next((reply.between for reply in self._replies), Occurrence.FURTHER)
         parts = dict.fromkeys(section.part for reply in self._replies for section in reply.sections)
         self._sections = {part: [_section(reply, part) for reply in self._replies] for part in parts}
-        # What is gathered for a checkpoint, one tensor after another, does not tell layers apart.
+        # A checkpoint gathers one tensor after another, so the moments of its layers cannot be distinguished.
         alike = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
         aligned = {part: self._aligned(part) if part not in alike else None for part in parts}
         self.aligned = all(found is not None or part in alike for part, found in aligned.items())
@@ -69,8 +69,8 @@ class Fit:
         }
         replays = [reply.replayed(expandable_segments) for reply in self._replies]
         tensors = [reply.device.bytes for reply in self._replies]
-        # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
-        # varies irregularly with the size, so that extrapolating single figures would multiply random differences.
+        # The allocator's overhead over tensor bytes is modelled as a share plus a constant: which blocks are split
+        # varies irregularly with size, so extrapolating single figures would amplify random differences.
         added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
         always = max(0, min(added))
         unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
@@ -96,7 +96,7 @@ class Fit:
         )
 
     def _times(self, sections: Mapping[Part, Sequence[Section]]) -> Mapping[Part, StepTime]:
-        """Return the times of parts, as far as those of all depths are known."""
+        """Return the times of the parts whose times are known at all depths."""
         terms = {
             part: [(section.time, weight) for section, weight in zip(each, self._weights, strict=True) if section.time]
             for part, each in sections.items()
@@ -130,9 +130,9 @@ class Fit:
     def _aligned(self, part: Part) -> Mapping[Stretch, Aligned] | None:
         """Return the stretches of a part at the moments that all depths share, or None if they cannot be aligned."""
         sections = self._sections[part]
-        # Deeper traces have whole layers inserted.
+        # Deeper traces are shallower ones with whole layers inserted.
         shortest = min(sections, key=lambda section: len(section.moments))
-        # Moments have shapes, which tell the head from a layer with the same operators.
+        # Names of moments include shapes, which distinguish the head from a layer with the same operators.
         places: list[tuple[list[int], list[int]]] = []
         for section in sections:
             first, last = (align(_named(shortest), _named(section)) for align in (from_start, from_end))
@@ -184,9 +184,9 @@ _FLAT = re.compile(r" \[\d+\]$")
 
 
 def _named(section: Section) -> list[str]:
-    """Return the names of a section's moments without the lengths of flat tensors, some of which grow with the depth.
+    """Return the names of a section's moments without the lengths of 1D tensors, which may grow with depth.
 
-    Examples: the norms of all weights, for clipping, and an engine's buffers.
+    Examples: the norms of all weights for clipping, and an engine's buffers.
     """
     return [_FLAT.sub("", name) for name in section.moments]
 
@@ -196,7 +196,7 @@ def _moments_of(section: Section, *, in_backward: bool) -> slice:
 
 
 def _cut(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
-    """Return the bytes at some moments of a section, of which some are kept."""
+    """Return the bytes at the moments ``places[kept]`` of a section."""
     moments = np.array(places[kept], dtype=np.intp)
     return {name: np.array(values, dtype=np.float64)[moments] for name, values in section.levels.items()}
 
@@ -216,18 +216,18 @@ def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
-# How many moments have to agree after an insertion for it to be accepted; tried in this order. Long matches distinguish
-# layers with similar parts; short ones are needed where two insertions are close to each other.
+# Number of moments that have to match after an insertion to accept it, tried in this order. Long matches distinguish
+# layers with similar parts; short ones are needed if two insertions are close to each other.
 _AGREEING = (48, 24, 12, 6, 3)
-# Moments that are compared at once where nothing was inserted.
+# Number of moments compared at once while nothing is inserted.
 _AT_ONCE = 64
 
 
 def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
     """Return, for each moment of ``short``, the index of the matching moment in ``long``, matching from the beginning.
 
-    ``long`` has to be ``short`` with moments inserted; each insertion is taken to be as short as possible. Returns None
-    if it is not.
+    ``long`` has to be ``short`` with moments inserted, otherwise the result is None. Each insertion is assumed to be as
+    short as possible.
 
     Example: ``short`` is ``a b``, ``long`` is ``a x x b``; the result is ``[0, 3]``.
     """

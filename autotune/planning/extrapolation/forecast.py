@@ -23,9 +23,9 @@ _figures = attrgetter(*_NAMES)
 def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     """Return the weighted sum of times; negative figures become 0.
 
-    What the device, the links and the host do are sums over operators, which sizes and layers scale. The whole is not:
-    where small traces wait for the links and a larger one computes for longer, the weighted sum of the whole falls
-    short of what it consists of. It takes at least as long as the busiest of them.
+    The busy times of device, links and host are sums over operators, so they scale with sizes and layers. The total
+    does not: if small traces are bound by the links and a larger one by compute, the weighted sum of totals is too
+    small. So the total is at least the largest busy time.
     """
     weights = [weight for _, weight in terms]
     columns = zip(*[_figures(time) for time, _ in terms], strict=True)
@@ -44,14 +44,14 @@ class Forecast:
 
     Attributes:
         stretches: peak bytes of tensors in each stretch of a step, by category.
-        rounding_share: what the caching allocator counts as allocated beyond tensors' bytes, as a share of them.
-        workspace_bytes: what it counts as allocated beyond them, independent of their size.
-        unused_bytes: what it reserves beyond what it counts as allocated.
-        returned_bytes: what it returns of that to a device which is short of memory.
+        rounding_share: allocated bytes beyond tensor bytes, as a share of tensor bytes.
+        workspace_bytes: allocated bytes beyond tensor bytes that do not depend on their size.
+        unused_bytes: reserved minus allocated bytes.
+        returned_bytes: the part of the unused bytes that is released on a device that is short of memory.
         host_bytes: peak bytes on the host.
-        machine_bytes: the same of all processes in one machine together.
-        times: the time of each part of a step; empty if speeds are not known.
-        between: the occurrence of a micro-batch that stands for those between the first and the last of a step.
+        machine_bytes: the same, summed over all processes of a machine.
+        times: the time of each part of a step; empty if speeds are unknown.
+        between: the occurrence of the micro-batch that represents those between the first and the last of a step.
     """
 
     stretches: Mapping[Stretch, Mapping[str, int]]
@@ -71,7 +71,7 @@ class Forecast:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes of tensors."""
+        """The peak bytes of tensors."""
         return sum(self.categories.values())
 
     @property
@@ -96,10 +96,10 @@ class Forecast:
         return None if time is None else time.seconds
 
     def repeats(self, part: Part, micro_batches: int) -> int:
-        """Return how often the time of a part counts in an optimizer step of so many micro-batches.
+        """Return how often the time of a part counts in an optimizer step of ``micro_batches`` micro-batches.
 
-        Of a pass over the dataset before the first step, each micro-batch has its share (:meth:`spread`).
-        Evaluation and saving are left out of the time of a step.
+        A pass over the dataset before the first step is divided among the micro-batches (:meth:`spread`). Evaluation
+        and saving do not count.
         """
         if part.occurrence is self.between:
             # Beside it, a step of several has one micro-batch of the other occurrence.
@@ -107,10 +107,10 @@ class Forecast:
         return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
 
     def spread(self, pass_share: float) -> Forecast:
-        """Return this forecast with the time of passes over the dataset before training, such as a reference's, spread.
+        """Return this forecast with the time of passes before training, such as a reference's, divided among steps.
 
         Args:
-            pass_share: how many of the pass's micro-batches count for each micro-batch that is trained on.
+            pass_share: number of the pass's micro-batches per trained micro-batch.
         """
         times = {
             part: mixed_times([(time, pass_share)]) if part.occurrence is Occurrence.BEFORE else time
@@ -119,10 +119,10 @@ class Forecast:
         return replace(self, times=times)
 
     def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
-        """Return this forecast with a phase of another one, which is for the size at which that phase runs.
+        """Return this forecast with a phase replaced by that of another forecast, made for the phase's own size.
 
         Args:
-            per_step: how often the phase runs in an optimizer step.
+            per_step: number of runs of the phase per optimizer step.
         """
         taken = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
         # In the order of the parts, those of this forecast first.
@@ -134,7 +134,7 @@ class Forecast:
         }
         found = replace(self, stretches=stretches, times=times)
         totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
-        # What the allocator reserves beyond goes with the phase that needs the most.
+        # The unused bytes are those of the forecast with the peak.
         if found.peak_bytes not in totals:
             return found
         return replace(found, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
@@ -144,8 +144,8 @@ def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
     """Return the first of some forecasts with the weighted mean of the times of all in a step.
 
     Args:
-        forecasts: each with its weight. The weights add up to 1, or less where sizes are timed by larger ones: then
-            they count for what depends on the size, which the optimizer does not.
+        forecasts: each with its weight. The weights sum to 1, or less if sizes are timed by larger ones; then they are
+            normalised for the optimizer, whose time does not depend on the size.
     """
     first, whole = forecasts[0][0], sum(weight for _, weight in forecasts)
     times = {}
@@ -164,7 +164,7 @@ within 5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whol
 to 16.9 % below; those below by more than this error are within it once ``MemoryEstimate.varied_bytes`` is added."""
 
 _OUTLIER = "outlier"
-"""Category of what may be nothing, or twice as much: :class:`autotune.virtual.records.Category`."""
+"""Category whose bytes may be zero or twice as many: :class:`autotune.virtual.records.Category`."""
 
 PROCESS_BYTES = 128 * MIB
 _PROCESS_SHARE = 0.25
@@ -184,8 +184,8 @@ def memory_estimate(
         worst: forecast of the largest micro-batch, which gives the memory.
         typical: forecast of a typical one, which gives the time.
         micro_batches: number per optimizer step.
-        device: None only for a CPU of which tensors alone count. Of another CPU, ``context_bytes`` is the most that a
-            process is expected to hold in addition to its tensors; small models hold less.
+        device: None only for a CPU for which only tensors count. For another CPU, ``context_bytes`` is the expected
+            maximum that a process holds in addition to its tensors; small models hold less.
     """
     gpu = None if kind == "cpu" else device
     time = typical.step(micro_batches)
@@ -217,13 +217,13 @@ def memory_estimate(
 
 
 def _time_error(time: StepTime, gpu: Gpu) -> float:
-    """Return the share by which a time may be off, which is larger where a host that was not measured bounds it."""
+    """Return the relative error of a time, which is larger for host-bound steps if the host was not measured."""
     measured = gpu.speeds is not None and gpu.speeds.launch_seconds is not None
     return HOST_BOUND_ERROR if time.host_bound and not measured else TIME_ERROR
 
 
 def _held_bytes(worst: Forecast, phase: str, gpu: Gpu | None) -> int | None:
-    """Return what the device holds at most during a phase; None if there is none."""
+    """Return the peak bytes of the device during a phase; None if there is no such phase."""
     held = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == phase]
     if not held:
         return None

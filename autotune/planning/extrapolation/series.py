@@ -14,7 +14,7 @@ Figures = NDArray[np.float64]
 SeriesLevels = Mapping[str, Figures]
 """Bytes by category at each moment."""
 LAYERS_AT_EDGES = 2
-"""How many layers, or periods of layers, at either end are unlike those between where an engine gathers ahead.
+"""Number of layers, or periods of layers, at either end that differ from those between if an engine prefetches weights.
 
 DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
 Levels = Mapping[str, int]
@@ -22,7 +22,7 @@ Levels = Mapping[str, int]
 
 
 class Highest(NamedTuple):
-    """The moment with the most bytes: its name, as :class:`autotune.core.timeline.Section` has it, and its bytes."""
+    """The moment with the most bytes: its name in :class:`autotune.core.timeline.Section`, and its bytes."""
 
     moment: str
     levels: Levels
@@ -36,13 +36,13 @@ class Aligned:
     those of the first two layers, aligned from the end those of the last two.
 
     Attributes:
-        names: of the moments, as :class:`autotune.core.timeline.Section` has them.
+        names: of the moments, as in :class:`autotune.core.timeline.Section`.
         start, end: extrapolated bytes at the same moments, aligned from either side.
-        layer_moments: for each moment, how many moments further on it is in the deeper trace if aligned from the end:
-            as many as the additional layers have. 0 where it is not one of the layers'.
-        insertions: how often what the deeper trace adds comes in the whole model.
-        edges: whether the first layers and the last ones are unlike those between, because weights are gathered before
-            they are needed. The first are then aligned from the start alone, and the last from the end.
+        layer_moments: for each moment, its distance in the deeper trace between both alignments: the number of moments
+            of the additional layers, or 0 for a moment outside the layers.
+        insertions: how often the additional layers of the deeper trace occur in the whole model.
+        edges: whether the first and last layers differ from those between, because weights are prefetched. If so, the
+            first are aligned from the start only, and the last from the end.
     """
 
     names: Sequence[str]
@@ -79,7 +79,7 @@ class Aligned:
             before, after = moments[:from_start][-period:], moments[-from_end:]
             added = max(0, self.insertions * period + len(moments) - from_start - from_end)
             for place in range(added):
-                # `before` is shorter than a period where the added layer has more moments than the shallow trace's.
+                # `before` is shorter than a period if the added layer has more moments than the shallow trace's layer.
                 low = before[place % len(before)]
                 high = next((moment for moment in after if (moment - low) % period == 0), after[place % len(after)])
                 share = (1 + place // period) / (1 + added / period)
@@ -91,22 +91,22 @@ class Aligned:
         for in_layers, run in groupby(range(len(self.layer_moments)), key=lambda each: self.layer_moments[each] > 0):
             moments = list(run)
             period = max(self.layer_moments[moment] for moment in moments) if in_layers else 0
-            # Each kind of layer is looked at from either side.
+            # Each kind of layer is aligned from both sides.
             most = max(0, len(moments) // period - 1) if period else 0
             last, first = (min(LAYERS_AT_EDGES, most),) * 2 if self.edges else (0, min(1, most))
             yield _Run(moments, period, len(moments) - last * period, len(moments) - first * period)
 
 
 class _Run(NamedTuple):
-    """Moments that follow one another: those of the layers of a pass, or those between passes.
+    """Consecutive moments: those of the layers of a pass, or those outside the layers.
 
-    Aligned from the end, the first layer of the shallow trace is the second of the deeper one: what the second holds
-    and the first does not would count once for each further layer. So the first layer counts from the start alone.
+    Aligned from the end, the first layer of the shallow trace is the second of the deeper one: the difference of these
+    two layers would count once per further layer. So the first layer is aligned from the start only.
 
     Attributes:
-        period: how many moments the additional layers have; 0 where the moments are in no layer.
-        from_start: of how many moments, from the first, the figures aligned from the start count.
-        from_end: of how many moments, from the last, those aligned from the end count.
+        period: number of moments of the additional layers; 0 outside the layers.
+        from_start: number of moments, from the first, that are aligned from the start.
+        from_end: number of moments, from the last, that are aligned from the end.
     """
 
     moments: Sequence[int]

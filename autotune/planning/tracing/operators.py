@@ -1,4 +1,4 @@
-"""Replaces the predicted times of a trace's operators by times that were measured on the device."""
+"""Replaces the predicted times of a trace's operators by times measured on the device."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import Traced
 
 Measure = Callable[[Sequence[str]], Mapping[str, float | None]]
-"""Measures the seconds of calls on the device, in their order: None for those that cannot be run, and without those
-that there was no time for. Raises an `AutotuneError` if nothing can be measured."""
+"""Measures the seconds of calls on the device, in their order: None for calls that cannot be run; calls without time
+left are missing. Raises an `AutotuneError` if nothing can be measured."""
 
 _ALIKE = log(1.4)
-"""Logarithm of the ratio of predicted times up to which one operator stands for another of the same form."""
+"""Logarithm of the ratio of predicted times up to which one operator represents another of the same form."""
 
 _LITTLE = 0.03
-"""Share of the time of traces for which no operator is measured."""
+"""Share of the traces' time that may remain unmeasured."""
 
 _SHORTEST_SECONDS = 2e-6
-"""Predicted time below which operators take the same time, which is that of their call."""
+"""Predicted time below which operators take a constant time, that of their call."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class _Measured:
 class OperatorTimes:
     """The times of operators on a device.
 
-    An operator is measured unless another one of the same form, with nearly the same predicted time, was: then the
-    ratio of measured and predicted time is taken from that one. One that cannot be run by itself keeps its prediction.
+    An operator is measured unless one of the same form and nearly the same predicted time was; then that one's ratio of
+    measured to predicted time is used. An operator that cannot be run by itself keeps its prediction.
 
     Args:
-        key: of the device and its software, under which times are kept between runs.
+        key: cache key of the device and its software.
 
     Attributes:
-        failure: why nothing could be measured at last, in words; empty if it could.
+        failure: a description of why the last measurement failed; empty if it succeeded.
     """
 
     def __init__(self, device: DeviceKind, measure: Measure, cache: Cache, key: str) -> None:
@@ -66,20 +66,20 @@ class OperatorTimes:
             self._forms[form_of(call)].append(measured)
 
     def timed(self, found: Sequence[Traced]) -> list[Traced]:
-        """Return traces with measured times; what is not known yet is measured first, all at once."""
+        """Return traces with measured times; missing measurements are run first, together."""
         replies = [traced for traced in found if isinstance(traced, TraceReply)]
         self._learn(replies)
         return [self._replaced(traced) if isinstance(traced, TraceReply) else traced for traced in found]
 
     def seconds(self, operator: TracedOperator) -> float:
-        """Return the time of an operator: measured, derived from that of another one, or the predicted one."""
+        """Return the time of an operator: measured, derived from another one's, or predicted."""
         nearest, _ = self._nearest(operator)
         if nearest is None or nearest.seconds is None:
             return operator.seconds
         return nearest.seconds * _called(operator.seconds) / _called(nearest.predicted)
 
     def _learn(self, replies: Sequence[TraceReply]) -> None:
-        """Measure the operators that no other one stands for."""
+        """Measure the operators that no measured one represents."""
         chosen = self._unlike(replies)
         if self.failure or not chosen:
             return
@@ -93,11 +93,11 @@ class OperatorTimes:
                 found = _Measured(operator.seconds, measured[operator.call])
                 self._known[operator.call] = found
                 self._forms[form_of(operator.call)].append(found)
-        # Another run may have more memory for what could not be run in this one.
+        # Failures are not cached: another run may have more memory.
         self._cache.put(self._key, {call: found for call, found in self._known.items() if found.seconds})
 
     def _unlike(self, replies: Sequence[TraceReply]) -> list[TracedOperator]:
-        """Return the operators that no measured one stands for, those first that take the most time in all."""
+        """Return the operators that no measured one represents, by descending total time."""
         totals: dict[TracedOperator, float] = defaultdict(float)
         for reply in replies:
             for section in reply.sections:
@@ -144,7 +144,7 @@ def _called(seconds: float) -> float:
 def _with(
     section: Section, operators: Sequence[TracedOperator], changed: Sequence[float], device: DeviceKind
 ) -> Section:
-    """Return a section with the time that follows if each operator's changes by these seconds."""
+    """Return a section with its time adjusted for each operator's change in seconds."""
     if section.time is None:
         return section
     added: dict[str, float] = defaultdict(float)
@@ -157,7 +157,7 @@ def _lengthened(time: StepTime, added: Mapping[str, float], *, on_host: bool) ->
     """Return a time with seconds added to its figures.
 
     Args:
-        on_host: whether operators run on the host itself, so that it prepares none while another one runs.
+        on_host: whether operators run on the host, so that launches do not overlap with execution.
     """
     figures: dict[str, Any] = {name: max(0.0, getattr(time, name) + seconds) for name, seconds in added.items()}
     found = replace(time, **figures)
@@ -168,9 +168,9 @@ def _lengthened(time: StepTime, added: Mapping[str, float], *, on_host: bool) ->
 
 @cache
 def form_of(call: str) -> str:
-    """Return what a call shares with calls of other sizes: operator, types, and order of dimensions.
+    """Return the size-independent form of a call: operator, dtypes, and order of dimensions.
 
-    Of matrix products the widths belong to it too, without the largest one, which mostly counts tokens.
+    For matrix products, the form includes all sizes except the largest, which is usually the number of tokens.
     """
     name, args, named = json.loads(call)
     form: list[object] = [name]

@@ -17,23 +17,23 @@ Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
 
 _Capability = tuple[int, int] | None
 _At = tuple[str, _Capability]
-"""The fingerprint of a request without its GPU, and the compute capability of that."""
+"""The fingerprint of a request without its GPU, and the GPU's compute capability."""
 
 
 @dataclass(frozen=True)
 class _Document:
-    """The known results of a request: its traces, and why there is none for some compute capabilities."""
+    """The known results of a request: its traces, and failures by compute capability."""
 
     replies: tuple[TraceReply, ...] = ()
     failures: tuple[tuple[_Capability, Untraceable], ...] = ()
 
     def find(self, capability: _Capability) -> Traced | None:
-        """Return what is known of GPUs of a compute capability."""
+        """Return the known result for a compute capability."""
         traces = (reply for reply in self.replies if capability in _capabilities(reply))
         return dict(self.failures).get(capability) or next(traces, None)
 
     def but(self, capability: _Capability, traced: Traced) -> _Document:
-        """Return the document with a new trace, which takes the place of those that stand for no other GPUs."""
+        """Return the document with a new trace, which replaces traces that are valid for no other GPUs."""
         failures = tuple(each for each in self.failures if each[0] != capability)
         if isinstance(traced, Untraceable):
             return replace(self, failures=((capability, traced), *failures))
@@ -45,12 +45,12 @@ class Traces:
     """Traces by request.
 
     Args:
-        gpus: those that traces may be asked for. A trace for one of them stands for all others on which PyTorch takes
-            the same kernels in it, so it is run once for them.
-        times: replaces the predicted times of operators by measured ones; None: they stay.
+        gpus: GPUs for which traces may be requested. A trace for one of them is also valid for the others on which
+            PyTorch selects the same kernels, so it is run once.
+        times: replaces the predicted times of operators by measured ones; None: predictions are kept.
 
     Attributes:
-        new_count: how many traces were run rather than found.
+        new_count: number of traces that were run, not found in the cache.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Traces:
         return len(self._used)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        """Return the traces of requests, in their order; those that are missing are run, the deepest first.
+        """Return the traces of requests, in their order; missing ones are run, the deepest first.
 
-        What was run before an error or an interruption is kept.
+        Traces that were run before an error or an interrupt are kept.
         """
         asked = [self._asked(request) for request in requests]
         places = [self._at(request) for request in asked]
@@ -87,7 +87,7 @@ class Traces:
         deepest_first = sorted(missing, key=lambda at: missing[at].layers or 0, reverse=True)
         new: dict[_At, Traced] = {}
         if missing:
-            # In no variable, so that what runs ends with this loop, however it ends.
+            # The iterator has no other reference, so that it ends with this loop, even on an error.
             for at, traced in zip(deepest_first, self._tracer([missing[at] for at in deepest_first]), strict=True):
                 new[at] = traced
                 self._keep(at, traced)
@@ -108,7 +108,7 @@ class Traces:
         return fingerprint("trace", asked, self._identity), capability
 
     def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
-        """Return the GPUs that a request's trace may stand for too."""
+        """Return further GPUs for which a request's trace may be valid."""
         if request.target != "cuda" or request.gpu is None:
             return ()
         # In machines with the same network, which the user names once for all GPUs.
@@ -117,28 +117,27 @@ class Traces:
         return tuple(gpu for gpu in alike if gpu != request.gpu)
 
     def _missing(self, asked: Iterable[tuple[_At, TraceRequest]]) -> dict[_At, TraceRequest]:
-        """Return the requests to run, by place: those that are not known, and those that lack the figures of a GPU."""
+        """Return the requests to run: those without a known result, and those without figures for their GPU."""
         missing: dict[_At, TraceRequest] = {}
         for at, request in asked:
             known = self._find(at)
             if known is None or _of(known, request) is None:
-                # Timed again for the GPUs that are known too: of two plans, neither drops what the other needs.
+                # Include the GPUs of the known trace, so that two plans do not drop each other's figures.
                 gpus = tuple(figures.gpu for figures in known.gpus) if isinstance(known, TraceReply) else ()
                 missing[at] = replace(request, others=self._others(request) or gpus)
         return missing
 
     def _find(self, at: _At) -> Traced | None:
-        """Return what is known of a request, from memory or the cache."""
+        """Return the known result of a request, from memory or the cache."""
         key, capability = at
         if key not in self._known:
             self._known[key] = self.cache.get(_Document, key) or _Document()
         return self._known[key].find(capability)
 
     def _keep(self, at: _At, traced: Traced) -> None:
-        """Keep a new trace, with those of GPUs that it does not stand for, or a failure that lasts.
+        """Store a new trace, with those of GPUs for which it is not valid, or a lasting failure.
 
-        If two processes write those of one request, the traces of one of them are lost, and run again when they are
-        asked for.
+        If two processes write the same request, the traces of one are lost, and are run again when requested.
         """
         key, capability = at
         self.new_count += 1
@@ -148,7 +147,7 @@ class Traces:
 
 
 def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
-    """Return the compute capabilities of the GPUs that a trace stands for."""
+    """Return the compute capabilities for which a trace is valid."""
     return frozenset(figures.capability for figures in reply.gpus)
 
 

@@ -10,11 +10,10 @@ from autotune.reporting.page.drawing import Chart, Figure, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
 from autotune.units import counted, format_bytes, format_rate
 
-# The colours of Okabe and Ito, which people who are colour-blind tell apart (https://jfly.uni-koeln.de/color/); marks
-# differ as well.
+# The colour-blind-safe colours of Okabe and Ito (https://jfly.uni-koeln.de/color/); marks differ as well.
 _RECOMMENDED, _DEFAULT, _OTHER = "var(--recommended)", "var(--default)", "var(--other)"
 _FAR = 2
-"""How many times the budget candidates may need to be drawn."""
+"""Largest memory of drawn candidates, as a multiple of the budget."""
 _HEADROOM = 1.18
 """Height of the chart over the fastest candidate, for the label of the budget above all marks."""
 _ROLES = {

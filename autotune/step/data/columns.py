@@ -20,7 +20,7 @@ def check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
     lacks = pc.is_null(values)
     inside = values.type.value_type if pa.types.is_list(values.type) else None
     if inside is not None and (pa.types.is_struct(inside) or pa.types.is_null(inside)):
-        # TRL looks at the first of a row's messages.
+        # TRL reads the first message of each row.
         lacks = pc.or_(lacks, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
     count = pc.sum(lacks).as_py()
     if count:
@@ -54,7 +54,7 @@ def check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
         InputError: a row has something else.
     """
     for row, value in enumerate(rows[column], start=1):
-        # Numbers count as what they equal: 0 and 1 are common, and what -1 means is left open.
+        # 0 and 1 are common and equal False and True; -1 is ambiguous.
         if value not in (True, False):
             raise InputError(
                 f"Row {row} of {source.name} has the {column} {value!r}.", hint="It has to be true or false."

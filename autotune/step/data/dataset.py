@@ -46,8 +46,8 @@ _UNKNOWN_SPLIT = "Unknown split"
 _CONFIGURATIONS = re.compile(r"(?:available configs|not found\. Available): \[([^]]*)\]")
 _UNPREPARED = "skip_prepare_dataset"
 _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
-"""Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
-first: where some are text, its answer differs between processes."""
+"""Columns that may hold messages. ``trl.data_utils.is_conversational`` inspects only the first of a row's columns in a
+set's order: if some are text, its result differs between processes."""
 _SHARE_GPT = ("conversations",)
 SPLITS = (
     "TRL takes the common beginning of chosen and rejected as the prompt: in no row may one be empty, or their first "
@@ -61,7 +61,7 @@ class LoadedRows:
     """A dataset as the user wrote it.
 
     Attributes:
-        format: the first of the trainer's formats whose columns it has.
+        format: the first of the trainer's formats whose columns the dataset has.
     """
 
     rows: Dataset
@@ -74,7 +74,7 @@ def load_rows(
     """Load a dataset and check that a trainer can use it with this model's tokenizer.
 
     Args:
-        folder: for temporary files, which are left there when the process is killed.
+        folder: for temporary files, which remain there if the process is killed.
 
     Raises:
         InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
@@ -108,7 +108,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
             else:
                 rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
             if source.test_size is not None:
-                # Which rows it takes is left to chance; whether it can take so many is not.
+                # Only checks that the split is possible; which rows it selects is random.
                 rows.train_test_split(test_size=source.test_size)
             return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
@@ -163,7 +163,7 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def _check_all_lines(source: DatasetSource) -> None:
-    """Report the first broken line of the files; the earlier check read only the beginning of a single one."""
+    """Report the first broken line of the files; the earlier check read only the beginning of one file."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
         with suppress(ValueError):  # its splits are in several formats
@@ -181,7 +181,7 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
             found.append(form if name is None else replace(form, columns=(str(name),)))
         elif name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
-    # TRL passes over this column where its messages have role and content.
+    # TRL ignores this column if its messages have role and content.
     empty = not rows[0].get(_SHARE_GPT[0])
     read = (form for form in found if form.columns != _SHARE_GPT or empty or is_conversational_from_value(rows[0]))
     if (first := next(read, None)) is not None:
@@ -259,13 +259,13 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
     """Whether rows hold messages.
 
     Raises:
-        InputError: some columns of theirs do, and others do not; or there is a prompt without its completion.
+        InputError: only some of the columns do, or there is a prompt without its completion.
     """
     first, columns = loaded.rows[0], loaded.format.columns
-    # Where the model generates, TRL asks the prompt alone.
+    # If the model generates, TRL inspects the prompt alone.
     asked = columns if trainer.generates else _ASKED
     found = {name: is_conversational({name: first[name]}) for name in asked if name in first}
-    # Of rows with images, TRL takes the columns by themselves.
+    # With images, TRL treats each column separately.
     if image_column(loaded.rows) is None:
         if "prompt" in found and "prompt" not in columns and "completion" not in found:
             raise InputError(
@@ -284,19 +284,19 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
 
 _KIND = "type"
 _IMAGES = ("image", "image_url")
-"""What the type of a part of a message is, where the part is an image."""
+"""Types of message parts that are images."""
 
 
 def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: DatasetFormat, processor: Any) -> None:
-    """Check that a trainer can be probed on the images of rows, if they have any.
+    """Check that a trainer can be probed on the images of rows, if there are any.
 
     Args:
-        form: of the rows.
-        processor: the model's, or its tokenizer if it has none.
+        form: the format of the rows.
+        processor: the model's processor, or its tokenizer if it has none.
 
     Raises:
-        InputError: it cannot.
-        UnreadError: the trainer takes rows of text alone here.
+        InputError: TRL cannot train on these images.
+        UnreadError: autotune supports this trainer on text only.
     """
     column = image_column(rows)
     if column is None:
@@ -313,7 +313,7 @@ def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: 
             hint="Give a vision-language model, with its processor_config.json or preprocessor_config.json.",
         )
     if not form.with_images:
-        # TRL's trainer leaves out all other columns (``_set_signature_columns_if_needed``).
+        # TRL's trainer drops all other columns (``_set_signature_columns_if_needed``).
         taken = " or ".join(known.name for known in trainer.formats if known.with_images)
         raise InputError(
             f"{found} TRL trains {trainer.label} on images only with {taken}, and its rows have {form.name}.",
@@ -332,13 +332,13 @@ def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: 
 
 
 def check_no_images(source: DatasetSource, rows: Dataset, columns: Sequence[str]) -> None:
-    """Check that no part of a message is an image where rows have no column of images.
+    """Check that messages contain no images if the rows have no image column.
 
     Args:
-        columns: those that may hold messages.
+        columns: columns that may hold messages.
 
     Raises:
-        UnreadError: they have.
+        UnreadError: a message contains an image.
     """
     if image_column(rows) is not None:
         return
@@ -354,7 +354,7 @@ def check_no_images(source: DatasetSource, rows: Dataset, columns: Sequence[str]
 def _has_image(values: pa.Array) -> bool:
     """Whether a part of messages is an image: ``{"type": "image", …}``, at any depth."""
     if isinstance(values, pa.ExtensionArray):
-        # Parts that differ in their keys are kept as JSON (datasets.Json).
+        # Parts with different keys are stored as JSON (datasets.Json).
         may_have_images = pc.or_(*(pc.match_substring(values.storage, f'"{name}"') for name in _IMAGES))
         return any(_is_image_inside(json.loads(text)) for text in values.storage.filter(may_have_images).to_pylist())
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):

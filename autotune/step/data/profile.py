@@ -35,12 +35,12 @@ from autotune.trainers import Trainer, find_trainer
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _FINGERPRINT_DIGITS = 16
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# Keys that transformers writes there of how it read the tokenizer (``PreTrainedTokenizerBase.from_pretrained``).
+# Keys with which transformers records there where it loaded the tokenizer from (``from_pretrained``).
 _PLACES = frozenset({"is_local", "local_files_only", "name_or_path"})
 
 
 def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path) -> ModelProfile:
-    """Return the profile of a model, built without storage; ``folder`` is for files that are read again at once."""
+    """Return the profile of a model, built on the meta device; ``folder`` is for temporary files."""
     text = config.get_text_config()
     architecture = model_class(config)
     model = meta_model(architecture, config)
@@ -61,7 +61,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         cache=key_value_cache(text),
         attention_heads=attention_heads(text),
         grouped_heads=grouped_heads(text),
-        # Without the first key, TRL's trainers add no such loss.
+        # TRL's trainers add this loss only if the configuration has `output_router_logits`.
         router_aux_loss_coef=getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0,
         quantizable=sum(module.weight.numel() for module in _linear_in_layers(model).values()),
         dtype=str(config.dtype or "").removeprefix("torch."),
@@ -73,9 +73,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
 
 
 def positions(text: Any) -> int | None:
-    """Return the positions that a model was made for, with those of YaRN, as vLLM counts them
-    (``_get_and_verify_max_len``).
-    """
+    """Return the model's maximum length, extended by YaRN, as vLLM computes it (``_get_and_verify_max_len``)."""
     known: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     if known is None or rope.get("rope_type") != "yarn":
@@ -84,10 +82,10 @@ def positions(text: Any) -> int | None:
 
 
 def bidirectional_images(architecture: type[Any], text: Any) -> bool:
-    """Return whether a model's own code adds blocks of tokens to the causal mask, each of an image.
+    """Return whether the tokens of an image attend to each other in both directions.
 
-    transformers' masks take such blocks as ``block_sequence_ids``. Gemma 4 adds them only where its configuration asks
-    for them.
+    Modelling code passes such blocks to transformers' masks as ``block_sequence_ids``. Gemma 4 does so only if its
+    configuration enables it.
     """
     source = inspect.getsource(sys.modules[architecture.__module__])
     optional = 'use_bidirectional_attention == "vision"' in source
@@ -95,16 +93,16 @@ def bidirectional_images(architecture: type[Any], text: Any) -> bool:
 
 
 def _accepts_loss_kwargs(model: Any) -> bool:
-    """Return what ``Trainer.__init__`` of transformers finds of a model under that name."""
+    """Return ``model_accepts_loss_kwargs`` as transformers' ``Trainer.__init__`` computes it."""
     parameters = inspect.signature(model.forward).parameters.values()
     return bool(getattr(model, "accepts_loss_kwargs", any(each.kind is each.VAR_KEYWORD for each in parameters)))
 
 
 def linear_modules(model: Any, named: str = ".*") -> tuple[str, ...]:
-    """Return the last names of the linear modules inside the layers, in the order of the first layer.
+    """Return the last name components of the linear modules inside the layers, in the order of the first layer.
 
     Args:
-        named: a regular expression that whole names match.
+        named: a regular expression for full module names.
     """
     names = (name for name in _linear_in_layers(model) if re.fullmatch(named, name))
     return tuple(dict.fromkeys(name.rpartition(".")[2] for name in names))
@@ -126,7 +124,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
     lengths, trainable = known.lengths(rows), known.trainable(rows)
     counted = None if (trainable == lengths.sum(axis=1)).all() else trainable
-    # Cut at their beginning, rows keep the tokens that the loss counts.
+    # With truncation from the start, rows keep the tokens that the loss counts.
     keeps_all = request.dataset.reading.get(TRUNCATION) == KEEP_END
     documents = documents_of(trainer, lengths, None if keeps_all else known.kept_from(rows), counted)
     completions = known.completions(rows)
@@ -151,13 +149,13 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
 def documents_of(
     trainer: Trainer, lengths: Counts, kept_from: Counts | None, trained: Counts | None = None
 ) -> Documents:
-    """Return the documents of rows, given what an adapter reads of them.
+    """Return the documents of rows, given the counts that an adapter reads from them.
 
     Args:
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
             None: any length keeps every row.
-        trained: tokens of each row that the loss counts; shape (rows,). None: all, or not known.
+        trained: tokens of each row that the loss counts; shape (rows,). None: all, or unknown.
     """
     needs, *sequences = trainer.document(tuple(lengths.T))
     columns = [np.ones(len(lengths)) if kept_from is None else np.maximum(needs, kept_from), *sequences]
@@ -167,7 +165,7 @@ def documents_of(
 
 def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
     digest = hashlib.sha256()
-    # The name is only a location, and the version is only that of the release that wrote the configuration.
+    # Neither the name, a location, nor the version of transformers that wrote the configuration is part of it.
     described = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
     described.pop("_name_or_path", None)
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
@@ -180,7 +178,7 @@ def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
 
 
 def _without_place(file: Path) -> bytes:
-    """Return the content of a tokenizer's file without the place it was read from, which includes HF_HUB_OFFLINE."""
+    """Return the content of a tokenizer's file without its location, including whether HF_HUB_OFFLINE was set."""
     if file.name != _TOKENIZER_CONFIG:
         return file.read_bytes()
     settings = json.loads(file.read_text(encoding="utf-8"))
@@ -196,15 +194,15 @@ def _rows_fingerprint(rows: Any, columns: Sequence[str]) -> str:
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-# Words in ``layer_types`` of layers whose state does not grow with the tokens.
+# Words in ``layer_types`` of layers whose state has a fixed size.
 _FIXED_STATE = ("linear_attention", "mamba", "conv", "recurrent")
 
 
 def key_value_cache(text: Any) -> KeyValueCache | None:
-    """Return the key-value cache of a text model's configuration, or None if the configuration has no such figures.
+    """Return the dimensions of a text model's key-value cache, or None if the configuration does not contain them.
 
-    Layers with a sliding window count as if they attended to all tokens, and where kinds of layers differ in their
-    heads, the widest counts, so that the cache is never larger than this.
+    This is an upper bound: layers with a sliding window count as full attention, and if layers differ in their heads,
+    the widest counts for all.
     """
     layers = _caching_layers(text)
     compressed = _most(text, "kv_lora_rank")
@@ -218,9 +216,9 @@ def key_value_cache(text: Any) -> KeyValueCache | None:
 
 
 def grouped_heads(text: Any) -> bool:
-    """Return whether heads of queries share those of keys and values in attention, by a text model's configuration.
+    """Return whether a text model uses grouped-query attention.
 
-    Latent attention caches one key for all heads, and then makes one for each.
+    Latent attention does not: it caches one compressed key for all heads, but computes one per head from it.
     """
     queries = _most(text, "num_attention_heads")
     shared = _most(text, "num_key_value_heads", "num_global_key_value_heads")
@@ -228,7 +226,7 @@ def grouped_heads(text: Any) -> bool:
 
 
 def attention_heads(text: Any) -> int | None:
-    """Return the heads of queries in a layer, or None if layers differ or the configuration does not say."""
+    """Return the number of query heads of a layer, or None if layers differ or the configuration has no such field."""
     found = {getattr(layer, "num_attention_heads", None) for layer in _layers(text)}
     return found.pop() if len(found) == 1 else None
 
@@ -246,20 +244,20 @@ def _most(text: Any, *names: str) -> int | None:
 
 
 def _layers(text: Any) -> Sequence[Any]:
-    """Return the configuration of each layer where they differ (Gemma 4), for which the model's own raises an error."""
+    """Return one configuration per layer if layers differ (Gemma 4): the model's own then raises on access."""
     return text.per_layer_config if getattr(text, "is_heterogeneous", False) else (text,)
 
 
-# Lists with an entry per layer that some classes compute from other fields.
+# Properties with an entry per layer, which some classes compute from other fields.
 _COMPUTED = ("layer_types", "layers_block_type", "kv_sharing_modes")
 
 
 def layer_kinds(config: Any, model: Any) -> tuple[str, ...]:
     """Return a name for the kind of each layer, in order; layers with equal names have the same structure.
 
-    They have the same modules, parameters and configuration: attention has the same parameters with a sliding window
-    as without. Where a copy of fewer layers has others than the model's first ones,
-    each layer is of a kind of its own, so that nothing is concluded from a copy.
+    They have the same modules, parameters and per-layer configuration; the latter distinguishes attention with a
+    sliding window, which has the same parameters. If a copy with fewer layers does not equal the model's first layers,
+    each layer is its own kind, so that nothing is extrapolated from such a copy.
 
     Args:
         model: the whole model, on any device.
@@ -281,7 +279,7 @@ def layer_kinds(config: Any, model: Any) -> tuple[str, ...]:
 
 
 def _layer_lists(model: Any, count: int) -> set[str]:
-    """Return the paths of the lists of as many modules that are not themselves part of a list."""
+    """Return the paths of the outermost module lists with ``count`` modules."""
     return {
         path
         for path, module in model.named_modules()
@@ -290,9 +288,9 @@ def _layer_lists(model: Any, count: int) -> set[str]:
 
 
 def _structures(model: Any, paths: Collection[str], count: int) -> list[tuple[tuple[object, ...], ...]]:
-    """Return the classes of the modules and the shapes of the parameters of each layer, by their names.
+    """Return the module classes and the parameter shapes of each layer, with their names.
 
-    A parameter that several layers share is one of the first of them.
+    A shared parameter belongs to the first layer that has it.
     """
     found: list[list[tuple[object, ...]]] = [[] for _ in range(count)]
     named: list[tuple[str, object]] = [(name, type(module).__name__) for name, module in model.named_modules()]
@@ -313,10 +311,10 @@ def _listed(text: Any, count: int) -> list[list[object]]:
 
 
 def _features_added(config: Any, count: int) -> list[list[object]]:
-    """Return for each layer whether a feature of the vision tower is added to what it returns, if there are such.
+    """Return for each layer whether a feature of the vision tower is added to its output; empty if there are none.
 
-    Qwen3-VL and its kin add the features of some of the tower's layers after the first layers of the language model
-    (``deepstack_visual_embeds`` in ``modeling_qwen3_vl.py``), which no module shows.
+    Qwen3-VL and related models add features of the tower to the outputs of the language model's first layers
+    (``deepstack_visual_embeds`` in ``modeling_qwen3_vl.py``), which the module structure does not show.
     """
     features = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
     return [[layer < len(features) for layer in range(count)]] if features else []

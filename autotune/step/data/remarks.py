@@ -13,17 +13,17 @@ from autotune.trainers import Trainer
 from autotune.units import counted
 
 _NAMED = 5
-"""Most columns that are named; the others are counted."""
-# As JSON has messages, and as Python prints them, which is what pandas writes to a CSV file.
+"""Maximum number of columns that are named; the others are counted."""
+# Messages as JSON, or in Python's notation, which pandas writes to CSV files.
 _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
 
 
 def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], first_parts: Counts) -> Iterator[str]:
-    """Yield a sentence for each; of written messages, the first row decides.
+    """Yield one sentence per remark; only the first row is checked for messages written as text.
 
     Args:
         name: the user's name of the dataset.
-        columns: those of its format.
+        columns: the columns of its format.
         first_parts: tokens of each row's first part, which is its prompt if the model generates; shape (rows,).
     """
     first = rows[0]
@@ -51,5 +51,5 @@ def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], 
 
 
 def is_written_messages(value: Any) -> bool:
-    """Whether a value is text that writes a list of messages."""
+    """Whether a value is a list of messages written as text."""
     return isinstance(value, str) and _WRITTEN_MESSAGES.match(value) is not None

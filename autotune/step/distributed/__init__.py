@@ -1,1 +1,1 @@
-"""Training with several processes, one of which is this rank: what accelerate and DeepSpeed need but the plan lacks."""
+"""Training with several processes: process group, engines, and their state in probes and traces."""

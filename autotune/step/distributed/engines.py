@@ -1,4 +1,4 @@
-"""Which library trains with several processes, by a plan's fields."""
+"""Determines the library that distributes a plan's training, and the rank that needs the most memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.techniques.sharding import zero_stage
 
 
 class Engine(StrEnum):
-    """The library that shards, replicates and reduces, by its name in messages."""
+    """The library that distributes training; values are names for messages."""
 
     NONE = ""
     DDP = "DDP"
@@ -28,19 +28,19 @@ def engine_of(plan: TrainingPlan) -> Engine:
 
 
 def worst_rank(plan: TrainingPlan, gradients: Sequence[int] = ()) -> int:
-    """Return the rank that holds the most, as far as that is known.
+    """Return the rank with the highest expected memory peak.
 
-    Shards are equal, but for FSDP2's of a tensor whose size is not a multiple of the number of ranks: ``torch.chunk``
-    gives the first ranks the larger pieces. So it is rank 0, which also holds what is gathered for a checkpoint. With
-    ZeRO-1 ranks differ by little, in either direction (``tests/virtual/test_against_ranks.py``). With ZeRO-2 each rank
+    Shards are equal, except FSDP2's shards of a tensor whose size is not a multiple of the number of ranks:
+    ``torch.chunk`` gives the first ranks the larger pieces. So it is rank 0, which also gathers checkpoints. With
+    ZeRO-1, ranks differ slightly, in either direction (``tests/virtual/test_against_ranks.py``). With ZeRO-2, each rank
     allocates its share of the gradients when the first of them arrives (``stage_1_and_2.py``,
-    ``copy_grads_in_partition``). Those of the last layers arrive first, while all activations are held, so it is the
-    last rank, unless another one's share is larger by more than the activations that are freed before it arrives.
+    ``copy_grads_in_partition``). The gradients of the last layers arrive first, while all activations are held, so it
+    is the last rank, unless another share is larger by more than the activations that are freed before it arrives.
 
     Args:
-        gradients: elements of gradients that each rank of ZeRO-2 holds
+        gradients: gradient elements that each rank of ZeRO-2 holds
             (:func:`autotune.step.distributed.zero.gradients_of_ranks`); the result is then the last of the ranks with
-            the largest share. Empty where shares are not known.
+            the largest share. Empty if shares are unknown.
     """
     if zero_stage(plan) != 2:
         return 0

@@ -18,12 +18,12 @@ from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
 from autotune.units import counted
 
-# What a step of DeepSpeed imports.
+# Modules that a DeepSpeed step imports.
 _DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
 
 
 class WrongEngineError(NotImplementedError):
-    """A library silently trains in another way than planned."""
+    """A library silently trains with another engine than planned."""
 
 
 def world_size() -> int:
@@ -32,7 +32,7 @@ def world_size() -> int:
 
 
 def select_device(device: DeviceKind) -> None:
-    """Make this rank's own device the current one, before anything measures it."""
+    """Make this rank's device the current one; call it before anything measures the device."""
     if device == "cuda" and world_size() > 1:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
@@ -40,10 +40,10 @@ def select_device(device: DeviceKind) -> None:
 def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
     """Select this rank's device and import the engine of a plan, before a meter takes its baseline.
 
-    DeepSpeed needs the variables of a group of one too; with several processes they are set already.
+    DeepSpeed needs a launcher's variables even for a single process; with several, they are set already.
     """
     if plan.in_group and plan.launch.processes == 1:
-        # The system chooses the port of a group of one.
+        # Port 0: the system chooses one.
         os.environ.update(launched(0, 1, 0))
     select_device(device)
     if plan.args.get("deepspeed"):
@@ -52,10 +52,10 @@ def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
 
 
 def join(plan: TrainingPlan, device: DeviceKind) -> None:
-    """Join the group where DeepSpeed on a CPU needs it earlier than the trainer's arguments do.
+    """Join the process group for DeepSpeed on a CPU, before the trainer's arguments are built.
 
-    DeepSpeed would compile an operator for shared memory, which takes minutes and does the same as gloo. Without a
-    group, transformers takes a single process for granted when it fills in DeepSpeed's document.
+    DeepSpeed would compile a shared-memory operator, which takes minutes and does the same as gloo. Without a group,
+    transformers assumes a single process when it completes DeepSpeed's configuration.
     """
     if device != "cpu" or not plan.args.get("deepspeed"):
         return
@@ -73,10 +73,10 @@ class EngineCheck(TrainerCallback):
         self._plan = plan
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Check it before the first step.
+        """Check the engine before the first step.
 
         Raises:
-            WrongEngineError: something else runs.
+            WrongEngineError: the running engine is not the planned one.
         """
         if state.global_step == 0:
             planned, running = planned_engine(self._plan), running_engine(self._trainer)
@@ -100,7 +100,7 @@ def _groups_text(replicas: object, sharing: object) -> str:
 
 
 def running_engine(trainer: Any) -> str:
-    """Return which engine trains a built trainer's model, in words, as the wrapped model shows it."""
+    """Return a description of the engine that trains a built trainer's model, derived from the wrapped model."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
@@ -116,20 +116,20 @@ def running_engine(trainer: Any) -> str:
             _size_in(meshes[0], "dp_replicate"), _size_in(trainer.accelerator.torch_device_mesh, "cp")
         )
         return f"{Engine.FSDP2} with {processes}{groups}"
-    # `torch.compile` wraps what DDP has wrapped (``Accelerator.prepare_model``).
+    # `torch.compile` wraps the DDP module (``Accelerator.prepare_model``).
     if any(isinstance(module, DistributedDataParallel) for module in wrapped.modules()):
         return f"{Engine.DDP} with {processes}"
     return f"no engine with {processes}" if world > 1 else processes
 
 
 def _size_in(mesh: Any, name: str) -> int:
-    """Return the size of a dimension of a mesh of ranks, 1 if it has none of that name."""
+    """Return the size of a device mesh's dimension, 1 if there is none of that name."""
     named = mesh.mesh_dim_names if mesh is not None else None
     return int(mesh[name].size()) if name in (named or ()) else 1
 
 
 def agree(decision: bool) -> bool:
-    """Return the first rank's decision on every rank; without several ranks, this one's own."""
+    """Broadcast the first rank's decision; with a single rank, return the argument."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return decision
     device = "cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}"

@@ -28,8 +28,8 @@ def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], 
     arguments._setup_devices  # noqa: B018 (creates the state)
     PartialState._shared_state["device"] = device
     engine = engine_of(plan)
-    # accelerate shards by FSDP only on accelerators (state.py, AcceleratorState), and would take this for a CPU, on
-    # which it silently falls back to DDP.
+    # accelerate supports FSDP only on accelerators (state.py, AcceleratorState). It would treat this device as a CPU
+    # and silently fall back to DDP.
     if engine is Engine.FSDP2 or (engine is Engine.DDP and device.type != "cpu"):
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     arguments.__dict__["_setup_devices"] = device
@@ -37,9 +37,9 @@ def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], 
 
 
 def settled_arguments(plan: TrainingPlan) -> Mapping[str, object]:
-    """Return the arguments that a trace with several processes sets, as it cannot run what they switch on.
+    """Return the arguments that disable features which a trace with several processes cannot run.
 
-    ``DistributedDataParallel`` looks for parameters that were not used in C++, on a vector of four bytes for each.
+    ``DistributedDataParallel`` finds unused parameters in C++, with a vector of four bytes per parameter.
     """
     return {"ddp_find_unused_parameters": False} if engine_of(plan) is Engine.DDP else {}
 
@@ -61,7 +61,7 @@ def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]
         ended()
         return update(*args, **kwargs)
 
-    # Not by a context manager: that is on the stack which `ended` closes.
+    # No `mock.patch`: `ended` may close the exit stack that this context is on.
     wrapped.engine.step = step
     yield
     wrapped.engine.step = update
@@ -70,9 +70,9 @@ def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]
 def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:
     """Return the device that weights are loaded to.
 
-    TRL loads them to the device where there is a single process, and else to the host (trl/trainer/utils.py,
-    ``create_model_from_path``), from where the engine takes them. ZeRO-3 partitions each weight as it is created, on
-    the device, and bitsandbytes quantises there.
+    A single process loads them to the device. With several, TRL loads them to the host (trl/trainer/utils.py,
+    ``create_model_from_path``), and the engine moves them. ZeRO-3 partitions each weight on the device at creation, and
+    bitsandbytes quantises there.
     """
     alone = engine_of(plan) is Engine.NONE
     return device if alone or quantized or zero_stage(plan) == 3 else torch.device("cpu")
@@ -80,11 +80,11 @@ def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) ->
 
 @contextmanager
 def in_place_of(rank: int) -> Iterator[None]:
-    """Make this process act as another rank in libraries' choice of the rank that writes a checkpoint.
+    """Make this process act as rank ``rank`` where libraries select the rank that writes a checkpoint.
 
-    transformers and accelerate ask accelerate's state (``TrainingArguments.should_save``), PyTorch and DeepSpeed ask
+    transformers and accelerate read accelerate's state (``TrainingArguments.should_save``); PyTorch and DeepSpeed read
     the process group (``torch/distributed/_state_dict_utils.py``, ``ranks_only``; ``deepspeed/runtime/engine.py``,
-    ``_zero3_consolidated_16bit_state_dict``). Shards stay those of this rank.
+    ``_zero3_consolidated_16bit_state_dict``). Shards remain those of this rank.
     """
     state = {"process_index": rank, "local_process_index": rank}
     with mock.patch.dict(PartialState._shared_state, state), mock.patch.object(dist, "get_rank", return_value=rank):

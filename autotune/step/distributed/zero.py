@@ -1,4 +1,4 @@
-"""Runs DeepSpeed on fake tensors: on the virtual device, without its native operators and without reading values."""
+"""Patches DeepSpeed to run on fake tensors: on the virtual device, without native operators or reads of values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autotune.virtual.tracing import moving_gradients
 
 @contextmanager
 def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
-    """Patch DeepSpeed, where it trains a plan, to run under the trace that is running, whose process group exists.
+    """Patch DeepSpeed, if it trains the plan, for the running trace, whose process group has to exist.
 
     Raises:
         ImportError: DeepSpeed is not installed.
@@ -46,12 +46,12 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
     with (
         accelerator(device) as virtual,
         mock.patch.object(real_accelerator, "ds_accelerator", virtual),
-        # Compiled on the spot, for communication over the host's shared memory, which a GPU does not use.
+        # It would be compiled here, for communication over the host's shared memory, which a GPU does not use.
         mock.patch.object(backend, "build_shm_op", return_value=None),
         mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
         mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
-        # ZeRO-2's buffer that gradients are copied to; a rank's share in float32, which takes its place where
-        # `data_types.grad_accum_dtype` is wider than the model's type; and ZeRO-3's share, and weights.
+        # ZeRO-2's buffer for gradients; the rank's float32 share that replaces it if `data_types.grad_accum_dtype` is
+        # wider than the model's dtype; ZeRO-3's share of gradients, and of weights.
         _leaving(Zero2, "copy_grads_in_partition", lambda _, optimizer, *__: optimizer.grads_in_partition),
         _leaving(Zero2, "_build_compact_grad_partition_buffer", lambda buffers, *_: buffers.flat_partition),
         _leaving(Zero3, "_setup_for_real_optimizer", lambda _, optimizer: optimizer.grad_partitions_flat_buffer),
@@ -62,14 +62,14 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         ),
         mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder),
         mock.patch.object(fused_adam, "FusedAdamBuilder", _Builder),
-        # Others would be compiled on the spot, for this machine, and take no fake tensors.
+        # Other native operators would be compiled for this machine, and do not accept fake tensors.
         mock.patch.object(OpBuilder, "jit_load", _refused),
         mock.patch.object(NotImplementedBuilder, "load", _refused),
         mock.patch.object(comm, "cdb", None),
-        # Keeps process groups for all engines of a process; those of this trace end with it.
+        # It caches process groups for the whole process; those of this trace are destroyed at its end.
         mock.patch.dict(vars(groups)),
-        # `with_shares_of` scales all bytes of gradients to the whole model's, and of those of ZeRO-2 only the
-        # buffer grows with it: a whole gradient is there for the moment until it is copied.
+        # `with_shares_of` scales the bytes of gradients to the whole model. With ZeRO-2, only the buffer grows with
+        # the model; a whole gradient lives just until it is copied, so it must not count as one.
         moving_gradients() if zero_stage(plan) == 2 else nullcontext(),
     ):
         deepspeed.init_distributed(dist_backend="fake")
@@ -77,15 +77,15 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
 
 
 def gradients_of_ranks(plan: TrainingPlan, accelerator: Any) -> tuple[int, ...]:
-    """Return how many elements of gradients each rank of ZeRO-2 holds between micro-batches, by DeepSpeed's partition.
+    """Return the gradient elements that each rank of ZeRO-2 holds between micro-batches, by DeepSpeed's partition.
 
-    Each holds every tensor whole that its share has a part of (``stage_1_and_2.py``, ``copy_grads_in_partition``).
+    A rank holds whole every tensor that its share overlaps (``stage_1_and_2.py``, ``copy_grads_in_partition``).
 
     Args:
-        accelerator: of the training on any rank: DeepSpeed's optimizer has the partition of all.
+        accelerator: the accelerator of any rank: DeepSpeed's optimizer has the partition of all ranks.
 
     Returns:
-        Nothing where all ranks hold the same, or hold it on the host.
+        Empty if all ranks hold the same number, or hold gradients on the host.
     """
     if zero_stage(plan) != 2:
         return ()
@@ -112,28 +112,28 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
 def _updated(
     _chunk: int, _skipped: Any, tensors: Any, lr: float, beta1: float, beta2: float, eps: float, *_: Any
 ) -> None:
-    """Update in place by PyTorch's own fused kernel, which reads and writes the same tensors as DeepSpeed's."""
+    """Replaces DeepSpeed's update by PyTorch's fused kernel, which reads and writes the same tensors."""
     gradients, weights, means, squares = tensors
     steps = [means[0].new_ones((), dtype=torch.float32)] * len(weights)
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
     torch._fused_adamw_(weights, gradients, means, squares, [], steps, **numbers, amsgrad=False, maximize=False)
 
 
-# The update of DeepSpeedCPUAdam is C++ on addresses, and allocates nothing; the state is allocated in Python.
+# DeepSpeedCPUAdam updates in C++ through raw addresses, and allocates nothing; its state is allocated in Python.
 _ADAM = SimpleNamespace(
     **dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None), multi_tensor_adam=_updated
 )
 
 
 class _Builder:
-    """Loads the native functions of DeepSpeed's Adam: on the host they do nothing here."""
+    """Loads replacements of the native functions of DeepSpeed's Adam; those for the host do nothing."""
 
     def load(self) -> SimpleNamespace:
         return _ADAM
 
 
 def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
-    """Return a method that looks for infinite gradients, and finds none; DeepSpeed would skip the step."""
+    """Wrap a check for infinite gradients to return False; otherwise DeepSpeed would skip the step."""
 
     def has_overflow(optimizer: Any, *args: Any, **kwargs: Any) -> bool:
         look(optimizer, *args, **kwargs)
@@ -149,7 +149,7 @@ def _leaving(
     left: Callable[..., torch.Tensor | None],
     category: Category = Category.GRADIENT,
 ) -> AbstractContextManager[object]:
-    """Patch a method to tag a tensor that is there at its end: ``left`` returns it, given the result and arguments."""
+    """Patch a method to tag a tensor after each call: ``left`` returns it, given the result and the arguments."""
     method = getattr(owner, name)
 
     def leaving(*args: Any, **kwargs: Any) -> Any:
@@ -163,10 +163,10 @@ def _leaving(
 
 
 def _tagging(end: Callable[..., None]) -> Callable[..., None]:
-    """Return a method that ends a backward pass, and tags what ZeRO-1 has of gradients before and after.
+    """Wrap the method that ends a backward pass to tag ZeRO-1's gradients before and after it.
 
-    They are in ``.grad``, or in ``.grad_accum`` if they are added up in another type. Those of ZeRO-2 are whole until
-    they are copied, and no share of a rank.
+    They are in ``.grad``, or in ``.grad_accum`` if they accumulate in another dtype. ZeRO-2's are not tagged: they are
+    whole until they are copied to the rank's share.
     """
 
     def tag(optimizer: Any) -> None:
@@ -192,9 +192,9 @@ _TYPES = {
 
 @contextmanager
 def accelerator(device: torch.device) -> Iterator[Any]:
-    """Yield an accelerator of DeepSpeed for a device: its own one for the CPU, else its one for CUDA.
+    """Yield DeepSpeed's accelerator for a device: that of the CPU, or that of CUDA with the device's own name.
 
-    Within the context, what that takes for ``torch.cuda`` is the module of the device.
+    Within the context, the CUDA accelerator uses the device's module as ``torch.cuda``.
     """
     from deepspeed.accelerator import cuda_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -219,6 +219,7 @@ def accelerator(device: torch.device) -> Iterator[Any]:
         yield found
 
 
-# Reported only, but for `available_memory`: where the copy of a rank's weights in one piece does not fit, ZeRO-1 and
-# ZeRO-2 make it on the host (`stage_1_and_2.py`, `flatten_on_accelerator`), so that it is never what does not fit.
+# DeepSpeed only reports these, except `available_memory`: if the flattened copy of a rank's weights does not fit,
+# ZeRO-1 and ZeRO-2 build it on the host (`stage_1_and_2.py`, `flatten_on_accelerator`). So it never causes an
+# out-of-memory error.
 _MEMORY_FIGURES = ("memory_cached", "max_memory_cached", "max_memory_reserved", "total_memory", "available_memory")

@@ -1,4 +1,4 @@
-"""Computes the tokens and pixels that smaller limits of a processor would leave of images; none is trained."""
+"""Computes tokens and pixel values of images under smaller limits of the processor, for information only."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import blank, numbers
 
 _SIZE, _EDGE, _SPLITTING = "size", "longest_edge", "do_image_splitting"
-"""Fields of image processors. The limit is an area in those of Qwen's models, and a length in those of Idefics 3 and
-SmolVLM, which may also cut images into tiles. Those without the first give each image the same number of tokens, or
-choose among given sizes (Gemma 3, LLaVA-NeXT)."""
+"""Fields of image processors. ``longest_edge`` is an area for Qwen's models, and a length for Idefics 3 and SmolVLM,
+which may also split images into tiles. Processors without it give each image the same number of tokens, or choose among
+given sizes (Gemma 3, LLaVA-NeXT)."""
 _SHOWN = 3
-"""Smaller limits that are shown, each half of the one before, as long as each changes something."""
+"""Maximum number of smaller limits, each half of the previous one; they end at the first without effect."""
 
 _Images = tuple[ImageSize, ...]
 
@@ -29,7 +29,7 @@ def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, 
     """Return the images of rows under the processor's limit and under smaller ones that change them.
 
     Returns:
-        The present limit first; nothing if the processor has none, or if no smaller one changes anything.
+        The present limit first; empty if the processor has none, or if no smaller one has an effect.
 
     Raises:
         InputError: an image cannot be read.
@@ -42,7 +42,7 @@ def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, 
     largest = Counter([max(counts, key=lambda images: sum(image.pixels for image in images))])
     present, at_largest = (_limit(processor, sizes, {_SIZE: own}) for sizes in (counts, largest))
     limits, smaller = [present], ({_SIZE: {**own, _EDGE: edge}} for edge in _halves(own))
-    # Limits far above every image are the rule, and change nothing.
+    # Default limits are usually far above every image: skip those without effect.
     changing = dropwhile(lambda fields: _same(_limit(processor, largest, fields), at_largest), smaller)
     for fields in islice(changing, _SHOWN):
         limit = _limit(processor, counts, fields)
@@ -64,7 +64,7 @@ def _halves(size: Mapping[str, int]) -> Iterator[int]:
 
 
 def _limit(processor: Any, counts: Mapping[_Images, int], fields: Mapping[str, Any]) -> ImageLimit:
-    """Return the images of rows by an image processor with other fields, as its file would have them.
+    """Return the sizes of images under an image processor with other values of its fields.
 
     Args:
         counts: number of rows by the sizes of their images.
@@ -83,7 +83,7 @@ def _limit(processor: Any, counts: Mapping[_Images, int], fields: Mapping[str, A
 
 
 def _processed(processor: Any, images: _Images) -> tuple[int, int]:
-    """Return the tokens that a row's images become, and the numbers in ``pixel_values``."""
+    """Return the number of tokens of a row's images, and the number of elements of ``pixel_values``."""
     if not images:
         return 0, 0
     text = processor.image_token * len(images)

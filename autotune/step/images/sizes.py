@@ -1,4 +1,4 @@
-"""Reads the sizes of a dataset's images as a training would decode them, and finds those that are broken."""
+"""Reads the sizes of a dataset's images as decoded in training, and reports broken ones."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from datasets import Dataset, Image, List, Value
 from autotune.errors import InputError, UnreadError
 
 COLUMNS = ("image", "images")
-"""Columns by which TRL's trainers take rows for rows with images (``_is_vision_dataset``). With both, TRL's
-collator takes the first (``DataCollatorForVisionLanguageModeling``)."""
+"""Columns by which TRL's trainers recognise rows with images (``_is_vision_dataset``). If both exist, TRL's collator
+reads the first (``DataCollatorForVisionLanguageModeling``)."""
 NO_LIST = "In a column images, a row without any has an empty list."
 _TEXTS = ("string", "large_string")
 _OPENED_MODE = "RGB"
-"""Mode of every image that transformers opens itself (``load_image``)."""
+"""Pillow mode of images that transformers opens itself (``load_image``)."""
 _WEB = ("http://", "https://")
 _DATA = "data:image/"
 _TORCHVISION = "torchvision"
-"""Backend of those image processors of transformers that decode strings with torchvision
-(``TorchvisionBackend.fetch_images``), not with Pillow; the others open them with ``load_image``."""
+"""Backend of transformers' image processors that open strings with torchvision (``TorchvisionBackend.fetch_images``);
+the others open them with Pillow (``load_image``)."""
 _DECODED = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF"})
 _MOVING = frozenset({"WEBP", "GIF"})
-"""Formats that ``torchvision.io.decode_image`` decodes, and those of which it makes no single image where a file has
-several frames, by Pillow's names."""
+"""Pillow's names of the formats that ``torchvision.io.decode_image`` decodes, and of those that may have several
+frames, of which it returns no single image."""
 _QUOTED = 80
-"""Most characters of a string that a message quotes: it may be an encoded image."""
+"""Maximum characters of a string in a message: the string may be an encoded image."""
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
-"""The last bytes of a file that is not cut off, by Pillow's name of its format; bytes of others may follow them."""
+"""The last bytes of a complete file, by Pillow's name of its format; other data may follow them."""
 _TURNED = frozenset({5, 6, 7, 8})
-"""Orientations of EXIF with which width and height change places (CIPA DC-008, 4.6.5.1)."""
+"""EXIF orientations that swap width and height (CIPA DC-008, 4.6.5.1)."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class ImageSize:
     """An image as a processor receives it.
 
     Attributes:
-        width, height: in pixels, after the rotation that EXIF asks for.
-        mode: Pillow's name of its kind of pixels, such as ``RGB`` or ``CMYK``.
+        width, height: in pixels, after the rotation by EXIF.
+        mode: Pillow's mode, such as ``RGB`` or ``CMYK``.
     """
 
     width: int
@@ -58,14 +58,14 @@ class ImageSize:
 
 
 def image_column(rows: Dataset) -> str | None:
-    """Return the column from which TRL takes the images of rows, or None if they have none."""
+    """Return the column from which TRL reads images, or None if there is none."""
     return next((name for name in COLUMNS if name in rows.column_names), None)
 
 
 def image_feature(rows: Dataset, column: str) -> Image | Value | None:
-    """Return the feature of the images in a column; None if TRL's collators take its values for no images.
+    """Return the feature of the images in a column; None if TRL's collators do not accept its values as images.
 
-    They take images that ``datasets`` decodes, and strings, which transformers' image processors open.
+    They accept images that ``datasets`` decodes, and strings, which transformers' image processors open.
     """
     feature = rows.features[column]
     inner = feature.feature if isinstance(feature, List) else feature
@@ -77,16 +77,16 @@ def image_feature(rows: Dataset, column: str) -> Image | Value | None:
 
 
 def names_files(rows: Dataset) -> bool:
-    """Return whether the images of rows are files that the rows name."""
+    """Return whether the image column holds strings, such as paths."""
     column = image_column(rows)
     return column is not None and isinstance(image_feature(rows, column), Value)
 
 
 def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[ImageSize, ...] | None]:
-    """Yield the sizes of each row's images, in the order of the rows; None for a row with null for a list of them.
+    """Yield the sizes of each row's images, in the order of the rows; None for a row whose list of images is null.
 
     Args:
-        processor: the image processor of the model, which opens images that are strings.
+        processor: the image processor of the model, which opens strings.
         name: the user's name of the dataset, for messages.
 
     Raises:
@@ -114,7 +114,7 @@ def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[Imag
 
 
 def _file(text: str, row: int, name: str) -> dict[str, Any]:
-    """Return the image that a string stands for in transformers' image processors, as ``datasets`` stores images."""
+    """Return the image that transformers' image processors open for a string, in the storage format of ``datasets``."""
     quoted = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
     if text.startswith(_WEB):
         raise UnreadError(
@@ -137,7 +137,7 @@ def _file(text: str, row: int, name: str) -> dict[str, Any]:
 
 
 def _is_whole(stored: dict[str, Any], kind: str | None) -> bool:
-    """Return whether a file ends as its format does. Decoding a JPEG, which shows it too, takes 20 times as long."""
+    """Return whether a file ends like a complete one. Decoding a JPEG would show it too, but takes 20 times as long."""
     mark = _ENDS.get(kind or "")
     if mark is None:
         return False
@@ -149,10 +149,10 @@ def _is_whole(stored: dict[str, Any], kind: str | None) -> bool:
 
 
 def _check_decoded(image: Any, path: str, row: int, name: str) -> None:
-    """Check that torchvision makes one image of a file that Pillow has opened.
+    """Check that torchvision can decode a file that Pillow has opened, as a single image.
 
     Raises:
-        InputError: it does not.
+        InputError: it cannot.
     """
     frames = image.n_frames if image.format in _MOVING else 1
     if image.format not in _DECODED or frames > 1:

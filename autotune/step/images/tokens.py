@@ -1,4 +1,4 @@
-"""Tokenises rows with images as TRL's trainers do it, on blank images of the same sizes."""
+"""Tokenises rows with images as TRL's trainers do, on blank images of the same sizes."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from autotune.trainers import Trainer
 from autotune.trainers.prompts import PROMPT
 
 IMAGE_ELEMENTS = "image_elements"
-"""Column of the numbers in ``pixel_values`` that a row's images become."""
+"""Column with the number of elements of ``pixel_values`` for a row's images."""
 IMAGE_PIXELS = "image_pixels"
-"""Column of the pixels of each of a row's images."""
+"""Column with the pixels of each image of a row."""
 _ENDS = "image_ends"
-"""Column of a row's tokens up to the last one of an image."""
+"""Column with the number of a row's tokens up to the last image token."""
 IMAGE_COLUMNS = (IMAGE_ELEMENTS, IMAGE_PIXELS, _ENDS)
 _PIXELS = "pixel_values"
 _KEPT_ELEMENTS = 4096
-"""Largest array of a processor that is kept as it is; such are grids and sizes, from which it counts tokens."""
+"""Number of elements up to which an image processor's arrays keep their values, such as grids and sizes, from which the
+processor counts tokens."""
 
 
 Tokens = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Returns the columns of tokens of a row, given the micro-batch that a collator makes of it alone."""
+"""Returns the token columns of a row, given the collated micro-batch of this row alone."""
 Processed = Callable[[dict[str, Any]], tuple[Mapping[str, Any], Any]]
-"""Returns the columns of tokens of a row, and the arrays of its images; None without images."""
+"""Returns the token columns of a row, and the arrays of its images or None."""
 
 
 def with_collated(trainer: Any, columns: Sequence[str], tokens_of: Tokens, name: str) -> Dataset:
     """Return the rows of a trainer whose collator tokenises them, with columns of tokens and sizes.
 
     Args:
-        columns: those that the collator reads with the images, of which a dataset has some. Others are left out.
+        columns: columns that the collator reads in addition to the images, if they exist. Others are dropped.
         name, Raises: see :func:`with_tokens`.
     """
     rows, collator = trainer.train_dataset, trainer.data_collator
@@ -63,7 +64,7 @@ def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
     The images are put into the messages of a prompt as in ``GRPOTrainer._generate_and_score_completions``.
 
     Args:
-        further: returns further columns of tokens of a row.
+        further: returns further token columns of a row.
         name, Raises: see :func:`with_tokens`.
     """
 
@@ -80,10 +81,10 @@ def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
 
 
 def check_every_row_pictured(rows: Dataset, name: str) -> None:
-    """Check that each tokenised row has an image, for trainers that fail on a batch of rows with and without.
+    """Check that each tokenised row has an image, for trainers that fail on batches with and without images.
 
     Raises:
-        InputError: some have none.
+        InputError: a row has none.
     """
     without = sum(not pixels for pixels in rows.select_columns([IMAGE_PIXELS])[:][IMAGE_PIXELS])
     if without:
@@ -112,14 +113,14 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
         for number, (row, sizes) in enumerate(
             zip(texts, image_sizes(rows, processor.image_processor, name), strict=True), start=1
         ):
-            # Null stays null: of TRL's collators, one takes it for no images, and the others fail on it.
+            # Null stays null: one of TRL's collators accepts it as no images, the others fail on it.
             images = None if sizes is None else [blank(size) for size in sizes]
-            # TRL changes what it is given.
+            # TRL modifies its arguments in place.
             example = {**deepcopy(row), column: images[0] if images and column == "image" else images}
             try:
                 found, pixels = process(example)
             except Exception as error:
-                # Chat templates, processors and TRL refuse a row with errors of any class.
+                # Chat templates, processors and TRL may raise any exception for a row.
                 raise InputError(
                     f"Row {number} of {name} cannot be trained on by TRL: {first_line(error)}",
                     hint=NO_LIST if sizes is None else "Look at its images and at their places in its messages.",
@@ -128,7 +129,7 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
                 tokens.setdefault(known, []).append(np.asarray(values, dtype=np.int64).tolist())
             tokens[IMAGE_ELEMENTS].append([numbers(pixels)])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes or ()])
-            # Images are in the first of the sequences: the whole row, or its prompt.
+            # Images are in the first column: the whole row, or its prompt.
             ids = next(iter(found.values()))
             tokens[_ENDS].append([image_end(ids, processor) if sizes else 0])
     if not any(tokens[IMAGE_PIXELS]):
@@ -141,23 +142,23 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
 
 
 def image_end(ids: Any, processor: Any) -> int:
-    """Return the tokens up to the last one of an image: all where a processor does not name them.
+    """Return the number of tokens up to the last image token, or of all if the processor does not define image tokens.
 
-    Idefics 3 also needs the token behind an image, to find where that ends (``char_to_token`` in its ``__call__``).
+    Idefics 3 also needs the token after an image, to locate its end (``char_to_token`` in its ``__call__``).
     """
     (places,) = np.isin(ids, [*processor.image_token_ids, getattr(processor, "fake_image_token_id", -1)]).nonzero()
     return int(places[-1]) + 1 if len(places) else len(ids)
 
 
 def numbers(arrays: Any) -> int:
-    """Return how many numbers an array, or a list of arrays at any depth, has; 0 for None."""
+    """Return the number of elements of an array, or of arrays in nested lists; 0 for None."""
     if isinstance(arrays, (list, tuple)):
         return sum(map(numbers, arrays))
     return 0 if arrays is None else prod(arrays.shape)
 
 
 def image_elements(rows: Dataset) -> Counts | None:
-    """Return the numbers in ``pixel_values`` of each tokenised row; shape (rows,). None for rows of text."""
+    """Return the elements of ``pixel_values`` of each tokenised row; shape (rows,). None for rows of text."""
     if IMAGE_ELEMENTS not in rows.column_names:
         return None
     return np.array(rows.select_columns([IMAGE_ELEMENTS])[:][IMAGE_ELEMENTS])[:, 0]
@@ -217,7 +218,7 @@ def _sizes(images: Any) -> object:
 
 
 def _light(values: Any) -> Any:
-    """Return large arrays as arrays of zeros that take no memory: of pixels only the shape is asked for."""
+    """Replace large arrays by zeros expanded from one element: only the shape of pixel arrays is needed."""
     if isinstance(values, (list, tuple)):
         return [_light(value) for value in values]
     if isinstance(values, torch.Tensor) and values.numel() > _KEPT_ELEMENTS:

@@ -1,4 +1,4 @@
-"""Reads a launch by accelerate with accelerate's own parser and launcher, and starts no process."""
+"""Parses an ``accelerate launch`` command with accelerate's own parser and launcher, without starting a process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from autotune.inspection.yaml_file import read_yaml
 
 SCRIPT = "the script of TRL"
 """Placeholder for the script after the options of a launch."""
-# What `launch_command` calls (accelerate 1.15, `commands/launch.py`). All but the first start each process that is
-# asked for; the first starts one, unless mpirun starts them.
+# Launchers of `launch_command` (accelerate 1.15, `commands/launch.py`). All but the first start the requested number of
+# processes; the first starts one, unless mpirun is used.
 _SIMPLE = "simple_launcher"
 _LAUNCHERS = (
     _SIMPLE, "multi_gpu_launcher", "deepspeed_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher",
@@ -26,16 +26,16 @@ _LAUNCHERS = (
 
 
 class RefusedError(Exception):
-    """A parser ended; the message is what it would have printed."""
+    """A parser would have ended the process with this message."""
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise a parser's message; stands for its method ``error``, which would end this process."""
+    """Raise a parser's message; replaces its method ``error``, which would end this process."""
     raise RefusedError(message)
 
 
 def launch_parser() -> Any:
-    """Return the parser of ``accelerate launch``; it raises :class:`RefusedError` where it would end the process."""
+    """Return the parser of ``accelerate launch``; it raises :class:`RefusedError` instead of ending the process."""
     from accelerate.commands.launch import launch_command_parser
 
     parser = launch_command_parser()
@@ -47,9 +47,9 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
     """Return how ``accelerate launch`` starts the processes of a script.
 
     Args:
-        options: what precedes the script.
-        gpus: number of the machine's GPUs; at least as many as processes that are asked for are taken to be there.
-        default_file: the file that it reads where none is named; empty if there is none.
+        options: the words before the script.
+        gpus: number of the machine's GPUs; at least the requested number of processes is assumed.
+        default_file: the configuration file that accelerate reads by default; empty if there is none.
     """
     from accelerate.commands.launch import launch_command
 
@@ -77,7 +77,7 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
         str(asked.mixed_precision or "no"),
         precision is not None,
         gpu_ids="" if asked.gpu_ids in (None, "all") else str(asked.gpu_ids),
-        # Its launcher of DeepSpeed passes none (utils/launch.py, `prepare_deepspeed_cmd_env`).
+        # accelerate's DeepSpeed launcher passes no Dynamo backend (utils/launch.py, `prepare_deepspeed_cmd_env`).
         dynamo=NOT_COMPILED if asked.use_deepspeed else str(asked.dynamo_backend or NOT_COMPILED).lower(),
     )
 

@@ -44,7 +44,7 @@ def build(request: TraceRequest, context: JobContext) -> Built:
     known, plan = adapter(request.plan.trainer), request.plan
     model_config = first_layers(load_config(request.model, known.head), FEWEST_BUILT)
     processor = load_processor(request.model, known.processor)
-    # Before the virtual device: what a module does when it is imported is not for that.
+    # Imported before the virtual device is in use: side effects of the import must not be traced.
     for name in plan.rewards:
         reward_function(name)
     rows = TracedRows(request.worst, chosen=request.chosen)
@@ -53,7 +53,7 @@ def build(request: TraceRequest, context: JobContext) -> Built:
 
     def run(device: torch.device) -> None:
         with tempfile.TemporaryDirectory(dir=context.folder) as folder, engine_on(device, plan):
-            # As planned: the trainer that is built has fewer micro-batches in a step.
+            # Validate the planned arguments: the trainer below has fewer micro-batches per step.
             config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
             with _listening(messages):
                 trainer = build_virtual(known, plan, model_config, processor, rows, device, Path(folder))
@@ -71,13 +71,13 @@ def build(request: TraceRequest, context: JobContext) -> Built:
     return Built(overrides=tuple(overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
 
 
-# What every trace sets itself.
+# Arguments that every trace sets itself.
 _SET_BY_TRACES = frozenset({*OVERRIDDEN_IN_TRACES, "gradient_accumulation_steps", "eval_strategy", "model_init_kwargs"})
 
 
 @contextmanager
 def _listening(messages: list[str]) -> Iterator[None]:
-    """Append the warnings of libraries, from Python's warnings or their loggers."""
+    """Collect the warnings of libraries, from Python's warnings and from their loggers."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""The job ``check_packing``: checks that attention runs, and keeps documents that are packed into one row apart."""
+"""The job ``check_packing``: checks that attention runs, and that packed documents do not attend to each other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autotune.step.models.shrink import shrunken_model
 from autotune.step.trainers import adapter
 from autotune.step.trainers.packing import alone, packed
 
-# Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another. All
-# together are no fewer than the 128 below which FlexAttention takes another kernel, which has no choice for heads that
-# share keys ("NoValidChoicesError"; seen on an H200).
+# Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another. They
+# sum to at least 128: below, FlexAttention uses another kernel, which fails for grouped-query attention
+# ("NoValidChoicesError"; seen on an H200).
 _DOCUMENT_TOKENS = (7, 19, 1, 12, 33, 29, 30)
 _LAYERS = 2
 _SEED = 0
@@ -45,7 +45,7 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
 
 
 def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, *, packs: bool) -> PackingCheck:
-    """Return the check of one implementation, which only has to run if rows are not packed."""
+    """Check one attention implementation; if rows are not packed, it only has to run."""
     # FlashAttention has kernels for 16 bits only; all others are compared in float32.
     dtype = "bfloat16" if "flash" in attention else "float32"
     torch.manual_seed(_SEED)
@@ -93,8 +93,8 @@ def _spread(model: Any) -> None:
 def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the logits of one row, one line per token, in float32."""
     placed = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in inputs.items()}
-    # As a trainer calls it on packed rows: without an attention mask, and without a cache, with which documents would
-    # not be separated.
+    # As a trainer calls the model on packed rows: without an attention mask, and without a cache, which would prevent
+    # the separation of documents.
     return model(**placed, use_cache=False).logits[0].float()
 
 

@@ -15,17 +15,17 @@ from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
 from autotune.virtual.calls import arguments_of
 
-# Runs of an operator after the first, which is not counted: short ones are repeated for at least the time below.
+# An operator is repeated after its first run, which is not counted, for at least this time, at most this often.
 _MOST_RUNS = 9
 _LEAST_SECONDS = 0.002
-# Larger than the caches of any GPU: written between two runs, so that neither finds its tensors there.
+# Larger than the cache of any GPU; written before each run to evict the operator's tensors.
 _FLUSHED_BYTES = 1 << 28
 
 
 def measure_operators(request: OperatorsRequest, _context: JobContext) -> OperatorsReply:
-    """Return the seconds of each call, in their order, while there is time; None for one that fails.
+    """Return the seconds of each call, in order, until the time is up; None for a call that fails.
 
-    After one whose kernel failed on a GPU the others are left out: nothing more runs in that process.
+    After a kernel failure on a GPU, the remaining calls are skipped: the process can run nothing more on the device.
     """
     end = time.monotonic() + request.seconds
     select_device(request.device)
@@ -51,7 +51,7 @@ def measure_operators(request: OperatorsRequest, _context: JobContext) -> Operat
 def _works(meter: Meter) -> bool:
     try:
         meter.synchronize()
-    except Exception:  # noqa: BLE001 whatever it is, the device is of no use to this process any more
+    except Exception:  # noqa: BLE001 after any error, this process cannot use the device
         return False
     return True
 

@@ -36,14 +36,14 @@ from autotune.units import format_bytes
 
 _ANSWERS = "assistant_only_loss"
 _TEMPLATE_CODE = "<template>"
-"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja). It may fail to add
-null to text."""
+"""File name in tracebacks of a template without a file (``Environment.from_string`` of Jinja). Its code may raise any
+error, such as a TypeError for null in text."""
 _MAPPING = "datasets/arrow_dataset.py"
-"""The file that calls TRL's functions of rows."""
+"""The file that calls TRL's functions on rows."""
 _FEWEST = 2
-"""Fewest prompts that a share of them may keep."""
+"""Minimum number of prompts that have to be kept."""
 _NAMED = 10
-"""Most rows that are named; the others are counted."""
+"""Maximum number of dropped rows that are named; the others are counted."""
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> Workload:
@@ -95,7 +95,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         return workload
     evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
     if evaluation.format != dataset.format:
-        # By the first row to train on, TRL decides which tokens the loss counts of both.
+        # TRL selects the tokens that the loss counts in both datasets by the first training row.
         raise UnreadError(
             f"The rows to train on, {request.dataset.name}, are in the format {dataset.format}, and those to evaluate "
             f"on, {request.evaluation.name}, in {evaluation.format}: TRL may take both, and autotune reads one format.",
@@ -132,16 +132,16 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
 def _check_embedded(
     request: PrepareRequest, loaded: LoadedRows, rows: Dataset, model: ModelProfile, processor: Any
 ) -> None:
-    """Check that the model has an embedding for each token that it is to be trained on.
+    """Check that the model has an embedding for each token of the rows.
 
     Raises:
-        InputError: it has not.
+        InputError: an embedding is missing.
     """
-    # A model replaces the placeholders of images, which may have no embedding.
+    # Image placeholders may have no embedding: the model replaces them.
     if request.only_lengths or not request.model.tokenizer or image_column(loaded.rows) is not None:
         return
     columns = [name for name in adapter(request.trainer).columns if name.endswith("_ids")]
-    # Of known completions beside a trainer's own, the lengths alone are used.
+    # If the trainer generates completions, only the lengths of known completions are used.
     largest = largest_value(rows, [PROMPT] if find_trainer(request.trainer).generates else columns)
     if largest >= model.vocabulary:
         token = tokenizer_of(processor).convert_ids_to_tokens(largest)
@@ -153,16 +153,16 @@ def _check_embedded(
 
 
 def _check_space(rows: Dataset, folder: Path, name: str) -> None:
-    """Check that the disk of a folder has room for a copy of rows with their images.
+    """Check that the disk of a folder has space for a copy of rows with their images.
 
     Raises:
-        UnreadError: it has not.
+        UnreadError: the space does not suffice.
     """
     try:
-        # With the files that save_to_disk embeds.
+        # This includes the files that save_to_disk embeds.
         size = rows._estimate_nbytes()
     except OSError:
-        # The message on images that cannot be read names the row.
+        # A later check reports unreadable images with their row.
         return
     free = shutil.disk_usage(folder).free
     if size > free:
@@ -212,7 +212,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
         if _raised_in(error, _MAPPING) and not isinstance(error, (InputError, OSError)):
             form, row = loaded.format, _row_in(error)
-            # Where TRL divides rows, it counts the parts.
+            # If TRL splits rows, its index counts the parts.
             which = "a row" if row is None or form.documents > 1 else f"row {row:,} (counted from 1)"
             hint = "Look for rows that differ from the first: null in messages, or numbers in place of text."
             if form.splits:
@@ -226,12 +226,12 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
 
 
 def _raised_in(error: Exception, code: str) -> bool:
-    """Whether an error comes from a file, or from what that calls."""
+    """Whether a file is in the traceback of an error."""
     return any(frame.filename.endswith(code) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _row_in(error: Exception) -> int | None:
-    """Return the number, from 1 on, of the row for which a function of TRL's has failed; None where it is not known."""
+    """Return the number of the row, counted from 1, for which a function of TRL failed; None if unknown."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # The loop of ``Dataset._map_single``; a function of several rows at once has the list of their numbers.
         if frame.f_code.co_name == "iter_outputs" and isinstance(number := frame.f_locals.get("i"), int):
@@ -242,8 +242,8 @@ def _row_in(error: Exception) -> int | None:
 def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
     """Return tokenised rows without the longest prompts, as the request's coverage allows, and the dropped rows.
 
-    The longest prompt that is kept is the shortest of which it is true that at least the share ``prompt_coverage`` of
-    all prompts is no longer. Prompts of equal length are kept or dropped together.
+    Kept are prompts up to the ``prompt_coverage`` quantile of lengths: the smallest length such that at least this
+    share of all prompts is no longer. Prompts of equal length are kept or dropped together.
 
     Raises:
         InputError: too few are left.

@@ -32,8 +32,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
 
     Raises:
-        InputError: other processes hold memory that the limit allows, or the rows were removed.
-        Exception: a disk is full. Neither is a result of the candidate's.
+        InputError: other processes hold memory within the limit, or the rows were removed.
+        Exception: a disk is full. Neither error is the candidate's result.
     """
     for rows in filter(None, (request.tokenized_directory, request.evaluation_directory)):
         if not Path(rows).is_dir():
@@ -59,7 +59,7 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
         logged(error)
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
-        # Of a reference that is precomputed (OnTokenizedRows).
+        # Time to precompute the reference's log-probabilities (OnTokenizedRows).
         pass_seconds = getattr(trainer, "seconds_per_row", 0.0)
         measurement = _finished(request.plan, progress, meter, context.sent_seconds, pass_seconds)
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
@@ -74,7 +74,7 @@ def _finished(
     assert first is not None
     assert last is not None
     known = timing(progress.timed, step)
-    # Of what several ranks share, each has its part.
+    # Ranks that share a micro-batch each have a part of it.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
     passed = batches.rows * step.micro_batches / plan.epochs
@@ -122,7 +122,7 @@ def _failed(
         )
         crowded = meter.crowded(request.limit_bytes) if request.limit_bytes is not None else ""
     elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
-        # The device's memory does not show the host's, and the host has no limit of its own.
+        # Device figures do not apply to the host, which has no limit here.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
     batches: Batches | None = getattr(progress, "batches", None)
     first = progress.first_step_seconds
@@ -141,8 +141,8 @@ def _failed(
 def set_environment(env: Mapping[str, str]) -> None:
     """Set environment variables; call it before the device is used.
 
-    PyTorch reads the allocator's variables when it first asks for a setting (c10/core/AllocatorConfig.h), which the
-    process that this one was forked from may have done. So its settings are applied here too.
+    PyTorch parses the allocator's variables at the first use of a setting (c10/core/AllocatorConfig.h), which may have
+    occurred in the parent before the fork. So allocator settings are also applied directly.
     """
     os.environ.update(env)
     if settings := allocator_settings(env):

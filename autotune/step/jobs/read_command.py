@@ -1,4 +1,4 @@
-"""The job ``read_command``: reads a user's command with TRL's own parser and classes, and runs nothing."""
+"""The job ``read_command``: parses a user's command with TRL's own parser and classes, without running it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from autotune.step.jobs.accelerate_launch import SCRIPT, RefusedError, launch_pa
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 
-# Keys of the file that TRL's parser takes out itself (trl/scripts/utils.py), or that trl resolves for accelerate.
+# Keys of the file that TRL's parser consumes itself (trl/scripts/utils.py), or that trl resolves for accelerate.
 _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
 _ALSO: Mapping[str, tuple[type, ...]] = {"lora_target_modules": (str,), "beta": (int, float)}
-"""Lists with what is taken in their place: PEFT takes text for many modules, and OnlineDPOConfig a number."""
+"""Types accepted in place of a list: PEFT accepts text for many modules, and OnlineDPOConfig a number."""
 _MESSAGES = (RefusedError, ValueError, TypeError, OSError)
 _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
-"""Errors of TRL's classes that do not explain themselves, such as a division by ``num_generations: 0``."""
+"""Exceptions of TRL's classes that are unclear without their type, such as a division by ``num_generations: 0``."""
 _UNLISTED = frozenset({"azure_ml", "flyte"})
-"""Trackers that ``get_available_reporting_integrations`` may leave out although they are there."""
+"""Trackers that ``get_available_reporting_integrations`` may omit although they are installed."""
 _ACCELERATE_CONFIG = "accelerate_config"
 _SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
 _READ_ONCE = (
@@ -48,10 +48,9 @@ _READ_ONCE = (
 
 
 def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadCommand:
-    """Read the words of a command and the file that they name, as ``trl NAME`` would on the device of the request.
+    """Parse the words of a command and its file, as ``trl NAME`` would on the device of the request.
 
-    The file's ``env`` is set in this process, as TRL's parser does. The file is read as it is, and what is secret in it
-    stays in this process.
+    TRL's parser sets the file's ``env`` in this process. Secrets in the file do not leave this process.
     """
     return _without_secrets(_found(request), secrets_in(dict(_values_in(split_config(request.words)[0]))))
 
@@ -86,7 +85,7 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
 
 
 def _read_by_each(request: ReadCommandRequest, start: Launched) -> ReadCommand:
-    """Return a command as each of the processes that accelerate starts reads it."""
+    """Return a command as parsed by each process that accelerate starts."""
     found = _read(dataclasses.replace(request, processes=start.processes), starts=False)
     return dataclasses.replace(found, launched=start)
 
@@ -119,7 +118,7 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
             refusal, kind = one_line(error), type(error).__name__
             refusal = refusal or kind if isinstance(error, _MESSAGES) else f"{kind}: {refusal}"
             return ReadCommand(faults=faults, names=names, refused=refusal)
-    # A class may turn what it is given into what it takes, such as one loss into a list of one.
+    # A class may convert a value, such as one loss into a list of one.
     faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
     start = launched(handed, request.gpus, request.default_file) if starts and not faults else None
     if start is not None and start.processes != request.processes:
@@ -150,15 +149,15 @@ def _parser(trainer: str) -> Any:
 
 @contextmanager
 def _on(request: ReadCommandRequest) -> Iterator[None]:
-    """Make transformers see the GPU and the processes of the request, present or not."""
+    """Patch transformers to detect the GPU and the processes of the request, present or not."""
     import transformers.training_args as module
 
     on_gpu = request.device == "cuda"
     ampere = on_gpu and (request.capability or AMPERE) >= AMPERE
     with (
-        # Sizes of all processes together are shared out by it; no process group is needed for that.
+        # Total sizes are divided by it, without a process group.
         mock.patch.object(module.TrainingArguments, "world_size", property(lambda _: request.processes)),
-        # An older GPU than Ampere computes in float32 then (``torch.cuda.is_bf16_supported``).
+        # GPUs older than Ampere emulate bfloat16 in float32 (``torch.cuda.is_bf16_supported``).
         mock.patch.object(module, "is_torch_bf16_gpu_available", return_value=on_gpu),
         # TF32 is a mode of the process, which has no GPU; the class only has to accept it.
         mock.patch.object(module, "is_torch_tf32_available", return_value=ampere),
@@ -168,10 +167,10 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
 
 
 def _check_made_later(args: TrainingArguments) -> None:
-    """Make the objects that ``Trainer`` makes of its arguments alone once rows and model are loaded.
+    """Build the objects that ``Trainer`` builds from its arguments alone after loading rows and model.
 
     Raises:
-        RefusedError: transformers or PyTorch cannot make it.
+        RefusedError: transformers or PyTorch cannot build one.
     """
     loading = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor")
     workers = {name: getattr(args, f"dataloader_{name}") for name in loading}
@@ -181,13 +180,13 @@ def _check_made_later(args: TrainingArguments) -> None:
         DataLoader([0], **workers)
     if args.torch_compile:
         with _refusing(args, "torch_compile_backend", "torch_compile_mode"):
-            # accelerate takes a backend in any case (TorchDynamoPlugin).
+            # accelerate ignores the case of a backend's name (TorchDynamoPlugin).
             torch.compile(torch.nn.Identity(), backend=args.torch_compile_backend.lower(), mode=args.torch_compile_mode)
     _check_scheduler(args)
 
 
 def _absent(args: TrainingArguments) -> Iterator[tuple[str, str]]:
-    """Yield each argument that needs a package which is not here, with what it needs, in words."""
+    """Yield each argument that needs a package that is not installed, with a sentence about it."""
     named = set(args.report_to) - _UNLISTED
     trackers = sorted(named - set(get_available_reporting_integrations())) if named else []
     if trackers:
@@ -205,7 +204,7 @@ def _absent(args: TrainingArguments) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _refusing(args: TrainingArguments, *names: str, hint: str = "") -> Iterator[None]:
-    """Turn an error into a refusal of arguments, which it names."""
+    """Convert an error to a refusal that names the arguments."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -225,7 +224,7 @@ def _check_scheduler(args: TrainingArguments) -> None:
 
 
 def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the user's values in the types of the fields, before the classes change any."""
+    """Return the user's values converted to the fields' types, before the classes change any."""
     known, (file, rest) = _dests(parser), split_config(words)
     given = {key: _converted(parser, key, value) for key, value in _values_in(file).items() if key in known}
     for action in parser._actions:
@@ -265,20 +264,20 @@ def _resolved(words: list[str]) -> list[str]:
 
 
 def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[Fault]:
-    """Yield those of the words that TRL's parser does not know that accelerate's does not know either.
+    """Yield the words, unknown to TRL's parser, that accelerate's parser does not know either.
 
-    ``trl`` hands all of them to accelerate, which ends at an unknown option, and starts another word as the script.
+    ``trl`` passes all of them to accelerate, which fails on an unknown option, and treats any other word as the script.
 
     Args:
         launcher: accelerate's parser.
 
     Raises:
-        RefusedError: accelerate takes no such value.
+        RefusedError: accelerate does not accept a value.
     """
     rest = [*words, SCRIPT]
     while rest:
         found, unknown = launcher.parse_known_args(rest)
-        # Accelerate takes the first word that is no option for the script; behind an unknown option it is its value.
+        # accelerate treats the first word that is not an option as the script; after an unknown option it is its value.
         options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
         script = [found.training_script] if found.training_script != SCRIPT else []
         for key in options or script:
@@ -291,11 +290,11 @@ def _unknown(key: str) -> Fault:
 
 
 def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool], *, hands_on: bool) -> Iterator[Fault]:
-    """Yield the problems of single keys; TRL's parser would end at the first of them, or miss them.
+    """Yield the problems of single keys; TRL's parser would end at the first one, or miss it.
 
     Args:
-        switches: options of accelerate's parser, and whether they take no value.
-        hands_on: whether ``trl`` hands such keys to accelerate.
+        switches: options of accelerate's parser, with whether they take no value.
+        hands_on: whether ``trl`` passes such keys to accelerate.
     """
     hints = {name: hint for kind in parser.dataclass_types for name, hint in get_type_hints(kind).items()}
     choices = {action.dest: action.choices for action in parser._actions}

@@ -1,4 +1,4 @@
-"""The job ``measure_speeds``: measures a CPU's matrix products and copies, and the host's time for an operator."""
+"""The job ``measure_speeds``: measures a CPU's matrix products and copies, and the host's launch time per operator."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _MULTIPLES = Pace(launch_seconds=1.0)
 
 
 def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
-    """Return the speeds of a CPU, or those of a GPU with the host's.
+    """Return the speeds of a CPU, or those of a GPU with the host's measured launch time.
 
-    Of a CPU they are the best of repeated products and copies, since other load on the machine only slows them.
+    For a CPU, the fastest of repeated products and copies counts, since other load on the machine only slows them.
     """
     if request.gpu is not None:
         select_device("cuda")
@@ -85,9 +85,9 @@ def _shortest(work: Callable[[], object], seconds: float) -> float:
 
 
 def _launch_seconds(device: DeviceKind, seconds: float) -> float:
-    """Return the host's time for one operator of a module, from steps of a tiny Llama.
+    """Return the host's time to launch one operator of a module, from steps of a tiny Llama.
 
-    The host's caches are overwritten before each step, as the large tensors of a real one on a CPU do.
+    The host's caches are overwritten before each step, as by the large tensors of a real step on a CPU.
     """
     meter = METERS[device]()
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY)).to(device)
@@ -101,7 +101,7 @@ def _launch_seconds(device: DeviceKind, seconds: float) -> float:
         model(tokens).logits.sum().backward()
         return time.perf_counter() - started
 
-    # A GPU loads a kernel when it is first needed.
+    # The first step loads the GPU's kernels.
     step()
     with CountedCallers(device) as counted:
         step()

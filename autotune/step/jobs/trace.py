@@ -1,4 +1,4 @@
-"""The job ``trace``: traces training steps on the virtual accelerator and predicts what they need on a real one."""
+"""The job ``trace``: traces training steps on the virtual accelerator and predicts their memory and time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FIGURES = {
     Kind.ATTENTION: "attention_seconds",
     Kind.ELEMENTWISE: "elementwise_seconds",
 }
-"""By what the device does, the figure of :class:`StepTime` that its time is part of."""
+"""The field of :class:`StepTime` that an operator's time is part of, by kind."""
 
 
 def trace(request: TraceRequest, context: JobContext) -> TraceReply:
@@ -56,7 +56,7 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
     # Traces do not use a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     reply = _reply(request, context.folder)
-    # What is left after a trace is left out of later collections of garbage: accelerate runs one in every training.
+    # Exclude surviving objects from later garbage collections: accelerate runs one in every training.
     gc.collect()
     gc.freeze()
     return reply
@@ -78,7 +78,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         host=traced.host_peak,
         worst_rows=facts.worst_rows,
         worst_tokens=facts.worst_tokens,
-        # The micro-batch of a step that stands for those between its first and its last.
+        # The traced micro-batch that represents those between the first and the last of a step.
         between=Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER,
         tokens_per_step=request.plan.data_ranks * facts.micro_batches * facts.tokens,
         assumptions=traced.assumptions,
@@ -111,8 +111,8 @@ def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: 
     whole = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
-    # An engine exchanges gradients in the last micro-batch of a step alone. What DeepSpeed holds in the first step is
-    # not what it holds in others: it makes buffers of the update, and ZeRO-3 learns what to gather ahead.
+    # Engines exchange gradients only in the last micro-batch of a step. DeepSpeed's first step differs from later ones:
+    # it allocates buffers for the update, and ZeRO-3 records the order in which to prefetch.
     alike, once = not request.plan.in_group, engine_of(request.plan) is not Engine.DEEPSPEED
     rows = TracedRows(
         request.worst, request.trainable, once, alike, chosen=request.chosen, again=request.compiled_again
@@ -129,15 +129,15 @@ def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: 
 
 
 def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: TraceFacts, *, is_whole: bool) -> Trace:
-    """Return the trace of the rank that needs the most.
+    """Return the trace of the rank that needs the most memory.
 
-    With ZeRO-2 these are the last rank, whose gradients arrive first, the one with the largest share of them, and the
-    first: where its gradients find no free block, it reserves more than another that holds as much (KTO on two
-    processes: 580 MiB and 496, as PyTorch's allocator does on null GPUs).
+    With ZeRO-2, candidates are the last rank, whose gradients arrive first, the rank with the largest share of
+    gradients, and the first rank: if its gradients find no free block, it reserves more than a rank that holds as much
+    (KTO on two processes: 580 MiB and 496, also with PyTorch's allocator on null GPUs).
 
     Args:
-        is_whole: whether all layers are traced. Which rank of ZeRO-2 needs the most changes with the layers, so that it
-            is another one in a trace of few.
+        is_whole: whether all layers are traced. If not, other ranks are not compared: with ZeRO-2, the rank that needs
+            the most depends on the number of layers.
     """
 
     def trace_as(world: World | None) -> Trace:
@@ -167,9 +167,9 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
 def _operators(
     run: Sequence[Sequence[OperatorRecord] | None], request: TraceRequest
 ) -> tuple[tuple[TracedOperator, ...], Sequence[Mapping[int, int]]]:
-    """Return the different operators that can be run by themselves, and how often each of them ran in each section.
+    """Return the distinct operators that can be run by themselves, and the executions of each in each section.
 
-    There are none where they were not requested, or the GPU's speeds are not known.
+    Empty if operators were not requested, or the GPU's speeds are unknown.
 
     Args:
         run: the operators of each section that take time, or None if it has none.
@@ -187,7 +187,7 @@ def _operators(
                 figure = _FIGURES.get(record.work.kind)
                 if not record.call or figure is None:
                     continue
-                # They are measured without their tensors in the cache.
+                # They are measured with a cold cache.
                 alone = replace(record.work, reused=())
                 seconds = operator_seconds(alone, gpu.speeds, pace, request.plan.launch)
                 found[record.call] = len(found), TracedOperator(record.call, seconds, figure)
@@ -198,7 +198,7 @@ def _operators(
 def _figures(
     traced: Trace, request: TraceRequest, facts: TraceFacts, run: Sequence[Sequence[OperatorRecord] | None]
 ) -> Iterator[GpuFigures]:
-    """Yield the figures of the request's GPU, and of the others whose kernels are the same.
+    """Yield the figures of the request's GPU, and of the other GPUs for which the trace is valid.
 
     Args:
         run: the operators of each section that take time, or None if it has none.
@@ -225,7 +225,7 @@ def _pace(plan: TrainingPlan, speeds: GpuSpeeds) -> Pace:
 
 
 def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
-    """Return the host's peak of all ranks in a machine: they are alike, but for a save, which the first one writes."""
+    """Return the host peak of all ranks of a machine together: equal, except in a save, which the first rank writes."""
     others = section.host_bytes
     if section.part.phase == SAVE and plan.launch.processes > 1:
         others = traced.phase(SAVE_ELSEWHERE).host_peak.bytes
@@ -235,7 +235,7 @@ def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
 def _replays(
     traced: Trace, request: TraceRequest, facts: TraceFacts, capability: tuple[int, int] | None
 ) -> Iterator[Replayed]:
-    """Yield the peaks of the caching allocator with segments of fixed size, then with growing ones."""
+    """Yield the peaks of the caching allocator with fixed segments, then with expandable segments."""
     if request.target == "cpu" or request.steps_alone:
         return
     after = _after_others(traced, facts) if request.varied else None
@@ -251,7 +251,7 @@ def _replays(
 
 
 def _after_others(traced: Trace, facts: TraceFacts) -> Trace:
-    """Return the trace with steps on shorter micro-batches before its second one."""
+    """Return the trace with steps on shorter micro-batches inserted before its second step."""
     batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
     step = traced.phase(step_name(1))
     return varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))

@@ -1,4 +1,4 @@
-"""Chooses the class of a model by the head that a trainer trains, such as one that predicts the next token."""
+"""Selects the class of a model by the head that a trainer trains, such as a language model head."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LANGUAGE_MODELS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAG
 
 @dataclass(frozen=True)
 class Head:
-    """The head that a trainer trains on a model's layers, which decides the class that TRL loads.
+    """The head that a trainer trains on a model's layers; it determines the class that TRL loads.
 
     Attributes:
-        auto_class: transformers' class through which TRL loads the model; None: TRL loads the class that the
-            configuration names first.
+        auto_class: transformers' auto class with which TRL loads the model; None: TRL loads the first architecture of
+            the configuration.
         settings: fields of the configuration that TRL sets when it loads the model.
     """
 

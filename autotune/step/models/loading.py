@@ -38,10 +38,11 @@ from autotune.virtual import for_real, unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 WEIGHT_DEVIATION = 0.02
-# With as much unused memory, a smaller block is not reused (``caching_allocator_warmup`` of transformers).
+# A block that exceeds the unused memory by more than this is allocated anew (``caching_allocator_warmup`` of
+# transformers).
 _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
-# Values of ``device_map``, the first of them TRL's default, with which transformers spreads layers over devices by the
-# memory that these have free (``_get_device_map`` of ``transformers/integrations/accelerate.py``).
+# Values of ``device_map`` (the first is TRL's default) with which transformers distributes layers over devices by their
+# free memory (``_get_device_map`` of ``transformers/integrations/accelerate.py``).
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _WEIGHTS = "model*.safetensors"
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
@@ -77,7 +78,7 @@ def load_config(source: ModelSource, head: Head) -> Any:
 
 
 def _dtype_of_weights(folder: Path) -> torch.dtype | None:
-    """Return the type that ``dtype: auto`` means where a configuration has none, as `_get_dtype` of transformers does.
+    """Return the dtype of the weights, which ``dtype: auto`` selects without one in the configuration (`_get_dtype`).
 
     None for a model without weights in a local directory.
 
@@ -90,10 +91,10 @@ def _dtype_of_weights(folder: Path) -> torch.dtype | None:
 
 
 def check_weights(folder: Path) -> None:
-    """Check that the files of weights in a local directory are whole, as far as their sizes and headers show.
+    """Check by size and header that the weight files in a local directory are complete.
 
     Raises:
-        InputError: one is not.
+        InputError: a file is not.
     """
     for file in sorted(folder.glob(_WEIGHTS)):
         try:
@@ -105,7 +106,7 @@ def check_weights(folder: Path) -> None:
 
 
 def _check_not_quantized(config: Any, source: ModelSource) -> None:
-    """Check that the checkpoint's weights are not quantised: neither a trace nor random weights would be.
+    """Check that the checkpoint's weights are not quantised: traces and random weights do not support that.
 
     Raises:
         UnreadError: they are.
@@ -129,7 +130,7 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
     """Return the tokenizer or processor, as TRL loads it; a stand-in for a source without one.
 
     Args:
-        auto_class: transformers' class by which it does.
+        auto_class: transformers' auto class with which TRL loads it.
 
     Raises:
         InputError: there is none, it cannot be read, or a package that it needs is not installed.
@@ -165,11 +166,11 @@ def meta_model(architecture: type[Any], config: Any) -> Any:
 def loaded_model(
     source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind, head: Head
 ) -> Any:
-    """Return a model on ``device``, with its own weights or random ones, loaded by the code with which TRL loads it.
+    """Return a model on ``device``, with its own weights or random ones, loaded by TRL's code.
 
-    For random weights, transformers gets a checkpoint in which every weight is missing, and initialises them in place.
-    Weights that are quantised on loading have to exist in the checkpoint: each is drawn when the loader reads it, so
-    the whole unquantised model is never in memory.
+    For random weights, transformers gets an empty checkpoint, and initialises all weights in place. Weights that are
+    quantised on loading have to exist in the checkpoint: each is drawn when the loader reads it, so the whole
+    unquantised model is never in memory.
     """
     config = load_config(source, head)
     architecture = model_class(config)
@@ -204,29 +205,29 @@ def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, de
 def virtual_model(
     config: Any, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: torch.device
 ) -> Any:
-    """Return a model whose weights have shapes, types and a device, but uninitialised values."""
+    """Return a model with uninitialised weights on ``device``."""
     architecture = model_class(config)
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
-    # As transformers loads a model to a GPU: tied weights are one before any weight is on the device. On a CPU, buffers
-    # that constructors compute keep their values.
+    # As transformers loads a model to a GPU: weights are tied before any is on the device. On a CPU, buffers keep the
+    # values that constructors compute.
     built_on = device if device.type == "cpu" and quantization_config is None else torch.device("meta")
     with built_on, no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
     device_map = init_kwargs.get("device_map", _SPREAD[0])
-    # bitsandbytes names the device where nothing does (`update_device_map` of its quantizers).
+    # bitsandbytes sets a device map if there is none (`update_device_map` of its quantizers).
     by_device = device_map is not None or quantization_config is not None
     warms_up = device.type != "cpu" and world_size() == 1 and by_device
     if warms_up and device_map in _SPREAD:
-        # `get_max_memory` of accelerate does so before it reads a device's free memory. The caching allocator keeps the
-        # segment, so that the block for all weights is smaller by as much.
+        # accelerate's `get_max_memory` allocates this before it reads a device's free memory. The caching allocator
+        # keeps the segment, which makes the block for all weights smaller.
         torch.empty(1, dtype=torch.int64, device=device)
     quantizer = None
     if quantization_config is not None:
         quantizer = AutoHfQuantizer.from_config(quantization_config, pre_quantized=False)
-        # bitsandbytes makes its parameters of tensors that are not fake.
+        # bitsandbytes creates its parameters from real tensors.
         with for_real():
             quantizer.preprocess_model(model, dtype=dtype, device_map=None)
     if warms_up:
@@ -237,7 +238,7 @@ def virtual_model(
         fill_quantized(model, dtype, device)
         quantizer.postprocess_model(model)
         model.hf_quantizer = quantizer
-    # Weights that layers share are one parameter, which is on the device once it has been met.
+    # A shared parameter is moved at its first occurrence, and is no meta tensor at later ones.
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     return model
 
@@ -245,10 +246,10 @@ def virtual_model(
 def _warm_up_allocator(model: Any, device: torch.device, quantizer: Any | None = None) -> None:
     """Allocate and free one block for all weights, as transformers does before it loads them to a GPU.
 
-    The caching allocator keeps the block, and weights, gradients and activations are placed within it
-    (``caching_allocator_warmup`` of ``transformers/modeling_utils.py``). For a further model, such as a reference, it
-    is smaller by what the allocator has reserved and no tensor uses. It is left out where weights are loaded to the
-    host, as with ``device_map: null``, and as TRL does with several processes.
+    The caching allocator keeps the segment, and splits it for weights, gradients and activations
+    (``caching_allocator_warmup`` of ``transformers/modeling_utils.py``). For a further model, such as a reference, the
+    block is smaller by the reserved but unallocated bytes. transformers skips this if weights are loaded to the host,
+    as with ``device_map: null``, which TRL sets with several processes.
     """
     total = get_total_byte_count(model, dict.fromkeys(model.state_dict(keep_vars=True), device), quantizer)[device]
     unused = unused_bytes()
@@ -300,28 +301,28 @@ def stand_in() -> PreTrainedTokenizerFast:
 
 
 _loaded: dict[tuple[ModelSource, type[Any]], tuple[Any, Any, tuple[object, ...]]] = {}
-"""Processors as they were loaded, each with the Rust tokenizer in it, or None, and the state of that."""
+"""Loaded processors, each with its Rust tokenizer or None, and the state of the latter after loading."""
 
 
 def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
-    """Return a processor that is as :func:`load_processor` returns it, and that may be changed.
+    """Return a mutable copy of the result of :func:`load_processor`, which is cached.
 
     Raises:
         InputError: there is none, or it cannot be read.
     """
     processor, backend, state = _loaded.get((source, auto_class), (None, None, ()))
-    # A trainer may add words, or truncate.
+    # A trainer may have added tokens, or enabled truncation.
     if processor is None or _state(backend) != state:
         processor = load_processor(source, auto_class)
         backend = getattr(tokenizer_of(processor), "_tokenizer", None)
         _loaded[source, auto_class] = processor, backend, _state(backend)
-    # To copy the backend takes as long as to load it.
+    # Share the backend: copying it takes as long as loading it.
     return deepcopy(processor, {id(backend): backend})
 
 
 @contextmanager
 def vocabularies_read_once() -> Iterator[None]:
-    """Return the same dictionary whenever a tokenizer is asked for its words: trainers look special tokens up in it."""
+    """Patch tokenizers to cache their vocabulary, in which trainers look up special tokens."""
 
     def get_vocab(tokenizer: Any) -> dict[str, int]:
         return _vocabulary(tokenizer._tokenizer, tokenizer._tokenizer.get_vocab_size())
@@ -332,7 +333,7 @@ def vocabularies_read_once() -> Iterator[None]:
 
 @lru_cache(4)
 def _vocabulary(backend: Any, _size: int) -> dict[str, int]:
-    """Return the words of a Rust tokenizer, which may have been given more of them since it was last asked."""
+    """Return the vocabulary of a Rust tokenizer; the size is part of the cache key, since tokens may be added."""
     words: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     return words
 

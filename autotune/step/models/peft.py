@@ -1,4 +1,4 @@
-"""Builds the PEFT configuration that a plan holds as PEFT's own JSON, and checks that it fits a model."""
+"""Builds a PEFT configuration from PEFT's own JSON in a plan, and checks that it fits a model."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def peft_from_json(document: Mapping[str, Any]) -> PeftConfig:
 
 
 def check_peft(document: Mapping[str, Any], config: Any) -> None:
-    """Check that PEFT can add to a model what a document describes; nothing is allocated.
+    """Check that PEFT can apply a configuration to a model; nothing is allocated.
 
     Args:
         config: configuration of the model, as ``AutoConfig`` gives it.
 
     Raises:
-        InputError: as for :func:`peft_from_json`; or what it names is not in the model.
+        InputError: as for :func:`peft_from_json`; or the model lacks a module that it names.
     """
     wanted = peft_from_json(document)
     try:
@@ -51,5 +51,5 @@ def check_peft(document: Mapping[str, Any], config: Any) -> None:
     except ValueError as error:
         raise InputError(f"peft_config: it does not fit {config.model_type}: {error}") from error
     except (TypeError, NotImplementedError, RuntimeError, AttributeError):
-        # Some methods compute with the weights, which do not exist here; a probe shows whether they work.
+        # Some methods compute with the weights, which are meta tensors here; a probe shows whether they work.
         return

@@ -1,4 +1,4 @@
-"""Makes smaller copies of a model: its first layers as they are, or few and narrow ones, so that it runs in seconds."""
+"""Makes smaller copies of a model: its first layers at full width, or few narrow layers that run in seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTING: Mapping[str, int] = {
 }
 """Fields that list some of the layers by their indices, and the index of the first layer."""
 FEWEST_BUILT = 2
-"""Layers of a copy that is not traced: RWKV's classes divide by the number of layers less one."""
+"""Layers of a copy that is not traced: RWKV's classes divide by the number of layers minus one."""
 # Field with the number of layers, the last ones, that attend to keys and values of earlier layers (Gemma 3n and 4).
 _SHARING = "num_kv_shared_layers"
 
@@ -86,7 +86,7 @@ def _try(model: Any) -> None:
 
 
 def narrow(config: Any) -> Any:
-    """Return a copy of a configuration with small widths and counts; its layers stay as many as they are."""
+    """Return a copy of a configuration with small widths and counts, and the same number of layers."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     for name in type(config).sub_configs:
@@ -119,7 +119,7 @@ def narrow(config: Any) -> Any:
 
 
 def _lower(config: Any, most: Mapping[str, int]) -> None:
-    """Set the fields of a configuration that are above these values to them."""
+    """Reduce fields of a configuration to at most these values."""
     for name, value in most.items():
         present = getattr(config, name, None)
         # Only single numbers are replaced: None means that the model lacks the part, and lists have their own meaning.
@@ -129,7 +129,7 @@ def _lower(config: Any, most: Mapping[str, int]) -> None:
 
 
 def _narrow_rotation(text: Any, head_dim: int) -> None:
-    """Scale the sections of a head of that width that rotate by time, height and width (multimodal RoPE)."""
+    """Scale the sections of multimodal RoPE (time, height, width) from this head size to the narrow one."""
     rope = getattr(text, "rope_parameters", None) or {}
     sections = rope.get(_SECTIONS)
     if sections and head_dim > _HEAD_DIM:
@@ -155,7 +155,7 @@ def first_layers(config: Any, layers: int) -> Any:
 def few_layers(config: Any, layers: int) -> Any:
     """Return a configuration with at least ``layers`` layers, among them one of each type that the configuration lists.
 
-    Each of them has keys and values of its own: those that it may share may be of a layer that is left out.
+    No layer shares keys and values: the layer that it shares them with may be left out.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -168,7 +168,7 @@ def few_layers(config: Any, layers: int) -> Any:
 
 def _keep(text: Any, kept: Sequence[int], *, sharing: int) -> None:
     count = text.num_hidden_layers
-    # Types of layers that a class computes from the number of layers are no fields, and cannot be set.
+    # Layer types that a class computes from the number of layers are not in `vars`, and cannot be set.
     for name, value in list(vars(text).items()):
         if name in _LISTING:
             first = _LISTING[name]

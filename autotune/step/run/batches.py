@@ -16,7 +16,7 @@ from autotune.step.run.worst import narrower, unpadded, worst_order
 from autotune.step.trainers.base import Collation, Drawing
 
 _STEADY_FROM = 2
-"""Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
+"""Number of micro-batches after which a step's peak does not change: gradients exist from the second one on."""
 _DRAWN_FOR_ONE = 8
 """Number of micro-batches drawn per typical one that is kept."""
 
@@ -41,13 +41,13 @@ class StepSize:
         return self.drawing or Drawing(self.rows)
 
     def run(self, *, whole: bool) -> int:
-        """Return how many micro-batches of a step are run: all, or as many as it takes to reach the step's peak."""
+        """Return the number of micro-batches of a step that are run: all, or as many as are needed for its peak."""
         return self.micro_batches if whole else min(self.micro_batches, _STEADY_FROM)
 
     def run_uses(self, *, whole: bool) -> int:
-        """Return how many micro-batches, one after another, are run on what was drawn at once.
+        """Return the number of consecutive micro-batches that are run on rows drawn at once.
 
-        If steps are not run whole, and rows that are drawn last for several steps, fewer of each step use them.
+        If rows are drawn for several steps that are not run whole, only the run micro-batches of each step count.
         """
         in_step, uses = self.run(whole=whole), self.drawn.uses
         return uses if uses <= in_step else in_step * max(1, uses // self.micro_batches)
@@ -112,15 +112,15 @@ def plan_batches(
 ) -> Batches:
     """Choose the batches of a probe.
 
-    The very first micro-batch is the worst. From the second step on, when optimizer state exists, each kind of worst
-    micro-batch ends a step, where gradients exist as well, unless the run is for its time alone. The typical ones
-    before them warm up.
+    The first micro-batch is the worst. From the second step on, when optimizer state exists, each kind of worst
+    micro-batch ends a step, when gradients exist as well, unless only time is measured. Typical micro-batches before
+    them serve as warm-up.
 
-    Where whole steps are run, typical micro-batches come in the order of a random sampler. A probe that times only a
-    few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5), with as many
-    strata by size as the minimum number of timed micro-batches.
+    If whole steps are run, typical micro-batches are in the order of a random sampler. A probe that times only a few
+    uses a stratified sample of many (Cochran, Sampling Techniques, 3rd edition, chapter 5), with as many strata by size
+    as the minimum number of timed micro-batches.
 
-    Rows that are drawn at once for several micro-batches count as one micro-batch in all of this.
+    Rows that are drawn at once for several micro-batches count as one micro-batch here.
 
     Example: with steps of two micro-batches and the worst micro-batch W, a probe runs (W, typical), (typical, W), and
     then steps of typical ones, which it times.
@@ -129,13 +129,13 @@ def plan_batches(
         sizes: sizes of the rows that the trainer iterates over, after packing and dropping.
         seed: seed of the order of typical batches.
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
-        compiled: whether code is compiled for the first micro-batch, and again for others: those of
-            :func:`autotune.trainers.micro_batches.MicroBatches.compiled_again` come before the worst one then.
+        compiled: whether code is compiled for the first micro-batch, and recompiled for others; if so, those of
+            :func:`autotune.trainers.micro_batches.MicroBatches.compiled_again` follow the first.
         unmasked: whether micro-batches without padding may need the most memory, too
-            (:func:`autotune.techniques.attention.unmasked_may_need_more`): the widest is one of the worst then.
-        rehearsed: whether each timed step runs once before, without being timed, where rows differ in width. A GPU's
-            kernels are compiled, loaded and planned for a size when it first runs (Triton, cuBLAS, cuDNN's attention):
-            a whole training pays that once for each size, and the few micro-batches of a probe each would.
+            (:func:`autotune.techniques.attention.unmasked_may_need_more`); if so, the widest is one of the worst.
+        rehearsed: whether each timed step runs once before without timing, if rows differ in width. A GPU's kernels are
+            compiled, loaded and planned at the first run of each size (Triton, cuBLAS, cuDNN's attention): a whole
+            training pays that once per size, but nearly every micro-batch of a probe would.
 
     Raises:
         ValueError: the trainer has dropped every row.
@@ -169,7 +169,7 @@ def plan_batches(
     share = step.rows / at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
     run, timed = np.arange(len(chosen)), ~is_worst & warm
-    # All ranks have to run as many steps, so the rows of this one's do not decide.
+    # Decided by all rows, not by this rank's, since all ranks have to run the same number of steps.
     if rehearsed and np.ptp(collation.rounded(sizes.widest)):
         run, rehearsal = _twice(len(chosen), in_step, len(opening) + (0 if whole else warmup))
         timed = timed[run] & ~rehearsal

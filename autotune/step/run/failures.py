@@ -1,4 +1,4 @@
-"""Classifies an exception in a probe as out of memory, of which device, unsupported, or crashed, with the reason."""
+"""Classifies an exception of a probe: out of device memory, out of host memory, unsupported, or crashed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autotune.units import parse_size
 _REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]iB))")
 _NO_HOST_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 _NO_DEVICE_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED")
-# oneDNN raises this when it cannot allocate memory for the code that it generates, and the interpreter when a thread's
-# stack does not fit; both have other causes too, so they count only close to an enforced limit.
+# oneDNN raises these when it cannot allocate memory for generated code, and the interpreter when a thread's stack does
+# not fit; both have other causes too, so they count only close to an enforced limit.
 _AMBIGUOUS = (
     "could not create a primitive",
     "could not create a memory",
@@ -61,7 +61,7 @@ def judge(
 
     Args:
         began_training: whether a whole step was completed before; unsupported configurations fail earlier.
-        device: that the training ran on; with a GPU, the host's memory may run out while the GPU's does not.
+        device: the device of the training; with a GPU, host memory may run out instead of device memory.
         limit_bytes: the enforced limit, or None.
         headroom_bytes: bytes left below it when the exception was raised, or None if it did not apply to the process.
     """
@@ -90,7 +90,7 @@ def _is_of_device(error: BaseException) -> bool:
 
 
 def _is_of_host(error: BaseException) -> bool:
-    """Whether memory of the host ran out, which is the device's own on a CPU."""
+    """Whether host memory ran out; on a CPU, it is the device's memory."""
     if _is_of_device(error):
         return False
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

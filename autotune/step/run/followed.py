@@ -21,9 +21,9 @@ from autotune.step.trainers.base import Adapter, InPhase
 def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any]:
     """Return a subclass of a trainer that reports its micro-batches and their phases to ``progress``.
 
-    It differs from its base in two ways, both for the sake of memory. Where a probe leaves out micro-batches of a step,
-    their tensors are still allocated, because ``Trainer.get_batch_samples`` places all of a step on the device at once.
-    And the last step of a run may end with the worst micro-batches, whichever step that is.
+    It differs from its base in two ways, both for peak memory. If a probe leaves out micro-batches of a step, their
+    tensors are still allocated, because ``Trainer.get_batch_samples`` places all of a step on the device at once. And
+    the last step of a run, whichever it is, may end with the worst micro-batches.
     """
 
     trainer = known.trainer_class(plan)
@@ -41,11 +41,11 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             progress.fetched(time.monotonic() - began)
             if progress.worst_tokens is None:
                 progress.worst_tokens = known.loaded(self, samples[0])[1]
-            # Not in timed steps: the copies would take time that training does not take.
+            # Not in timed steps: the copies would distort the time.
             beside = progress.steps_done < batches.worst_steps
             self._beside = self._left_out(samples, whole_step.micro_batches) if beside else []
             self._keep_worst(samples, batches)
-            # Trainer evaluates while it holds them; a probe does so after the training.
+            # Trainer holds them during evaluation, which a probe runs after the training.
             self._fetched = samples
             return samples, items
 
@@ -74,7 +74,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
 
         def create_accelerator_and_postprocess(self) -> None:
             super().create_accelerator_and_postprocess()
-            # Not every trainer computes its loss in a method of that name, and all go back through this one.
+            # All trainers call this method for the backward pass; their loss methods differ.
             around(self.accelerator, "backward", progress.going_back)
 
     followed = with_phases(Followed, known.methods, progress.inside)

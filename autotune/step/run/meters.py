@@ -25,7 +25,7 @@ from autotune.units import MIB, format_bytes
 _RELEASE_SECONDS = 10
 """Time that a driver may take to free what a killed process held."""
 _SLACK_BYTES = 256 * MIB
-"""By how much what others hold may grow, as that of a desktop does, or a driver's figures may differ."""
+"""Tolerance for growth of other processes' memory, such as a desktop's, and for inaccuracy of the driver's figures."""
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 # Writing this to clear_refs resets the high-water mark to the current resident size (proc(5)).
@@ -39,15 +39,15 @@ class Mark:
     """A point in the device's queue of work.
 
     Attributes:
-        host_seconds: on the host's clock; a CPU executes work synchronously, so it needs no other.
-        event: in a CUDA stream, which needs no synchronisation that would delay later work; None for a CPU.
+        host_seconds: on the host's clock; sufficient for a CPU, which executes work synchronously.
+        event: a CUDA stream event, which does not require a synchronisation; None for a CPU.
     """
 
     host_seconds: float
     event: Any = None
 
     def seconds_after(self, earlier: Mark) -> float:
-        """Return the time since an earlier mark of the same meter; asked after :meth:`Meter.synchronize`."""
+        """Return the time since an earlier mark of the same meter; call :meth:`Meter.synchronize` first."""
         if self.event is None:
             return self.host_seconds - earlier.host_seconds
         return float(earlier.event.elapsed_time(self.event)) / 1000.0
@@ -68,11 +68,11 @@ class Meter(ABC):
         """Check that other processes leave ``limit_bytes`` of the device.
 
         Raises:
-            InputError: they hold more, so that a failed allocation would say nothing about a candidate.
+            InputError: they leave less, so an allocation failure would not be due to the candidate.
         """
 
     def crowded(self, limit_bytes: int) -> str:
-        """Return what besides a candidate may have made an allocation fail, in words; empty if nothing did."""
+        """Return a description of causes other than the candidate for a failed allocation; empty if there are none."""
         return ""
 
     def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to what a report needs
@@ -104,7 +104,7 @@ class Meter(ABC):
 
     @abstractmethod
     def peaks(self) -> Measurement:
-        """Return the peaks so far, as the measurement of a training that ran to the end; it has no other figure."""
+        """Return a measurement with status ``ok`` and the peaks so far, without other figures."""
 
 
 class HostMemory:
@@ -119,7 +119,7 @@ class HostMemory:
         counts_shared: whether shared mappings count too.
 
     Raises:
-        InputError: the kernel does not count it, as that of gVisor.
+        InputError: the kernel does not report this memory, such as gVisor's.
     """
 
     def __init__(self, *, counts_shared: bool = False) -> None:
@@ -209,7 +209,7 @@ class CudaMeter(Meter):
         with contextlib.suppress(InputError):  # the GPU's memory is measured in a sandbox, too
             self._host = HostMemory(counts_shared=True)
         before = _driver_used_bytes()
-        # A first product initialises what every training needs besides tensors: context, cuBLAS and its workspace.
+        # A first product initialises the CUDA context, cuBLAS and its workspace, which every training needs.
         side = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
         _ = side @ side
         torch.cuda.synchronize()

@@ -72,7 +72,7 @@ class Progress(TrainerCallback):
     def inside(self, phase: str) -> Iterator[None]:
         """Set the phase for the duration of the context; after an error, :attr:`phase` names where it was raised.
 
-        What a trainer does inside of evaluation, such as asking its reference, belongs to evaluation.
+        Phases inside evaluation, such as passes of a reference, count as evaluation.
         """
         if self.phase in self.program.after:
             yield
@@ -91,7 +91,7 @@ class Progress(TrainerCallback):
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Time what several micro-batches are trained on while it is made."""
+        """Time a generation of data for several micro-batches."""
         running = _Generation(len(self._marks), self._meter.mark())
         self._generations.append(running)
         yield

@@ -1,4 +1,4 @@
-"""Saves a checkpoint without writing its tensors: they are copied to the host as in a save, and not to disk."""
+"""Saves a checkpoint without writing its tensors to disk: they are only copied to the host."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def save(trainer: Any, progress: Progress) -> None:
 def save_tensors(trainer: Any, folder: Path) -> None:
     """Save the tensors of a checkpoint, weights and optimizer state, as phases of a trace.
 
-    With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine, and so is the
-    whole checkpoint. It is saved as by the first rank, which has most of it, and again as by another one.
+    With several processes, or DeepSpeed, the engine gathers tensors or leaves them as shards, so its whole checkpoint
+    is saved: as the first rank, which holds most of it, and again as another rank.
     """
     processes = trainer.accelerator.num_processes
     with unwritten():

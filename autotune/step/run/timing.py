@@ -15,14 +15,14 @@ from autotune.core.spread import student_t
 _Vector = npt.NDArray[np.float64]
 
 _TOLD_FROM_NONE = 2.0
-"""Standard errors above which a constant is kept: estimating one that is zero wastes half of the micro-batches.
+"""Standard errors above which a constant is kept: estimating a zero constant wastes half of the micro-batches.
 
-Where the constant is about that large, the reported error is up to a fifth too small, since it ignores the selection.
+If the constant is about that large, the reported error is up to a fifth too small, since it ignores the selection.
 """
 
 
 _FEWEST_BEATEN = 3
-"""Timed micro-batches before which no candidate is beaten."""
+"""Minimum number of timed micro-batches before a candidate is considered beaten."""
 
 _CERTAIN = 3.0
 """Standard errors of many micro-batches by which the rate has to be below the one to beat; never fewer than of the
@@ -181,9 +181,9 @@ def timing(timed: Timed, step: WholeStep) -> Timing:
 def _is_a_trend(ones: _Vector, distances: _Vector, seconds: _Vector) -> bool:
     """Whether a regression's time of the mean micro-batch is possible for work that grows with its tokens.
 
-    The work is fixed, proportional to the tokens, or to their square (attention). So each time that was taken gives a
-    range for the mean micro-batch, and a line that leaves all of them follows noise: of one disturbed micro-batch where
-    all have almost the same number of tokens.
+    The work is constant, proportional to the tokens, or to their square (attention). So each measured time implies a
+    range for the mean micro-batch. A line outside all ranges fits noise, such as one disturbed micro-batch among others
+    with almost the same number of tokens.
     """
     found, _ = _predicted([ones, distances], seconds, [1.0, 0.0])
     largest_growth = (1.0 / (1.0 + distances)) ** _LARGEST_POWER

@@ -1,4 +1,4 @@
-"""Wraps TRL's training loop as a function of a device: a trace runs it on a virtual device; it runs on a CPU too."""
+"""Wraps TRL's training loop as a function of a device, for traces on a virtual device or real runs on a CPU."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def traced_training(
             engine_on(device, plan),
             _cache_emptied(device),
             _models_as_before_liger(),
-            # Not only around the call of `generate`: with FSDP2, the Trainer takes that function from the model before.
+            # Around everything: with FSDP2, the Trainer reads `generate` from the model before it calls it.
             short_generation(),
         ):
             compiled_again_for(rows.again)
@@ -108,10 +108,10 @@ def traced_training(
 
 @contextmanager
 def _models_as_before_liger() -> Iterator[None]:
-    """Restore at the end the modules of transformers' models in which Liger replaces classes and functions.
+    """Restore the modules of transformers' models in which Liger replaces classes and functions, at the end.
 
-    Liger does so when training begins, and TRL has built the reference model before. Without this, reference models of
-    later traces in the same process would have Liger's kernels, which no real training's reference has.
+    Liger patches them when training begins, after TRL has built the reference model. Without this, reference models of
+    later traces in the same process would use Liger's kernels, unlike those of real trainings.
     """
     before: dict[str, dict[str, Any]] = {}
     apply = trainer_module.apply_liger_kernel
@@ -131,9 +131,9 @@ def _models_as_before_liger() -> Iterator[None]:
 
 
 def capability_of(gpu: Gpu | None) -> tuple[int, int]:
-    """Return the compute capability by which kernels are chosen for a GPU.
+    """Return the compute capability by which kernels are selected for a GPU.
 
-    Of one that is only known by its memory, it is Ampere's, whose kernels most GPUs in use for training run.
+    For a GPU that is given by its memory only, it is Ampere's, whose kernels most training GPUs run.
     """
     return (gpu.compute_capability if gpu is not None else None) or AMPERE
 
@@ -148,7 +148,7 @@ def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
 
 
 def _cache_emptied(device: torch.device) -> AbstractContextManager[object]:
-    """Make accelerate empty the cache of a virtual device where it does that of a GPU: before the first step.
+    """Patch accelerate to empty the cache of a virtual device like that of a GPU: before the first step.
 
     Emptying it in a step (``torch_empty_cache_steps``) is left to a trace's replays.
     """

@@ -35,7 +35,7 @@ from autotune.virtual.tensors import replaced, tensors_of
 STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
 _DEVIATIONS = 4.0
-"""Standard deviations by which the image data of rows that meet by chance exceed their mean in one step of 30,000."""
+"""Standard deviations by which the image data of random rows exceed their mean in one of 30,000 steps."""
 OVERRIDDEN_IN_TRACES = {
     "use_cpu": True, "tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None,
 }  # fmt: skip
@@ -151,7 +151,7 @@ def build_virtual(
 
 
 def _processing_for_real(processor: Any) -> Any:
-    """Return a processor that reads images on real tensors, outside of PyTorch's allocators, also within a trace."""
+    """Return a processor that reads images on real tensors even within a trace, outside of PyTorch's allocators."""
     own: Any = type(processor)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _draw_weights(model: Any) -> None:
-    """Give the weights of a real model values, which a token can be sampled from."""
+    """Initialise the weights of a real model at random, so that tokens can be sampled."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():

@@ -1,4 +1,4 @@
-"""Finds the rows of the micro-batches that may need the most memory, and of those that code is compiled for again."""
+"""Finds the rows of micro-batches that may need the most memory, and of those that cause a recompilation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
 
 def narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the rows of the widest micro-batch that is narrower than the worst; none where there is none."""
+    """Return the rows of the widest micro-batch that is narrower than the worst; empty if there is none."""
     if collation.blocks:
         every = block_rows(len(sizes.widest), rows)
         widths = collation.rounded(sizes.widest[every].max(axis=1))
@@ -43,7 +43,7 @@ def narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, 
 
 
 def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the rows of the widest micro-batch without padding, where others have some; none where there is none."""
+    """Return the rows of the widest micro-batch without padding, if others have some; empty if there is none."""
     if collation.blocks:
         every = block_rows(len(sizes.widest), rows)
         widths = collation.rounded(sizes.widest[every].max(axis=1))

@@ -1,4 +1,4 @@
-"""The child side of a trainer: TRL's classes, and what differs in TRL between trainers."""
+"""The child side of a trainer: the base class of adapters, which wrap the differences between TRL's trainers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
 
 TOKEN = 5
-"""The token that the rows and the completions of a trace consist of."""
+"""The token id that fills the rows and completions of a trace."""
 _LOADER = "create_model_from_path"
 
 
@@ -92,7 +92,7 @@ class Collation:
 
 @contextmanager
 def _loading_by(trainer: type[Any], make_model: Callable[[], Any]) -> Iterator[None]:
-    """Replace TRL's function that loads a model, in each module of a trainer's classes, by ``make_model``."""
+    """Replace TRL's model loading function by ``make_model``, in each module of a trainer's classes."""
     with ExitStack() as patches:
         for module in {sys.modules[kind.__module__] for kind in trainer.__mro__}:
             if hasattr(module, _LOADER):
@@ -111,15 +111,15 @@ class Adapter(ABC):
     Class attributes:
         name: the trainer's name.
         config, trainer: TRL's classes.
-        on_rows: what a subclass of the trainer inherits first to take tokenised rows; None: TRL's own takes them.
-        head: what it trains on top of a model's layers, which determines the model's class.
-        processor: transformers' class by which it loads the tokenizer.
+        on_rows: first base of a subclass of the trainer, for tokenised rows; None if TRL's own accepts them.
+        head: the head that it trains, which determines the model's class.
+        processor: transformers' auto class with which it loads the tokenizer.
         columns: columns of tokenised rows, each of lists of numbers.
         collated_columns: columns that the trainer's collator reads with the images of rows
             (``_set_signature_columns_if_needed``).
         methods: by the name of a phase of the step program, the trainer's method that forms that phase.
-        generating: the trainer's method that makes what several micro-batches are trained on, such as completions; its
-            time is measured apart from theirs. None if each micro-batch is trained on rows of the dataset.
+        generating: the trainer's method that generates data for several micro-batches, such as completions; its time is
+            measured separately. None if each micro-batch is trained on rows of the dataset.
     """
 
     name: ClassVar[str]

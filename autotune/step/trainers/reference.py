@@ -39,7 +39,7 @@ class OnTokenizedRows(_Trl):
             super().__init__(*args, **kwargs)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
-        """Drop the rows that TRL drops when it tokenises: those of which a cut from the end leaves the prompt alone."""
+        """Drop rows of which truncation from the end leaves only the prompt, as TRL does when it tokenises."""
         if args.max_length is None or getattr(args, "truncation_mode", "keep_start") != "keep_start":
             return dataset
         return rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
@@ -70,8 +70,8 @@ class OnTokenizedRows(_Trl):
         """
         self.ask_widest(dataset, (np.resize(batch, blocks.shape[1]) for batch in widest) if is_tracing() else widest)
         if is_tracing() and getattr(self, "_precompute_engine", None) is not None:
-            # DeepSpeed's engine records the order of modules in its first pass, and in its second takes it up. Where
-            # training follows the first, it ends with an error. This second one is outside of the phase, and not timed.
+            # DeepSpeed's engine records the order of modules in its first pass and uses it from the second on. If
+            # training follows the first, it raises. This second pass is outside the phase, and not timed.
             self._ask(dataset, blocks[0])
         if name == "train" and not is_tracing():
             started, timed = time.perf_counter(), spread(sizes, TIMED)
@@ -98,7 +98,7 @@ class OnTokenizedRows(_Trl):
 
 
 class WithReference(Adapter):
-    """The child's side of trainers that ask a reference, or precompute its log-probabilities."""
+    """The child's side of trainers with a reference, whose log-probabilities may be precomputed."""
 
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
 

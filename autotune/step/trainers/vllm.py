@@ -39,7 +39,7 @@ class GivenCompletions(VLLMGeneration):
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, ...]:
         """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
-        # An allocation and its end are a moment, at which the trace records what the training holds meanwhile.
+        # Allocate and free a tensor, so that the trace records the bytes that the training holds meanwhile.
         torch.empty(1, device=self.accelerator.device)
         completions = [[TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
@@ -51,10 +51,10 @@ def is_merged(model: Any) -> bool:
 
 
 def without_weights(module: ModuleType) -> AbstractContextManager[object]:
-    """Make a module of TRL start vLLM with random weights: a probe's model may have no others.
+    """Patch a module of TRL to start vLLM with random weights: a probe's model may have no others.
 
-    They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
-    On a virtual device, neither vLLM is started nor a server asked; what TRL itself demands of both is still checked.
+    They take the same memory, and TRL replaces them by the trained model's before the first generation. On a virtual
+    device, vLLM is not started, and no server is contacted; TRL's own checks of both still run.
     """
     if not hasattr(module, "LLM"):
         return nullcontext()
@@ -66,7 +66,7 @@ def without_weights(module: ModuleType) -> AbstractContextManager[object]:
 
 
 def make_long(generation: Any, tokens: int) -> None:
-    """Make TRL's connection to vLLM generate completions of so many tokens, regardless of the model's end token."""
+    """Make TRL's connection to vLLM generate exactly ``tokens`` tokens, regardless of the end token."""
     if isinstance(generation, GivenCompletions):
         generation.tokens = tokens
         return

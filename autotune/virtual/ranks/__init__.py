@@ -1,4 +1,4 @@
-"""One rank of several on the virtual device: a process group that sends nothing, and patches of libraries for it."""
+"""Traces one rank of several: a fake process group, and patches of libraries that need real tensors or peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import Patches
 from autotune.virtual.records import Category
 
-# What computes with the ranks of a mesh, which are real tensors.
+# Methods that compute with the ranks of a mesh, which are real tensors.
 _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_mesh")
 
 
@@ -33,7 +33,7 @@ class World:
 
     Attributes:
         size: number of ranks.
-        rank: the one that is traced, counted from 0.
+        rank: the traced rank, counted from 0.
     """
 
     size: int
@@ -41,9 +41,9 @@ class World:
 
 
 def as_one_rank(world: World, ledger: Ledger) -> Patches:
-    """Make the running trace that of one rank; to be entered before its modes.
+    """Patch PyTorch and libraries so that a trace is that of one rank; enter before the trace's dispatch modes.
 
-    PyTorch allows one process group per process, so traces with ranks cannot be nested.
+    PyTorch has one default process group per process, so traces with ranks cannot be nested.
     """
     yield process_group(world)
     yield from _shards_of_fake_tensors(ledger)
@@ -52,11 +52,10 @@ def as_one_rank(world: World, ledger: Ledger) -> Patches:
 
 @contextmanager
 def process_group(world: World) -> Iterator[None]:
-    """Initialise the default process group with this number of ranks, of which only this one exists.
+    """Initialise a default process group of ``world.size`` ranks, of which only this one exists.
 
-    Its backend is PyTorch's fake one, and the variables of a launcher are set. Its collectives return at once. What
-    they would receive is not there; fake tensors have no values anyway, and the real ones of a data loader keep what
-    this rank put in.
+    It uses PyTorch's fake backend, and sets a launcher's environment variables. Collectives return at once and receive
+    nothing: fake tensors have no values, and the real tensors of a data loader keep this rank's values.
 
     Raises:
         ValueError: this process has a default process group already.
@@ -64,7 +63,7 @@ def process_group(world: World) -> Iterator[None]:
     # Registers the backend.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # As torchrun sets them on a single machine. LOCAL_RANK counts devices, and a trace has one.
+    # As torchrun sets them on one machine, except LOCAL_RANK: it selects the device, and a trace has one.
     launched = {
         "RANK": world.rank, "LOCAL_RANK": 0, "WORLD_SIZE": world.size, "LOCAL_WORLD_SIZE": world.size,
         "MASTER_ADDR": "localhost", "MASTER_PORT": 0,
@@ -79,18 +78,18 @@ def process_group(world: World) -> Iterator[None]:
 
 
 def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
-    """Give every rank the same object, for ``torch.distributed.all_gather_object``.
+    """Replaces ``torch.distributed.all_gather_object``: every rank contributes this rank's object.
 
-    That pickles it into a tensor on the device, and reads what it received, which a trace cannot. TRL so gathers
-    prompts and completions as texts, for its logs.
+    The original pickles the object into a device tensor and reads the received values, which a trace does not have. TRL
+    uses it to gather prompts and completions as text for its logs.
     """
     object_list[:] = [own] * len(object_list)
 
 
 def _shards_of_fake_tensors(ledger: Ledger) -> Patches:
-    """Patch PyTorch and accelerate where sharding, by DTensor, FSDP2 or context parallelism, needs real tensors."""
+    """Patch PyTorch and accelerate where DTensor, FSDP2 or context parallelism computes with real tensors."""
     outside = _outside_of_modes
-    # Computes shapes on fake tensors of a mode of its own.
+    # It computes shapes under its own fake tensor mode.
     shapes = "_propagate_tensor_meta_non_cached"
     yield mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes]))
     for name in _OF_MESHES:
@@ -113,7 +112,7 @@ def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _meshes_of(device_type: str) -> Patches:
-    """Make accelerate's mesh one of the traced device, which is named ``cuda`` while an ``Accelerator`` is built."""
+    """Patch accelerate to build its mesh for the traced device; ``Accelerator.__init__`` passes ``cuda`` in a trace."""
     module: Any = sys.modules.get("accelerate")
     if module is not None and hasattr(module, "ParallelismConfig"):
         build = _outside_of_modes(module.ParallelismConfig.build_device_mesh)
@@ -123,11 +122,11 @@ def _meshes_of(device_type: str) -> Patches:
 
 
 def _replicas_by_hooks(ledger: Ledger) -> Patches:
-    """Patch ``DistributedDataParallel`` to reduce its buckets by a hook, and not to compare replicas.
+    """Patch ``DistributedDataParallel`` to reduce its buckets in a communication hook, and not to compare replicas.
 
-    Buckets are built and filled by PyTorch's own reducer. It is not asked to build them anew in the order of the first
-    backward pass (``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets``), which reads a tensor in C++: the
-    sum of the buckets stays the same.
+    PyTorch's own reducer builds and fills the buckets. It does not rebuild them in the order of the first backward pass
+    (``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets``), since that reads a tensor in C++; the total size
+    of the buckets is the same.
     """
     original = distributed.DistributedDataParallel
     made = original.__init__
@@ -137,7 +136,7 @@ def _replicas_by_hooks(ledger: Ledger) -> Patches:
         module.register_comm_hook(ledger, _reduced)
         module.reducer = _Reducer(module.reducer)
 
-    # Compares values between ranks, in C++.
+    # It compares values between ranks, in C++.
     yield mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
     yield mock.patch.object(original, "__init__", make)
 
@@ -151,12 +150,12 @@ def _reduced(ledger: Ledger, bucket: dist.GradBucket) -> torch.futures.Future[to
     return future
 
 
-# PyTorch compares the annotations of a hook with these types, not with their names.
+# PyTorch checks the annotations of a hook, which have to be types, not strings.
 _reduced.__annotations__ = get_type_hints(_reduced)
 
 
 class _Reducer:
-    """The reducer of ``DistributedDataParallel``, which does not rebuild its buckets."""
+    """Wraps the reducer of ``DistributedDataParallel``, and never rebuilds its buckets."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

@@ -1,4 +1,4 @@
-"""The bytes that collective operators send, and the known values that they receive."""
+"""Bytes sent by collective operators, and known values of their results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from autotune.virtual.links import Collective
 from autotune.virtual.tensors import tensors_of
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
-# The share of its largest tensors that each of n ranks sends: the factors of NCCL's bus bandwidth, by which a time
-# follows from the speed of the slowest link whatever the number of ranks
-# (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+# Collectives by the share of the largest tensor that each of n ranks sends, the factors of NCCL's bus bandwidth:
+# 2 (n - 1) / n, (n - 1) / n, or 1 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 _TWICE = frozenset({
     _C10D.allreduce_, _C10D.allreduce_coalesced_, _FUNCTIONAL.all_reduce, _FUNCTIONAL.all_reduce_,
     _FUNCTIONAL.all_reduce_coalesced, _FUNCTIONAL.all_reduce_coalesced_,
@@ -35,25 +34,25 @@ _WHOLE = frozenset({
     _C10D.broadcast_, _C10D.reduce_, _C10D.gather_, _C10D.scatter_, _C10D.send, _FUNCTIONAL.broadcast,
     _FUNCTIONAL.broadcast_,
 })  # fmt: skip
-# Operators after which a tensor has the values of another rank, or their mean or maximum.
+# Operators that write another rank's values, or a reduction over ranks, into a tensor of the same shape.
 _SAME = frozenset({_C10D.allreduce_, _C10D.broadcast_})
-# Operators whose results may be known: what they receive is what this rank has.
+# Operators with known results, assuming that all ranks have this rank's values.
 _RECEIVED = _SAME | {_C10D.allgather_, _C10D._allgather_base_}
 
 
 WRAPPERS: frozenset[type] = frozenset({DTensor, AsyncCollectiveTensor})
-"""Kinds of tensors that consist of others; they first dispatch an operator on those themselves."""
+"""Wrapper subclasses, which redispatch an operator on their inner tensors."""
 
 
 def sent(func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
-    """Return the work of a collective operator: the bytes that each rank sends, and which ranks these are.
+    """Return the work of a collective operator: bytes that each rank sends, and the participating ranks.
 
     Args:
-        func, args, kwargs, result: the operator, its arguments, and what it returned.
-        on_side_stream: whether it runs on another than the default stream of the device.
+        func, args, kwargs, result: the operator, its arguments and its result.
+        on_side_stream: whether it runs on a stream other than the default one.
     """
     ranks = _ranks(args)
-    # One argument or the result is whole, and another one the part of it that a rank has.
+    # The largest argument or result is the whole tensor; another one may be a rank's shard of it.
     whole = max(map(_bytes, (*args, result)))
     size = round(whole * _share_sent(func.overloadpacket, args, len(ranks)))
     if not size or len(ranks) == 1:
@@ -64,12 +63,12 @@ def sent(func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool
 
 
 def received(func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the known tensors that an operator is about to change, each with its new values.
+    """Return the tensors that an operator is about to write known values to, each with these values.
 
-    Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
+    Every rank is assumed to have this rank's values, such as the lengths of its micro-batches.
     """
     packet = func.overloadpacket
-    # Leaving the modes takes longer than many an operator.
+    # Disabling the modes takes longer than many operators.
     if packet not in _RECEIVED:
         return []
     with _disable_current_modes():
@@ -85,8 +84,8 @@ def received(func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def _share_sent(packet: Any, args: Any, ranks: int) -> float:
     """Return the share of the whole tensor that a rank sends.
 
-    Context parallelism, for instance, passes gradients of keys and values on to the next rank by an exchange among all,
-    in which the others get nothing.
+    Uneven all-to-alls count by their splits: context parallelism uses one to send gradients of keys and values to the
+    next rank only.
     """
     if packet is _FUNCTIONAL.all_to_all_single:
         _, _, pieces, group = args
@@ -96,7 +95,7 @@ def _share_sent(packet: Any, args: Any, ranks: int) -> float:
 
 
 def _ring_steps(packet: Any, ranks: int) -> int:
-    """Return how many times each rank sends one of ``ranks`` equal pieces of the whole tensor."""
+    """Return the number of sends per rank, each of one of ``ranks`` equal pieces of the whole tensor."""
     if packet in _TWICE:
         return 2 * (ranks - 1)
     if packet in _ONCE:
@@ -105,11 +104,11 @@ def _ring_steps(packet: Any, ranks: int) -> int:
 
 
 def _ranks(args: Any) -> tuple[int, ...]:
-    """Return the ranks of an operator's group, counted among all processes."""
+    """Return the global ranks of an operator's group."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and argument._type().name() == "ProcessGroup":
             return _members(ProcessGroup.unbox(argument))
-    # A functional collective names its group, as its last argument.
+    # A functional collective has the name of its group as its last argument.
     return _members(_resolve_process_group(args[-1])) if isinstance(args[-1], str) else (0,)
 
 
@@ -118,7 +117,7 @@ def _members(group: ProcessGroup) -> tuple[int, ...]:
 
 
 def _is_asynchronous(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether the current stream goes on at once; a functional collective is waited for by an operator."""
+    """Return whether the current stream does not wait; for functional collectives, ``wait_tensor`` does later."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.name == "async_op":
             given = args[position] if position < len(args) else kwargs.get("async_op", argument.default_value)

@@ -117,7 +117,7 @@ def test_what_cannot_be_checked_is_trained_with_a_warning(
     with caplog.at_level(logging.WARNING):
         training.train()
     assert training.state.global_step == 1
-    assert "A IA3Config is not understood" in caplog.text
+    assert "A IA3Config is not supported" in caplog.text
 
 
 @pytest.mark.slow

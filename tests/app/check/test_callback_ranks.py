@@ -117,11 +117,11 @@ def test_both_train_and_one_of_them_says_why(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_what_cannot_be_checked_trains_in_both_or_in_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Verdict:
-        raise InputError("A IA3Config is not understood.", hint="peft.LoraConfig is.")
+        raise InputError("A IA3Config is not supported.", hint="peft.LoraConfig is.")
 
     assert both(monkeypatch, refuse).errors == (None, None)
     ended = both(monkeypatch, refuse, when_unsure="fail")
-    assert [str(error) for error in ended.errors] == ["A IA3Config is not understood. peft.LoraConfig is."] * 2
+    assert [str(error) for error in ended.errors] == ["A IA3Config is not supported. peft.LoraConfig is."] * 2
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["bug", "Ctrl-C"])

@@ -76,7 +76,7 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     told = [item.message for item in of_launch(written, ReadCommand(), found)]
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
     assert str(file) in told[0]
-    assert ("accelerate starts one process, and not 8" in told[-1]) is (processes == 1 and "8" in words)
+    assert ("accelerate starts one process instead of 8" in told[-1]) is (processes == 1 and "8" in words)
 
 
 @pytest.mark.parametrize("words", ["torchrun", "deepspeed", "python", "accelerate launch --cpu"])

@@ -230,7 +230,7 @@ def test_choices_that_fail_beside_an_engine_are_errors(write: Write, checked: Ch
         "zero3": "activation_offloading: true\ngradient_checkpointing: false\n",
     }
     said = {
-        "fsdp2": "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shares out",
+        "fsdp2": "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shards",
         "zero3": "activation_offloading=on: TRL's fused head fails with sharding=zero3",
     }
     for name in ("fsdp2", "zero3"):

@@ -74,8 +74,8 @@ def test_sizes_are_refused_where_accelerate_refuses_them(processes: int) -> None
 @pytest.mark.parametrize(
     ("keys", "kind", "said"),
     [
-        ({"cp_size": 2}, "FSDP", r"for 2 processes \(cp_size=2\), and 8 processes are started"),
-        ({"cp_size": 4, "dp_shard_size": 4}, "FSDP", r"for 16 processes \(dp_shard_size=4 x cp_size=4\), and 8"),
+        ({"cp_size": 2}, "FSDP", r"for 2 processes \(cp_size=2\), but 8 processes are started"),
+        ({"cp_size": 4, "dp_shard_size": 4}, "FSDP", r"for 16 processes \(dp_shard_size=4 x cp_size=4\), but 8"),
         ({"dp_replicate_size": 8}, "FSDP", "leaves FSDP no processes to shard among"),
         ({"dp_shard_size": 1}, "FSDP", "leaves FSDP no processes to shard among"),
         ({"cp_size": 4, "dp_replicate_size": 2}, "FSDP", "none to shard among"),
@@ -162,7 +162,7 @@ def test_a_check_says_of_groups_that_no_run_could_start(write: Write, checked: C
     verdict = checked(config=str(write("sft", text)), trainer="sft", gpu="H100-80GB")
     assert verdict.outcome is Outcome.CANNOT_RUN
     (finding,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
-    assert "and 8 processes are started, which accelerate refuses" in finding.message
+    assert "but 8 processes are started: accelerate refuses this" in finding.message
 
 
 @pytest.mark.parametrize(("size", "said"), [("tp_size", "loaded whole"), ("sp_size", "DeepSpeed gathers")])

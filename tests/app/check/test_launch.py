@@ -114,7 +114,7 @@ def test_accelerate_has_no_short_word_for_the_number_of_processes(script: str) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("torchrun --nnodes 1:4 --nproc_per_node 8", "--nnodes 1:4 lets the number of machines change"),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8", "--nnodes 1:4 lets the number of machines vary"),
         ("deepspeed --num_nodes 2", "Write --num_nodes and --num_gpus"),
         ("deepspeed --hostfile hosts --num_gpus 8", "Write --num_nodes and --num_gpus"),
         ("deepspeed --exclude worker-1:0", "Write --num_nodes and --num_gpus"),
