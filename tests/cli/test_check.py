@@ -90,6 +90,24 @@ def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     assert other["outcome"] == "reads"
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpu", "H10"), "'H10' is not a known GPU"),
+        (("--gpu", "H100-80GB", "--probe"), "--probe runs on this machine's device."),
+        (("--gpu", "H100-80GB", "--memory-budget", "900GiB"), "larger than H100-SXM"),
+        (("--memory-budget", "lots"), "lots"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_one_message_for_several_files(
+    old: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(old, old, *options) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count(message) == 1
+
+
 def test_a_budget_larger_than_the_device_of_one_file_takes_no_verdict_of_another_with_it(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

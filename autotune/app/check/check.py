@@ -23,7 +23,7 @@ from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.units import counted
+from autotune.units import counted, parse_size
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
@@ -46,7 +46,12 @@ def check(asked: CheckArguments) -> Verdict:
 
 
 def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
-    """Yield the verdicts on several files or commands, whose jobs share processes."""
+    """Yield the verdicts on several files or commands, which share all other options and the processes of jobs.
+
+    Raises:
+        InputError: an option cannot be used, or the only file with these options.
+    """
+    check_options(asked[0])
     with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
         for each in asked:
             started = time.monotonic()
@@ -67,7 +72,6 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
         tracer: runs its jobs.
     """
     started = time.monotonic()
-    _check_options(asked)
     try:
         text = written(asked.file, asked.trainer, asked.command)
     except UnreadError as error:
@@ -244,7 +248,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
         launched: the launch of its processes.
     """
     started = time.monotonic()
-    _check_options(asked)
+    check_options(asked)
     found = configuration_of(asked.config)
     # A training that already runs has resolved the fields that choose an engine.
     found = without_engine(found) if launched.is_observed else found
@@ -267,7 +271,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
         return Fitting(task, known, found, launched, values, tracer, user_cache()).verdict()
 
 
-def _check_options(asked: CheckArguments) -> None:
+def check_options(asked: CheckArguments) -> None:
     """Check that the options of a check are consistent.
 
     Raises:
@@ -281,3 +285,7 @@ def _check_options(asked: CheckArguments) -> None:
         given = f"{option(name)} has no effect with {option('fits')}"
         raise InputError(f"{given}, which only reads.", hint="Leave out one of the two.")
     time_limit(asked.timeout)
+    if asked.gpu is not None:
+        memory_budget(asked.memory_budget, planned_machine(asked.gpu).hardware)
+    elif isinstance(asked.memory_budget, str):
+        parse_size(asked.memory_budget)

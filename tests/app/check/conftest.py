@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.check import check, check_written
+from autotune.app.check.check import check, check_options, check_written
 from autotune.core.events import ignore
 from autotune.core.verdict import Verdict
 from autotune.probing.tracing import ServerTracer
@@ -80,7 +80,10 @@ def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monk
 
     def of(config: object = (), **asked: Any) -> Verdict:
         arguments = CheckArguments(asked.pop("command", config), **asked)
-        return check_written(arguments, tracer) if arguments.file or arguments.command else check(arguments)
+        if not (arguments.file or arguments.command):
+            return check(arguments)
+        check_options(arguments)
+        return check_written(arguments, tracer)
 
     return of
 
