@@ -20,7 +20,7 @@ from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
 from autotune.reporting.words import baseline_name, differences, ended_text
-from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
+from autotune.study.comparison import next_turn, pairs, runs_after
 from autotune.study.problem import Record, SearchOutcome
 from autotune.trainers import Trainer, length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
@@ -198,8 +198,9 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     held: dict[str, Any] = {
         name: max((size for size in each if size is not None), default=None) for name, each in sizes.items()
     }
-    rates = rates_of(record, outcome.winner)
-    expected = next_run(rates)
+    rates, winner = rates_of(record, outcome.winner), outcome.winner
+    in_turn = winner.rates if winner is not None and winner.number != record.number else record.baseline_rates
+    expected = next_run(rates, in_turn)
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
@@ -272,8 +273,7 @@ def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     since the winner was selected for a high rate in its probe (selection bias). The baseline's rates are those of its
     runs that alternate with the winner's, without a longer run of its own, so that the two are comparable.
     """
-    alternating = runs_beside(winner) if winner is not None and winner.number != record.number else ()
-    rates = tuple(run.tokens_per_second for run in alternating if run.ok and run.tokens_per_second)
+    rates = winner.baseline_rates if winner is not None and winner.number != record.number else ()
     return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
 
 
@@ -333,7 +333,7 @@ def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
 
 def _scattered(outcome: SearchOutcome) -> Iterator[str]:
     """Yield a note if the interval of the winner's rate is wide."""
-    expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
+    expected = outcome.winner.next_run if outcome.winner is not None else None
     if expected is not None and expected.high > _SCATTERED * expected.low:
         yield "Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one."
 
@@ -346,7 +346,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     better evidence than a probe.
     """
     winner, baseline = outcome.winner, outcome.baseline
-    expected = next_run(winner.rates) if winner is not None else None
+    expected = winner.next_run if winner is not None else None
     if winner is None or expected is None:
         return ()
     known = {record.number for record in (winner, baseline) if record is not None}

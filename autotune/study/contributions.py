@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate
 from autotune.core.result import Contribution
-from autotune.core.spread import next_run
 from autotune.core.status import ProbeStatus
 from autotune.study.judge import Judge
 from autotune.study.problem import Problem, Purpose, Record
@@ -66,7 +65,7 @@ def _contribution(
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     # The judge's record does not contain the runs after the probe.
     record = next((known for known in session.log.records if known.number == record.number), record)
-    ours, other, expected = winner.measurement, record.failure or record.measurement, next_run(winner.rates)
+    ours, other, expected = winner.measurement, record.failure or record.measurement, winner.next_run
     speedup = saved = told_apart = None
     if other.ok and record.tokens_per_second:
         # The probe's rate is biased by selection, so the winner's rate is that of its later runs, if there are any.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.prediction import Prediction
 from autotune.core.result import Contribution, Smallest
-from autotune.core.spread import mean_rate
+from autotune.core.spread import Interval, mean_rate, next_run
 from autotune.core.status import Ending, ProbeStatus
 
 
@@ -209,12 +209,26 @@ class Record:
     @property
     def rates(self) -> tuple[float, ...]:
         """The token rates of its longer run and its short ones, as far as they ended ``ok``."""
-        return tuple(run.tokens_per_second for run in self.runs if run.ok and run.tokens_per_second)
+        return _rates(self.runs)
+
+    @property
+    def baseline_rates(self) -> tuple[float, ...]:
+        """The token rates of the baseline's short runs that alternated with its own."""
+        return _rates(run.measurement for run in self.comparison if run.number != self.number)
+
+    @property
+    def next_run(self) -> Interval | None:
+        """The interval of the rate of a further run; None for fewer than two runs after its probe."""
+        return next_run(self.rates, self.baseline_rates)
 
     @property
     def tokens_per_second(self) -> float:
         """The mean rate of the runs after its probe, else the probe's; 0 for a candidate that never trained."""
         return mean_rate(self.rates) if self.rates else self.measurement.tokens_per_second or 0.0
+
+
+def _rates(runs: Iterable[Measurement]) -> tuple[float, ...]:
+    return tuple(run.tokens_per_second for run in runs if run.ok and run.tokens_per_second)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.core.spread import TIE, next_run
+from autotune.core.spread import TIE
 from autotune.study.comparison import failed
 from autotune.study.judge import Judge
 from autotune.study.problem import Record
@@ -64,6 +64,6 @@ def _reach(record: Record) -> float:
     If it has several runs, that is the upper end of the prediction interval for a further run: a lower rate in one run
     of another candidate does not distinguish the two.
     """
-    expected = next_run(record.rates)
+    expected = record.next_run
     tolerated = record.tokens_per_second * (1 + DISAPPOINTMENT)
     return tolerated if expected is None else max(tolerated, expected.high)

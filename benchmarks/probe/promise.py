@@ -29,7 +29,7 @@ from autotune.core.effort import EFFORTS, Effort
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.protocol import ProbeRequest
 from autotune.core.result import Choosable, Result
-from autotune.core.spread import Interval, mean_rate, next_run
+from autotune.core.spread import Interval, mean_rate
 from autotune.probing import JobServer, probe
 from autotune.study import Purpose, Record
 from autotune.study.comparison import next_turn
@@ -164,7 +164,7 @@ def promised(chosen: Choosable, baseline: Choosable | None, effort: Effort, run:
             break
     if winner.failure is not None:
         raise SystemExit(f"A run ended {winner.failure.status}: {winner.failure.reason}")
-    expected = next_run(winner.rates)
+    expected = winner.next_run
     assert expected is not None
     return Promise(mean_rate(winner.rates), expected, max(shown.peak_bytes or 0 for shown in winner.runs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -56,6 +57,30 @@ def covered(interval: Callable[[list[float]], Interval | None], further: Callabl
 
 def test_a_further_run_lies_within_in_95_of_100_cases() -> None:
     assert covered(next_run, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(0.95, abs=0.01)
+
+
+def test_runs_that_agree_by_chance_are_held_against_those_that_alternated_with_them() -> None:
+    tight, scattered = [100.0, 101.0, 99.0, 100.0, 102.0], [50.0, 60.0, 45.0, 55.0]
+    alone, pooled, turned = next_run(tight), next_run(tight, scattered), next_run(scattered, tight)
+    assert alone is not None
+    assert pooled is not None
+    assert turned is not None
+    # s² = (4 · 0.0114² + 3 · 0.1238²) / 7, t(7) = 2.365, on logarithms.
+    assert pooled.high / mean_rate(tight) == pytest.approx(math.exp(2.365 * 0.0815 * (1 + 1 / 5) ** 0.5), rel=1e-3)
+    assert pooled.high / pooled.low > alone.high / alone.low
+    # Its own standard deviation, the larger one.
+    assert turned.high / mean_rate(scattered) == pytest.approx(math.exp(2.365 * 0.1238 * (1 + 1 / 4) ** 0.5), rel=1e-3)
+    assert next_run(tight, [50.0]) == alone
+
+
+@pytest.mark.parametrize(("scatter", "share"), [(0.07, 0.94), (0.1, 0.96), (0.3, 0.995)])
+def test_both_samples_together_make_an_interval_that_holds_as_often(scatter: float, share: float) -> None:
+    other = random.Random(1)
+
+    def pooled(runs: list[float]) -> Interval | None:
+        return next_run(runs, [other.lognormvariate(6, scatter) for _ in range(4)])
+
+    assert covered(pooled, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(share, abs=0.01)
 
 
 def test_the_true_mean_lies_within_in_95_of_100_cases() -> None:
