@@ -8,23 +8,23 @@ from autotune.confidential import hidden
 
 
 class AutotuneError(Exception):
-    """A failure with a message for the user: what is wrong, and what to do about it.
+    """A failure with a message for the user: the problem and its remedy.
 
     Attributes:
         message: one sentence that names the thing that is wrong.
         hint: advice for the user, or an empty string.
         exit_code: exit code of the command line.
-        raised_at: of a failed job, see :attr:`autotune.core.protocol.Failure.raised_at`.
     """
 
     exit_code = 2
-    raised_at = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         # Messages quote input, and errors of libraries about it.
         self.message = hidden(message)
         self.hint = hidden(hint)
-        super().__init__(f"{self.message} {self.hint}".strip())
+        # A quoted library's message may lack the stop at its end.
+        stop = "." if self.hint and self.message[-1:].isalnum() else ""
+        super().__init__(f"{self.message}{stop} {self.hint}".strip())
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default, a copy is made by calling the class with the text alone, and some take more.
@@ -32,15 +32,15 @@ class AutotuneError(Exception):
 
 
 class InputError(AutotuneError):
-    """The user's input cannot be used."""
+    """An input of the user is invalid."""
 
 
 class UnreadError(InputError):
-    """A configuration that may run, with something that autotune does not read."""
+    """A configuration may run, but autotune does not support a part of it."""
 
 
 class UnwrittenError(InputError):
-    """A result is there, and its files could not be written.
+    """The files of a finished result could not be written.
 
     Attributes:
         document: the result, a :class:`autotune.core.result.Result` or an :class:`autotune.Plan`.
@@ -56,7 +56,7 @@ class StudyMismatchError(AutotuneError):
 
 
 class JobLostError(AutotuneError):
-    """A job's process was killed, took too long, or lacked memory or a file. A retry may succeed."""
+    """A job's process was killed, timed out, or lacked memory or a file. A retry may succeed."""
 
 
 class ProbeServerError(AutotuneError):
@@ -68,7 +68,7 @@ def _restored(kind: type[AutotuneError], args: tuple[object, ...]) -> AutotuneEr
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class where it has none."""
+    """Return the first line of an error's message, or the name of its class if it has none."""
     # The text of a KeyError is the key in quotes.
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return (text.strip().splitlines() or [type(error).__name__])[0]
@@ -80,7 +80,7 @@ def one_line(error: BaseException) -> str:
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
-    """Return an error, the one that led to it, and so on; each once, since they may lead to one another."""
+    """Return an error and its chain of causes (``__cause__``, else ``__context__``), each once."""
     links: list[BaseException] = []
     while error is not None and error not in links:
         links.append(error)

@@ -1,4 +1,4 @@
-"""The search space: the catalogue, cut down by a space file, the machine and the user's wishes."""
+"""Resolves the search space: the choices of a space file that the machine supports and the user allows."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Space:
     """The choices to search.
 
     Attributes:
-        choices: by knob, the concrete choices; a single one where nothing is searched. The baseline's is among them.
+        choices: by knob, the concrete choices, with the baseline's; a single one if the knob is not searched.
         recipes: complete candidates to try first.
-        left_out: choices of the space file that this machine cannot do, or that the user did not want.
+        left_out: choices of the space file that are impossible here or conflict with the user's.
         unlockable: choices that ``--allow`` would add.
-        file: the space file that these choices are of.
+        file: the space file.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
@@ -54,20 +54,20 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
     techniques, wishes = tuple(techniques), setting.wishes
     baseline = starting_point(techniques, setting)
     reachable = _reachable(file, techniques, setting)
-    held = setting.base.held if setting.base is not None else {}
+    kept = setting.base.unsearched if setting.base is not None else {}
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
     unlockable: list[Unlockable] = []
     for technique in techniques:
         knob = technique.name
-        asked = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
-        if asked and knob in held:
+        free = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
+        if free and knob in kept:
             others = (technique.parse(spelling, setting) for spelling in file.choices.get(knob, ()))
-            left_out += [LeftOut(knob, other, held[knob]) for other in dict.fromkeys(others) if other != baseline[knob]]
-        if not asked or knob in held or knob not in file.choices:
+            left_out += [LeftOut(knob, other, kept[knob]) for other in dict.fromkeys(others) if other != baseline[knob]]
+        if not free or knob in kept or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
-        kept, locked = [baseline[knob]], []
+        searched, locked = [baseline[knob]], []
         for spelling in file.choices[knob]:
             choice = technique.parse(spelling, setting)
             reason = impossible(technique, choice, setting)
@@ -75,25 +75,25 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
             if reason:
                 left_out.append(LeftOut(knob, choice, reason))
             elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
-                kept.append(choice)
+                searched.append(choice)
             else:
                 locked.append(choice)
-        choices[knob] = tuple(dict.fromkeys(kept))
+        choices[knob] = tuple(dict.fromkeys(searched))
         if locked:
             how = how_changes(technique, setting.workload.trainer, setting.loss_depends_on)
             unlockable.append(Unlockable(knob, tuple(locked), how))
-    # A recipe's choice of a held knob is left out, and the rest of the recipe is tried.
-    free = (
-        {knob: find(knob, techniques).parse(spelling, setting) for knob, spelling in recipe.items() if knob not in held}
+    # A recipe is tried without its choices of knobs that are not searched.
+    parsed = (
+        {knob: find(knob, techniques).parse(spelling, setting) for knob, spelling in recipe.items() if knob not in kept}
         for recipe in file.recipes
     )
-    recipes = (baseline.but(**recipe) for recipe in free)
+    recipes = (baseline.but(**recipe) for recipe in parsed)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable), file)
 
 
 def starting_point(techniques: Iterable[Technique], setting: Setting) -> Candidate:
-    """Return the baseline: TRL's default, or the user's own configuration, with what the user fixed.
+    """Return the baseline: TRL's defaults, or the user's own configuration, with the choices that the user fixed.
 
     Raises:
         InputError: a fixed choice is impossible on this machine.
@@ -116,13 +116,13 @@ def _default_choice(technique: Technique, setting: Setting) -> Choice:
     """Return the choice of a technique that the user did not fix.
 
     Raises:
-        InputError: it is held at a choice that is impossible on this machine.
+        InputError: the choice of the user's configuration is impossible on this machine.
     """
     base = setting.base
     if base is None or technique.name not in base.choices:
         return technique.default(setting)
     choice = base.choices[technique.name]
-    reason = impossible(technique, choice, setting) if technique.name in base.held else None
+    reason = impossible(technique, choice, setting) if technique.name in base.unsearched else None
     if reason:
         raise InputError(
             f"{technique.name}={choice} of {base.file} is not possible here: {reason}.",
@@ -134,7 +134,7 @@ def _default_choice(technique: Technique, setting: Setting) -> Choice:
 def _ruled_out(
     knob: str, choice: Choice, baseline: Candidate, techniques: Iterable[Technique], setting: Setting
 ) -> str | None:
-    """Return why a choice conflicts with what the user fixed, or None."""
+    """Return why a choice conflicts with a fixed choice, or None."""
     with_it = baseline.but(**{knob: choice})
     for fixed in (technique for technique in techniques if technique.name in setting.wishes.fixed):
         mine = baseline[fixed.name]
@@ -145,7 +145,7 @@ def _ruled_out(
 
 
 def _reachable(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) -> dict[str, tuple[Choice, ...]]:
-    """Return the choices that the user allowed; a fixed knob, which counts as allowed, has no other choice."""
+    """Return the choices of the knobs that the user allowed, without fixed knobs, which have one choice."""
     return {
         technique.name: tuple(technique.parse(spelling, setting) for spelling in file.choices[technique.name])
         for technique in techniques
@@ -160,7 +160,8 @@ def _may_be_exact(
     reachable: Mapping[str, tuple[Choice, ...]],
     setting: Setting,
 ) -> bool:
-    # A choice can be exact together with another that the user allowed, such as bf16 weights under a frozen model.
+    # A choice can be exact in combination with another that the user allowed, such as bf16 weights with LoRA, which
+    # freezes them.
     surroundings = [baseline, *(baseline.but(**{knob: other}) for knob in reachable for other in reachable[knob])]
     return any(
         technique.effect(choice, around.but(**{technique.name: choice}), setting) is Effect.EXACT

@@ -1,4 +1,4 @@
-"""Sizes, durations and rates: from the words a user types to numbers, and from numbers to the words a user reads."""
+"""Parses sizes and durations from a user's text, and formats sizes, counts, durations, rates and shares."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ KIB = 1024
 MIB = KIB**2
 GIB = KIB**3
 
-# Binary prefixes are IEC 80000-13; the decimal ones are SI. GPU vendors' "80 GB" cards are sold in either sense, so
-# both are understood as written and everything that autotune shows is in GiB.
+# Binary prefixes are IEC 80000-13, decimal ones SI. Vendors' "80 GB" may mean either, so each is parsed as written;
+# autotune shows GiB.
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -27,29 +27,34 @@ _SIZE_UNITS = {
 }
 _DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_MOST_BYTES = 1 << 63
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes that a size such as ``24GiB`` or ``80 GB`` names; a number alone is one of bytes.
+def parse_size(text: str | int) -> int:
+    """Return the bytes of a size such as ``24GiB`` or ``80 GB``; without a unit, the number is in bytes.
 
     Raises:
-        InputError: the text is not a positive number, followed by a unit or alone.
+        InputError: the text is not a positive number with or without a unit, or no memory is as large.
     """
-    match = _NUMBER_AND_UNIT.fullmatch(text)
-    size = float(match.group(1)) * _SIZE_UNITS.get(match.group(2).lower(), 0) if match else 0.0
-    if not 0 < size < inf:
-        raise InputError(f"{text!r} is not a size.", hint="Write a number above 0 and a unit, such as 24GiB.")
+    size: float = 0
+    if not isinstance(text, str):
+        size = text
+    elif match := _NUMBER_AND_UNIT.fullmatch(text):
+        size = float(match.group(1)) * _SIZE_UNITS.get(match.group(2).lower(), 0)
+    if not 0 < size < _MOST_BYTES:
+        # Python refuses to write out a number of thousands of digits.
+        shown = repr(text) if isinstance(text, str) or abs(text) < _MOST_BYTES else f"{text:#x}"[:20]
+        raise InputError(f"{shown} is not a size.", hint="Write a number above 0 and a unit, such as 24GiB.")
     return int(size)
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that a duration such as ``10m``, ``90s`` or ``1h30m`` names; a number alone is one of seconds.
+    """Return the seconds of a duration such as ``10m``, ``90s`` or ``1h30m``; without a unit, the number is in seconds.
 
     Raises:
-        InputError: the text is neither a number nor a sequence of numbers with the units ``h``, ``m`` or ``s``, or is
-            zero.
+        InputError: the text is zero, or neither a number nor a sequence of numbers with the units ``h``, ``m``, ``s``.
     """
     compact = text.strip().lower()
     if _NUMBER.fullmatch(compact):
@@ -64,7 +69,7 @@ def parse_duration(text: str) -> float:
 def format_bytes(count: float) -> str:
     """Return a byte count in the largest binary unit that keeps it at or above one, such as ``1.25 GiB``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        # What rounds to 1,024 of the next unit is 1 of this.
+        # A count that rounds to 1,024 of the next smaller unit is shown as 1 of this.
         if abs(count) >= unit - unit // 2048:
             value = count / unit
             return f"{value:.2f} {name}" if abs(value) < 100 else f"{value:.0f} {name}"

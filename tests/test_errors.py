@@ -43,3 +43,10 @@ def test_an_error_of_any_kind_can_be_sent_to_another_process() -> None:
 def test_a_copy_of_an_error_has_all_that_the_error_has(error: AutotuneError) -> None:
     for copied in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
         assert (str(copied), vars(copied)) == (str(error), vars(error))
+
+
+def test_a_hint_begins_a_sentence_after_a_message_that_a_library_left_without_a_stop() -> None:
+    quoted = InputError("It cannot be loaded: there is no file", hint="Save it.")
+    assert str(quoted) == "It cannot be loaded: there is no file. Save it."
+    assert str(InputError("Is it there?", hint="Look.")) == "Is it there? Look."
+    assert str(InputError("It is broken")) == "It is broken"

@@ -34,9 +34,24 @@ def test_sizes_are_read_in_both_systems(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "2.5.1GiB", "GiB", "0", "-24", "-1GiB", "0GiB", "24 GiBs", "1e3GiB", "9" * 308 + "TiB", "9" * 400 + "GiB"],
+    [
+        "",
+        "2.5.1GiB",
+        "GiB",
+        "0",
+        "-24",
+        "-1GiB",
+        "0GiB",
+        "24 GiBs",
+        "1e3GiB",
+        "9" * 308 + "TiB",
+        "9" * 400 + "GiB",
+        0,
+        -5,
+        1 << 63,
+    ],
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_what_is_no_size_is_refused(text: str | int) -> None:
     with pytest.raises(InputError, match=r"is not a size.*above 0"):
         parse_size(text)
 

@@ -1,1 +1,1 @@
-"""The public functions and results: typed signatures in front of :mod:`autotune.app`."""
+"""The public Python API: functions with typed signatures that call :mod:`autotune.app`, and their results."""

@@ -1,4 +1,4 @@
-"""``autotune.check``: whether a configuration runs, its silent behaviour, and whether it fits."""
+"""The public function ``autotune.check``, which raises an error if a training cannot run or will not fit."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from autotune.core.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNo
 
 
 @taking(CheckArguments)
-def check(asked: CheckArguments) -> Verdict:
+def check(args: CheckArguments) -> Verdict:
     """Check a configuration before training: its keys, its silent behaviour, and whether its worst batch fits.
 
     Returns:
-        The verdict: it fits, or the answer is too close to call or unknown.
+        The verdict: it fits, is too close to call, or is unknown.
 
     Raises:
         WillNotFit: it will not fit, or cannot run at all. The error has the verdict.
         InputError: an argument cannot be used.
         AutotuneError: processes cannot be started.
     """
-    found = checked(asked)
-    if found.exit_code in (EXIT_CODES[Outcome.DOES_NOT_FIT], EXIT_CODES[Outcome.CANNOT_RUN]):
-        raise stopped(found)
-    return found
+    verdict = checked(args)
+    if verdict.exit_code in (EXIT_CODES[Outcome.DOES_NOT_FIT], EXIT_CODES[Outcome.CANNOT_RUN]):
+        raise will_not_fit(verdict)
+    return verdict
 
 
-def stopped(found: Verdict) -> WillNotFit:
-    """Return the error with the reason why a training should not start, and a remedy."""
+def will_not_fit(verdict: Verdict) -> WillNotFit:
+    """Return the error for a verdict, with the reason and a remedy."""
     # The headline has the reason already.
-    errors = (item.message for item in found.findings if item.severity is Severity.ERROR)
-    hints = [hint for error in errors if (hint := error.removeprefix(found.reason).strip())]
-    if found.remedy is not None:
-        hints.append(f"It would fit with {', '.join(found.remedy.lines)}.")
-    return WillNotFit(f"{found.headline}.", found, hint=" ".join(hints))
+    errors = (item.message for item in verdict.findings if item.severity is Severity.ERROR)
+    hints = [hint for error in errors if (hint := error.removeprefix(verdict.reason).strip())]
+    if verdict.remedy is not None:
+        hints.append(f"It would fit with {', '.join(verdict.remedy.lines)}.")
+    return WillNotFit(f"{verdict.headline}.", verdict, hint=" ".join(hints))

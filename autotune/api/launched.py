@@ -1,4 +1,4 @@
-"""Reads how a running training was started."""
+"""Reads from accelerate's state how the processes of a running training were started."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
     return Launching(args.world_size, True, machines, document=document, is_observed=True)
 
 
-def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return DeepSpeed's document, which transformers has filled in, with derived sizes set back to ``auto``."""
-    kept = {name: value for name, value in given.items() if is_json(value)}
+def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:
+    """Return DeepSpeed's document with the sizes that transformers filled in set back to ``auto``."""
+    kept = {name: value for name, value in document.items() if is_json(value)}
     return {**kept, **dict.fromkeys(SIZES, AUTO)}
 
 

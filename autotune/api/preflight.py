@@ -1,4 +1,4 @@
-"""``autotune.PreflightCallback``: checks a training from within its trainer before it starts."""
+"""``autotune.PreflightCallback``: a trainer callback that checks before the first step whether the training fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
-from autotune.api.check import stopped
+from autotune.api.check import will_not_fit
 from autotune.api.launched import launching_of
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
@@ -23,7 +23,7 @@ from autotune.core.scratch import scratch_folder
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, listed_gpu
-from autotune.units import parse_size
+from autotune.inspection.machine import parse_budget
 from autotune.userconfig.launch import ALONE
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ _TEXTS: Mapping[str, Mapping[str, str]] = {
     "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},
     "KTOConfig": {"prompt": "prompt_ids", "completion": "completion_ids"},
 }
-_KEPT = frozenset({"label", "prompt", "solution"})
-_OF_A_STEP = ("compute_loss", "training_step", "prediction_step")
+_COPIED_COLUMNS = frozenset({"label", "prompt", "solution"})
+_STEP_METHODS = ("compute_loss", "training_step", "prediction_step")
 """Methods of a trainer by which it trains and evaluates."""
 _LIBRARIES = ("trl", "transformers")
 
@@ -59,11 +59,11 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     Args:
         dataset: source of the rows, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO and KTO
             are already tokens and are decoded, so that a row may count one token too many.
-        memory_budget: memory that the training may use; None: its device's free memory plus what it already holds.
+        memory_budget: limit of the training's memory; None: the device's free memory plus what it uses already.
         when_unsure: ``pass`` or ``fail``.
 
     Raises:
-        InputError: ``when_unsure`` is neither, or ``memory_budget`` is no size.
+        InputError: ``when_unsure`` is neither, or ``memory_budget`` is no size of at least 1 MiB.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         memory_budget: str | int | None = None,
         when_unsure: Literal["pass", "fail"] = "pass",
     ) -> None:
-        self._asked = CheckArguments(None, dataset=dataset, memory_budget=memory_budget, when_unsure=when_unsure)
-        if isinstance(memory_budget, str):
+        self._arguments = CheckArguments(None, dataset=dataset, memory_budget=memory_budget, when_unsure=when_unsure)
+        if memory_budget is not None:
             # An invalid budget is an error here; when training starts, it would only be a warning.
-            parse_size(memory_budget)
+            parse_budget(memory_budget)
 
     def on_train_begin(
         self,
@@ -92,40 +92,40 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             AutotuneError: it cannot be checked, and ``when_unsure`` is ``fail``.
         """
         try:
-            found = self._agreed(args, _trainer_of(state), kwargs, ranks_of(args))
+            verdict = self._agree(args, _trainer_of(state), kwargs, ranks_of(args))
         except RanksError as error:
-            # Every process takes this decision alike, so all of them train, or none.
-            found = error
+            # Every process gets this error, so all of them train, or none.
+            verdict = error
         logs = args.process_index == 0
-        if isinstance(found, AutotuneError):
-            if self._asked.passes is False:
-                raise found
+        if isinstance(verdict, AutotuneError):
+            if self._arguments.passes is False:
+                raise verdict
             if logs:
-                _LOG.warning("autotune cannot check this training: %s", found)
+                _LOG.warning("autotune cannot check this training: %s", verdict)
             return
         # The trainer exists already, so a finding that it cannot be built is wrong here.
         # With auto_find_batch_size, transformers retries with smaller micro-batches after running out of memory.
-        if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT] and not args.auto_find_batch_size:
-            raise stopped(found)
+        if verdict.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT] and not args.auto_find_batch_size:
+            raise will_not_fit(verdict)
         if logs:
-            log = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
-            log("autotune: %s", found.headline)
+            log = _LOG.info if verdict.outcome is Outcome.FITS else _LOG.warning
+            log("autotune: %s", verdict.headline)
 
-    def _agreed(self, args: Any, trainer: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
+    def _agree(self, args: Any, trainer: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.
 
         Raises:
             RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        own = self._asked.memory_budget or _free(args, trainer)
+        own = self._arguments.memory_budget or _available_bytes(args, trainer)
         if ranks.rank > 0:
-            ranks.gathered(own)
+            ranks.gather(own)
             return ranks.broadcast(_FirstRankReply()).result()
         answer = _FirstRankReply(ended="it was ended")
         try:
-            budgets = ranks.gathered(own)
-            answer = _FirstRankReply(verdict=self._checked(args, trainer, kwargs, _least(budgets)))
+            budgets = ranks.gather(own)
+            answer = _FirstRankReply(verdict=self._verdict(args, trainer, kwargs, _smallest_budget(budgets)))
         except AutotuneError as error:
             answer = _FirstRankReply(message=error.message, hint=error.hint)
         except OSError as error:
@@ -134,11 +134,11 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             answer = _FirstRankReply(ended=f"{type(error).__name__}: {error}")
             raise
         finally:
-            # The others wait for this, even after an error here.
+            # The other processes wait for this, even after an error here.
             ranks.broadcast(answer)
         return answer.result()
 
-    def _checked(self, args: Any, trainer: Any, kwargs: dict[str, Any], budget: str | int | None) -> Verdict:
+    def _verdict(self, args: Any, trainer: Any, kwargs: dict[str, Any], budget: str | int | None) -> Verdict:
         model, processor = kwargs["model"], kwargs["processing_class"]
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
@@ -151,30 +151,30 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             _check_own_step(trainer, evaluates=args.eval_strategy != NO_EVALUATION)
             _check_no_other_model(trainer, base, adapts=peft_config is not None)
-            quantization = _saved(base, processor, folder / "model")
+            quantization = _save_model(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
-            if self._asked.dataset is None:
+            if self._arguments.dataset is None:
                 # A trainer's own rows are tokens, for which TRL refuses this field.
                 config.assistant_only_loss = False
-            asked = replace(
-                self._asked,
+            check_arguments = replace(
+                self._arguments,
                 config=config,
                 model=str(folder / "model"),
-                dataset=self._asked.dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
+                dataset=self._arguments.dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
                 peft_config=peft_config,
                 gpu="cpu" if args.device.type == "cpu" else None,
                 memory_budget=budget,
             )
-            return check_object(asked, launching_of(args) if args.world_size > 1 else ALONE)
+            return check_object(check_arguments, launching_of(args) if args.world_size > 1 else ALONE)
 
 
 @dataclass(frozen=True)
 class _FirstRankReply:
-    """The answer of the first process to the others.
+    """The message of the first process to the others.
 
     Attributes:
-        message, hint: reason why it cannot check the training, if there is no verdict.
-        ended: error that ended it without verdict and reason; empty otherwise.
+        message, hint: why it cannot check the training; empty with a verdict.
+        ended: the error that ended it; empty otherwise.
     """
 
     verdict: Verdict | None = None
@@ -193,7 +193,7 @@ class _FirstRankReply:
         return self.verdict or InputError(self.message, hint=self.hint)
 
 
-def _saved(model: Any, processor: Any, folder: Path) -> Any:
+def _save_model(model: Any, processor: Any, folder: Path) -> Any:
     """Save the model's configuration and tokenizer; return its quantisation, by which weights are loaded."""
     config = copy.deepcopy(model.config)
     quantization = getattr(config, "quantization_config", None)
@@ -248,7 +248,7 @@ def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
     names = ("compute_loss_func", "rollout_func", *(("compute_metrics",) if evaluates else ()))
     # With older transformers releases, TRL passes the loss as text.
     own = next((name for name in names if callable(getattr(trainer, name, None))), None)
-    methods = (name for name in _OF_A_STEP if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))
+    methods = (name for name in _STEP_METHODS if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))
     own = own or next(methods, None)
     if not _is_of(_LIBRARIES[:1], getattr(trainer, "data_collator", None)):
         own = "data_collator"
@@ -278,13 +278,13 @@ def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:
     reference = getattr(trainer, "ref_model", None)
     if reference is None:
         return
-    (kind, *own), (name, *copied) = map(_described, (trainer.accelerator.unwrap_model(reference), model))
+    (kind, *own), (name, *copied) = map(_model_facts, (trainer.accelerator.unwrap_model(reference), model))
     alike = kind == name and (own[:1] == copied[:1] if trainer.is_fsdp_enabled else own == copied)
     if adapts or getattr(trainer, "precompute_ref_logps", False) or not alike:
         raise InputError(f"The trainer has a reference model of its own ({kind}), which is not traced.")
 
 
-def _described(model: Any) -> tuple[str, int, Any]:
+def _model_facts(model: Any) -> tuple[str, int, Any]:
     """Return a model's class, the number of its weights, and their type."""
     return _architecture(model), sum(weight.numel() for weight in model.parameters()), getattr(model, "dtype", None)
 
@@ -295,7 +295,7 @@ def _architecture(model: Any) -> str:
     return names[names.index("FSDPModule") + 1] if "FSDPModule" in names else names[0]
 
 
-def _least(budgets: list[str | int | None]) -> str | int | None:
+def _smallest_budget(budgets: list[str | int | None]) -> str | int | None:
     """Return the smallest memory budget of the processes: the given one, or the free memory of their devices."""
     known = [budget for budget in budgets if isinstance(budget, int)]
     return min(known) if known else budgets[0]
@@ -336,18 +336,18 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
         return file
     file = folder / "rows.jsonl"
     with file.open("w", encoding="utf-8") as stream:
-        stream.writelines(f"{json.dumps(row)}\n" for row in _decoded(rows, names, processor))
+        stream.writelines(f"{json.dumps(row)}\n" for row in _decode_rows(rows, names, processor))
     return file
 
 
-def _decoded(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[dict[str, object]]:
+def _decode_rows(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[dict[str, object]]:
     for row in rows:
-        kept = {name: value for name, value in row.items() if name in _KEPT}
+        kept = {name: value for name, value in row.items() if name in _COPIED_COLUMNS}
         yield {**kept, **{text: processor.decode(row[tokens]) for text, tokens in names.items()}}
 
 
-def _free(args: Any, trainer: Any) -> int | None:
-    """Return the memory available to the training: free memory plus what it holds already.
+def _available_bytes(args: Any, trainer: Any) -> int | None:
+    """Return the memory available to the training: free memory plus the memory that it already uses.
 
     Memory of the process outside the training, such as a model of an earlier notebook cell, does not become available.
     """

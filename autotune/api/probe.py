@@ -1,4 +1,4 @@
-"""``autotune.probe`` and its result: the document, and the winner as TRL objects."""
+"""The public function ``autotune.probe`` and its result: the document, and the winner as TRL objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.app.report import read_result, result_file
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
-from autotune.emit.arguments import BY_ACCELERATE
+from autotune.emit.arguments import ACCELERATE_ARGUMENTS
 from autotune.emit.document import json_text
 from autotune.emit.figures import measured
 from autotune.emit.files import write_text
@@ -26,6 +26,8 @@ from autotune.emit.rows import TrainingRows, training_rows
 from autotune.emit.training import config_text
 from autotune.errors import AutotuneError
 from autotune.inspection.paths import user_path
+from autotune.reporting.page.markdown import markdown_page
+from autotune.reporting.probe import probe_report
 from autotune.trainers import find_trainer
 from autotune.units import counted
 
@@ -100,7 +102,7 @@ class ProbeResult:
             )
         if base is not None:
             # The user's unsearched fields, except those that accelerate's file sets.
-            own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
+            own = {name: value for name, value in base.args.items() if name not in ACCELERATE_ARGUMENTS}
             args = find_trainer(plan.trainer).written_args(plan, own)
             plan = replace(plan, args={**args, **own})
         return self._objects().config(plan)
@@ -144,7 +146,7 @@ class ProbeResult:
 
     @property
     def train_dataset(self) -> datasets.Dataset:
-        """The rows to train on: the dataset, or its copy in the bundle, where rows had to be cut or were dropped.
+        """The rows to train on: the dataset, or its copy in the bundle if rows had to be cut or were dropped.
 
         Raises:
             AutotuneError: nothing was found.
@@ -175,31 +177,35 @@ class ProbeResult:
                 "TRL's command line cannot train this recommendation.", hint="Run the bundle's train.py."
             )
         directory = Path(self.document.output_directory)
-        write_text(user_path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
+        write_text(user_path(path), config_text(measured(self.document, self._recommended()), self._rows(), directory))
+
+    def _repr_markdown_(self) -> str:
+        """Return the report, which a notebook shows for the result."""
+        return markdown_page(probe_report(self.document))
 
     def to_json(self) -> str:
         """Return the document of ``result.json``."""
         return json_text(self.document)
 
-    def _found(self) -> Choosable:
+    def _recommended(self) -> Choosable:
         if self.document.recommended is None:
             raise AutotuneError(f"There is no recommendation: the search ended with status {self.status.value}.")
         return self.document.recommended
 
     def _plan(self) -> TrainingPlan:
-        return self._found().plan
+        return self._recommended().plan
 
     def _rows(self) -> TrainingRows:
         return training_rows(self.document.workload, self._plan(), Path(self.document.output_directory))
 
     @staticmethod
     def _objects() -> Any:
-        # Imported by name at first use, so that the user's process needs torch and TRL only here.
+        # Imported at first use, so that the user's process needs torch and TRL only here.
         return importlib.import_module("autotune.step.objects")
 
 
 @taking(ProbeArguments)
-def probe(asked: ProbeArguments) -> ProbeResult:
+def probe(args: ProbeArguments) -> ProbeResult:
     """Search for the fastest configuration that fits, by training steps in separate processes on this machine.
 
     With ``workers``, the listener is called from several threads, one at a time.
@@ -208,4 +214,4 @@ def probe(asked: ProbeArguments) -> ProbeResult:
         InputError: an argument cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
     """
-    return ProbeResult(search(asked))
+    return ProbeResult(search(args))

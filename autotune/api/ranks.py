@@ -1,4 +1,4 @@
-"""Exchanges values between the ranks of a running training."""
+"""Gathers and broadcasts values among the ranks of a running training, over the store of its process group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARRIVAL_SECONDS = 1800.0
 # others notice earlier: the launcher ends them, or the store is gone.
 _PATIENCE_SECONDS = 86400.0
 _PAUSES_SECONDS = (0.02, 1.0)
-_MEETINGS = itertools.count()
+_CHECKS = itertools.count()
 
 
 class RanksError(AutotuneError):
@@ -31,13 +31,12 @@ class RanksError(AutotuneError):
 
 
 class StoreRanks:
-    """One process's view of all processes of a training; all processes must call the same methods in the same order.
+    """Collectives of JSON values or dataclasses over the key-value store of PyTorch's process group.
 
-    They exchange JSON values or dataclasses, one per process, through the key-value store of PyTorch's process group.
-    Each method may raise a :class:`RanksError`.
+    All processes must call the same methods in the same order. Each method may raise a :class:`RanksError`.
 
-    A separate process group would need connections between all processes that the training may lack: gloo's fail where
-    a machine's name does not resolve. The store is polled, since a blocking call would lock out PyTorch's watchdogs.
+    A process group of its own would need connections that the training may lack: gloo fails if a machine's name does
+    not resolve. The store is polled, since a blocking call would block PyTorch's watchdogs.
 
     Args:
         store: PyTorch's key-value store; None for a single process.
@@ -50,45 +49,45 @@ class StoreRanks:
         self._store = store
         self._processes = processes
         # All processes start the same number of checks, so their counts agree.
-        self._name = f"autotune/{next(_MEETINGS)}"
+        self._name = f"autotune/{next(_CHECKS)}"
         self._exchanges = itertools.count()
 
-    def gathered(self, own: _Value) -> list[_Value]:
-        """Gather: return the values of all ranks, in order, on rank 0, and the own value on other ranks."""
+    def gather(self, value: _Value) -> list[_Value]:
+        """Return the values of all ranks, in order, on rank 0; on other ranks, only ``value``."""
         if self._store is None:
-            return [own]
-        name = self._next()
+            return [value]
+        name = self._next_key()
         keys = [f"{name}/{rank}" for rank in range(self._processes)]
-        self._put(keys[self.rank], own)
+        self._set(keys[self.rank], value)
         if self.rank > 0:
-            return [own]
-        return self._taken(keys, _ARRIVAL_SECONDS)
+            return [value]
+        return self._wait_for(keys, _ARRIVAL_SECONDS)
 
-    def broadcast(self, own: _Value) -> _Value:
-        """Broadcast: return rank 0's value on every rank."""
+    def broadcast(self, value: _Value) -> _Value:
+        """Return rank 0's value on every rank."""
         if self._store is None:
-            return own
-        key = self._next()
+            return value
+        key = self._next_key()
         if self.rank == 0:
-            self._put(key, own)
-            return own
-        (found,) = self._taken([key], _PATIENCE_SECONDS)
+            self._set(key, value)
+            return value
+        (found,) = self._wait_for([key], _PATIENCE_SECONDS)
         try:
-            return decode(type(own), found) if dataclasses.is_dataclass(own) else found
+            return decode(type(value), found) if dataclasses.is_dataclass(value) else found
         except DecodeError as error:
             raise RanksError(f"The processes of this training run different versions of autotune: {error}.") from error
 
-    def _next(self) -> str:
+    def _next_key(self) -> str:
         return f"{self._name}/{next(self._exchanges)}"
 
-    def _put(self, key: str, value: object) -> None:
+    def _set(self, key: str, value: object) -> None:
         try:
             # JSON, since any process that reaches the store could write a pickle that runs code.
             self._store.set(key, json.dumps(encode(value)).encode())
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _store_error(error) from error
 
-    def _taken(self, keys: Sequence[str], seconds: float) -> list[Any]:
+    def _wait_for(self, keys: Sequence[str], seconds: float) -> list[Any]:
         """Wait for keys and return their values."""
         ends, pause = time.monotonic() + seconds, _PAUSES_SECONDS[0]
         try:
@@ -99,13 +98,13 @@ class StoreRanks:
                 pause = min(2 * pause, _PAUSES_SECONDS[1])
             return [read_json(self._store.get(key)) for key in keys]
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise _store_error(error) from error
         except ValueError as error:
             raise RanksError(f"A message from another process of this training cannot be read: {error}.") from error
 
 
 def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
-    """Return the processes of a training that is about to start.
+    """Return the collectives of a training that is about to start.
 
     Raises:
         RanksError: they have no process group, or it has no store.
@@ -123,6 +122,6 @@ def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
     return StoreRanks(store, dist.get_rank(), dist.get_world_size())
 
 
-def _lost(error: RuntimeError) -> RanksError:
+def _store_error(error: RuntimeError) -> RanksError:
     message = " ".join(str(error).split())
     return RanksError(f"The processes of this training cannot reach the store of their group: {message}")

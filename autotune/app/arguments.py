@@ -55,11 +55,11 @@ def time_limit(timeout: str | float | None) -> float | None:
     return seconds
 
 
-def check_range(what: str, value: float | str | None, low: float = 1, high: float = inf) -> None:
+def check_range(template: str, value: float | str | None, low: float = 1, high: float = inf) -> None:
     """Check that a number lies in a range.
 
     Args:
-        what: such as ``A seed of {}``.
+        template: subject of the message, such as ``A seed of {}``.
         value: None or a word such as ``auto`` passes.
 
     Raises:
@@ -68,7 +68,7 @@ def check_range(what: str, value: float | str | None, low: float = 1, high: floa
     if not isinstance(value, (int, float)) or low <= value <= high:
         return
     hint = f"It is at least {low}." if high == inf else f"It lies between {low} and {high:,}."
-    raise InputError(f"{what.format(value)} is not possible.", hint=hint)
+    raise InputError(f"{template.format(value)} is not possible.", hint=hint)
 
 
 def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:
@@ -301,8 +301,7 @@ class RentArguments(PlannedArguments):
     Args:
         num_processes: total number of GPUs that train together; ``auto`` tries those of 1, 2, 4, 8, 16, 32 and 64 that
             divide the global batch: up to the first with which something fits, then as long as throughput per GPU
-            rises. None:
-            one, or one on each of this machine's GPUs.
+            rises. None: one, or one on each of this machine's GPUs.
     """
 
     gpu: str | int | None = ALL

@@ -1,4 +1,4 @@
-"""Splits a base into technique choices to search, choices to hold, and entries of every plan."""
+"""Divides a user's configuration (``--base``) into choices to search, choices to hold, and entries of every plan."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from autotune.userconfig.fields import traced_fields
 from autotune.userconfig.keys import of_engine, of_groups
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
-# Techniques whose value must be one of their choices: other techniques' rules and packing's self-test depend on it.
-_KNOWN = frozenset({"attention"})
+# Techniques whose value must be one of their choices, since other techniques' rules and the packing self-test use it.
+_NEEDS_KNOWN_CHOICE = frozenset({"attention"})
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a search with a base.
+    """The properties of a search that follow from a base.
 
     Attributes:
         batch: documents per optimizer step: the user's ``--global-batch-size``, else the base's.
-        token_coverage: the share of tokens, 0 to 1, that every candidate keeps at least.
-        replaced: the base's value, by technique, where the user fixed another choice.
+        token_coverage: least share of tokens, 0 to 1, that every candidate keeps.
+        replaced: by technique, the base's value that a fixed choice of the user replaces.
     """
 
     base: Base
@@ -58,30 +58,30 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     documents = _documents(base, plan, trainer, workload)
     offloads = "deepspeed" in plan.args
     setting = replace(setting_of(plan, trainer, workload, machine, documents), last_resorts=offloads)
-    known = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
+    nearest = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
-    own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
-    _check_known(base, own, trainer)
-    held = dict(_held(base, known, own, options, setting))
-    choices = {name: choice for name, choice in known.candidate.items() if name not in options.wishes.fixed}
+    custom = frozenset(_custom(base, plan, nearest, trainer, setting)) - options.wishes.fixed.keys()
+    _check_known(base, custom, trainer)
+    unsearched = dict(_unsearched(base, nearest, custom, options, setting))
+    choices = {name: choice for name, choice in nearest.candidate.items() if name not in options.wishes.fixed}
     if _ROWS in choices:
         here = replace(setting, global_batch_size=batch, allowed=options.allowed)
-        candidate = known.candidate
+        candidate = nearest.candidate
         if CONTEXT_PARALLEL in options.wishes.fixed:
             here = replace(here, ranks_per_row=options.ranks_per_row)
             candidate = candidate.but(**{CONTEXT_PARALLEL: here.ranks_per_row})
         choices[_ROWS] = _rows(trainer, candidate, here)
     coverage = options.token_coverage
     if not options.coverage_asked and _LENGTH not in options.allowed:
-        coverage = _coverage(known.candidate, setting)
+        coverage = _coverage(nearest.candidate, setting)
     return Start(
         Base(
             base.name,
             choices,
-            held,
-            tuple(sorted(own)),
-            dict(_entries(base, plan, own, trainer)),
-            documents_of(plan, (item for item in trainer.techniques if item.name not in own)),
+            unsearched,
+            tuple(sorted(custom)),
+            dict(_entries(base, plan, custom, trainer)),
+            documents_of(plan, (item for item in trainer.techniques if item.name not in custom)),
         ),
         batch,
         coverage,
@@ -89,7 +89,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
             name: _as_written(base, find(name, trainer.techniques))
             for name, choice in options.wishes.fixed.items()
             if _is_written(base, find(name, trainer.techniques))
-            and (name not in known.exact or known.candidate[name] != choice)
+            and (name not in nearest.exact or nearest.candidate[name] != choice)
         },
     )
 
@@ -104,20 +104,20 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     processes = base.launching.processes if base.launching.counted else here
     found = trainer.geometry(replace(plan, launch=Launch(processes)), workload.dataset.documents).documents
     if processes == here:
-        # Packed rows hold any number of documents on average.
+        # The mean number of documents in packed rows may be fractional.
         return max(1, round(found / plan.data_ranks)) * plan.data_ranks
     documents = max(1, round(found))
     if documents % plan.data_ranks:
         raise InputError(
             f"A step of {base.name} has {counted(documents, trainer.counted.removesuffix('s'))}, which {here} processes"
-            " cannot share out equally.",
+            " cannot divide equally.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
         )
     return documents
 
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
-    """Set the maximum length to the longest row's in a plan that cuts no rows; training stays the same."""
+    """Return a plan that cuts no rows with the longest row's length as the maximum length; training stays the same."""
     technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
     if technique is None or plan.args.get(_LENGTH) is not None or facts(technique, trainer.name).changes:
         return plan
@@ -126,11 +126,11 @@ def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Tr
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 
 
-def _with_defaults(base: UserBase, known: NearestCandidate, trainer: Trainer, setting: Setting) -> NearestCandidate:
+def _with_defaults(base: UserBase, nearest: NearestCandidate, trainer: Trainer, setting: Setting) -> NearestCandidate:
     """Return a base as a candidate, with TRL's default for every technique that the file does not set."""
-    unset = [item for item in trainer.techniques if item.name not in known.exact and not _is_written(base, item)]
+    unset = [item for item in trainer.techniques if item.name not in nearest.exact and not _is_written(base, item)]
     defaults = {item.name: item.default(setting) for item in unset}
-    return NearestCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
+    return NearestCandidate(nearest.candidate.but(**defaults), nearest.exact | defaults.keys())
 
 
 def _is_written(base: UserBase, technique: Technique) -> bool:
@@ -140,21 +140,21 @@ def _is_written(base: UserBase, technique: Technique) -> bool:
     )
 
 
-def _own(
-    base: UserBase, plan: TrainingPlan, known: NearestCandidate, trainer: Trainer, setting: Setting
+def _custom(
+    base: UserBase, plan: TrainingPlan, nearest: NearestCandidate, trainer: Trainer, setting: Setting
 ) -> Iterator[str]:
     """Yield the techniques whose plan entries match none of their choices."""
     for technique in trainer.techniques:
         if not technique.matters(setting):
             continue
-        entries = technique.plan(known.candidate[technique.name], known.candidate, setting)
+        entries = technique.plan(nearest.candidate[technique.name], nearest.candidate, setting)
         works = any(value not in (None, False) for value in entries.values())
-        further = (path for path in technique.writes - entries.keys() if works and _set(base, path))
-        if technique.name not in known.exact or any(plan.entry(path) is not None for path in further):
+        further = (path for path in technique.writes - entries.keys() if works and _is_set(base, path))
+        if technique.name not in nearest.exact or any(plan.entry(path) is not None for path in further):
             yield technique.name
 
 
-def _set(base: UserBase, path: str) -> bool:
+def _is_set(base: UserBase, path: str) -> bool:
     """Whether the file sets the field of a path such as ``args.FIELD`` to another value than the default."""
     head, _, name = path.partition(".")
     values = base.config.values if head == "args" else base.model.values
@@ -162,27 +162,27 @@ def _set(base: UserBase, path: str) -> bool:
     return written and name in values and values[name] != base.defaults[name]
 
 
-def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
+def _check_known(base: UserBase, custom: frozenset[str], trainer: Trainer) -> None:
     for technique in trainer.techniques:
         sizes = technique.impact.sets_sizes or any(map(of_groups, technique.writes))
-        if technique.name in own and (sizes or technique.name in _KNOWN):
+        if technique.name in custom and (sizes or technique.name in _NEEDS_KNOWN_CHOICE):
             raise InputError(
                 f"{base.name}: {_as_written(base, technique)} is not a choice of {technique.name} that autotune knows.",
                 hint=f"`autotune techniques` lists the choices; --fix {technique.name}=CHOICE replaces the value.",
             )
 
 
-def _held(
-    base: UserBase, known: NearestCandidate, own: frozenset[str], options: Options, setting: Setting
+def _unsearched(
+    base: UserBase, nearest: NearestCandidate, custom: frozenset[str], options: Options, setting: Setting
 ) -> Iterator[tuple[str, str]]:
     """Yield the techniques that keep the user's choice, with the reason."""
-    candidate = known.candidate
+    candidate = nearest.candidate
     for technique in options.trainer.techniques:
         name = technique.name
         if name in options.wishes.fixed or not technique.matters(setting):
             continue
         value = _as_written(base, technique)
-        if name in own:
+        if name in custom:
             yield name, f"{base.name} has {value}, which is not a known choice and stays"
         elif name in options.allowed:
             continue
@@ -214,12 +214,14 @@ def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:
     return technique.default(setting) if refused else choice
 
 
-def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Iterator[tuple[str, object]]:
-    """Yield the plan entries, other than technique choices, that the file sets and a step depends on."""
-    chosen = {path for item in trainer.techniques if item.name not in own for path in item.writes}
+def _entries(
+    base: UserBase, plan: TrainingPlan, custom: frozenset[str], trainer: Trainer
+) -> Iterator[tuple[str, object]]:
+    """Yield the file's plan entries that change a step and are not part of a technique's choice."""
+    chosen = {path for item in trainer.techniques if item.name not in custom for path in item.writes}
     for name in sorted(traced_fields(trainer) | MEASURED_FIELDS):
-        # A field set to None is kept too, since its default may be another value.
-        if f"args.{name}" not in chosen and _set(base, f"args.{name}"):
+        # A field set to None is included, since its default may be another value.
+        if f"args.{name}" not in chosen and _is_set(base, f"args.{name}"):
             yield f"args.{name}", base.config.values[name]
     for part, values in (("model", plan.model), ("env", plan.env)):
         for name, value in values.items():
@@ -228,7 +230,7 @@ def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: T
 
 
 def _as_written(base: UserBase, technique: Technique) -> str:
-    """Return a technique's keys and values as written in the file, or a text for TRL's default."""
+    """Return a technique's keys and values in the file, as text; without any, "TRL's default of …"."""
     keys = written_keys(base, technique)
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
     return ", ".join(f"{name}: {value}" for name, value in values.items()) or f"TRL's default of {technique.name}"

@@ -1,4 +1,4 @@
-"""The use case behind ``autotune techniques``: lists the catalogue with this machine's support."""
+"""The use case of ``autotune techniques``: lists the techniques and which choices this machine supports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from autotune.trainers import Trainer, find_trainer
 
 
 @taking(CatalogueArguments)
-def catalogue(asked: CatalogueArguments) -> tuple[CatalogueRow, ...]:
+def catalogue(args: CatalogueArguments) -> tuple[CatalogueRow, ...]:
     """Return the techniques of a trainer, and for each choice whether this machine supports it.
 
     Raises:
         InputError: there is no such trainer, or the device cannot be used.
     """
-    known = find_trainer(asked.trainer)
-    machine = inspect_machine(asked.device)
+    known = find_trainer(args.trainer)
+    machine = inspect_machine(args.device)
     searched = load(default_file(known.name), known.name, known.techniques).choices
     return tuple(_row(technique, known, machine, technique.name in searched) for technique in known.techniques)
 

@@ -1,4 +1,4 @@
-"""The use case of a dry run: run a training command on null GPUs for a few steps to check whether it fits."""
+"""The use case of ``autotune dry-run``: runs a training command for a few steps on null GPUs, and judges the result."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from autotune.core.scratch import scratch_folder
 from autotune.errors import InputError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import read_yaml
-from autotune.nullgpu.command import Ran, run
+from autotune.nullgpu.command import CommandResult, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.reporting.words import short_path
 from autotune.units import counted, format_bytes
 from autotune.userconfig.launch import default_file, likely_gpus
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 
 _MOST_GPUS = 16
 # Errors of accelerate's launcher and torchrun after a process of the script has failed.
-_OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError")
+_LAUNCHER_ERRORS = ("CalledProcessError", "ChildFailedError")
 _UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context is a figure from a table."
 
 
 @dataclass(frozen=True)
 class DryRunAnswer:
-    """The outcome of a dry run, with its reason and the request for memory that ended it."""
+    """The outcome of a dry run, with its reason and the failed allocation that ended it."""
 
     outcome: DryOutcome
     reason: str = ""
@@ -44,7 +44,7 @@ class DryRunAnswer:
 
 
 @taking(DryRunArguments)
-def dry_run(asked: DryRunArguments) -> DryRun:
+def dry_run(args: DryRunArguments) -> DryRun:
     """Run a few steps of a training command on null GPUs, which count memory and compute nothing; no GPU is needed.
 
     The command runs unchanged, with the Python or launcher that it names, whose environment needs PyTorch's CUDA build.
@@ -55,49 +55,49 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         InputError: an argument cannot be used, or the environment lacks the requirements of null GPUs.
         AutotuneError: the library of the null GPUs could not be built.
     """
-    began, steps = time.monotonic(), asked.steps
-    command = command_words(asked.command)
+    began, steps = time.monotonic(), args.steps
+    command = command_words(args.command)
     if not command:
         raise InputError("There is no command to run.", hint="Write it after --, as in -- python train.py.")
     check_range("--steps {}", steps)
-    seconds = time_limit(asked.timeout)
-    count = asked.num_processes if asked.num_processes is not None else _started(command)
+    seconds = time_limit(args.timeout)
+    count = args.num_processes if args.num_processes is not None else _gpus_needed(command)
     if not 1 <= count <= _MOST_GPUS:
         raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} null GPUs.")
-    device = _device(asked.gpu)
+    device = _device(args.gpu)
     program = " ".join(hidden_words(command)[:3])
-    asked.listener(StageStarted(f"Running {program} on {counted(count, 'null GPU')} of {format_bytes(device.total)}"))
+    args.listener(StageStarted(f"Running {program} on {counted(count, 'null GPU')} of {format_bytes(device.total)}"))
     with scratch_folder() as folder:
         ran = run(
-            command, device, count, Path(folder), steps=steps, as_shuffled=asked.as_shuffled, timeout_seconds=seconds
+            command, device, count, Path(folder), steps=steps, as_shuffled=args.as_shuffled, timeout_seconds=seconds
         )
     known = secrets_in(command) | secrets_in(dict(os.environ))
     shown = (decode(Followed, hidden_values(encode(each), known)) for each in ran.processes)
     ran = dataclasses.replace(ran, processes=tuple(shown))
-    found = answer(ran, count, steps)
-    held, spare = _most(ran.processes, found.failed)
+    result = answer(ran, count, steps)
+    held_bytes, spare_bytes = _most(ran.processes, result.failed)
     return DryRun(
         schema=SCHEMA,
-        outcome=found.outcome,
-        headline=headline(found, held, spare),
-        reason=found.reason,
+        outcome=result.outcome,
+        headline=headline(result, held_bytes, spare_bytes),
+        reason=result.reason,
         command=hidden_words(command),
         gpu=device.name,
         gpus=count,
         total_bytes=device.total,
         steps=steps,
-        held_bytes=held,
-        spare_bytes=spare,
-        failed=found.failed,
+        held_bytes=held_bytes,
+        spare_bytes=spare_bytes,
+        failed=result.failed,
         processes=tuple(each for each in ran.processes if each.uses_cuda),
         refused=ran.refused,
-        notes=tuple(_notes(ran, found, steps)),
+        notes=tuple(_notes(ran, result, steps)),
         ending=ran.ending,
         wall_seconds=time.monotonic() - began,
     )
 
 
-def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
+def answer(ran: CommandResult, count: int, steps: int) -> DryRunAnswer:
     """Return the result of a command that has ended.
 
     Args:
@@ -110,18 +110,18 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
         reason = f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}"
         return DryRunAnswer(DryOutcome.CANNOT_RUN, reason)
     if ran.refused:
-        return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
-    failed = _failed(ran)
+        return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_functions_text(ran.refused)}")
+    failed = _fatal_allocation(ran)
     if failed is not None:
         return DryRunAnswer(DryOutcome.DOES_NOT_FIT, failed=failed)
     taken = min((each.steps for each in using if each.loaders or each.steps), default=0)
     if ran.ending.timed_out:
         return DryRunAnswer(DryOutcome.UNKNOWN, f"--timeout ended it after {taken} of {steps} steps")
     errors = [each.error for each in ran.processes if each.error is not None]
-    error = min(errors, key=lambda each: each.kind in _OF_LAUNCHERS, default=None)
+    error = min(errors, key=lambda each: each.kind in _LAUNCHER_ERRORS, default=None)
     all_stopped = len({each.rank for each in using if each.ended == "stopped"}) >= ranks
     if ran.ending.code != 0 and not all_stopped:
-        what = f"{error.kind}: {error.message}" if error is not None else _ended(ran.ending)
+        what = f"{error.kind}: {error.message}" if error is not None else _exit_text(ran.ending)
         if not any(each.spans for each in using):
             return DryRunAnswer(DryOutcome.CANNOT_RUN, f"the command failed before it used memory of a GPU: {what}")
         return DryRunAnswer(DryOutcome.UNKNOWN, f"the script failed after {taken} of {steps} steps: {what}")
@@ -129,25 +129,25 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
         return DryRunAnswer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
     if not taken:
         return DryRunAnswer(DryOutcome.UNKNOWN, "the script ended without a step of an optimizer of PyTorch")
-    return _of_batches(using)
+    return _judge_batches(using)
 
 
-def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
+def headline(result: DryRunAnswer, held: int | None, spare: int | None) -> str:
     """Return the answer in one line."""
-    if found.failed is not None:
-        place = found.failed.place
+    if result.failed is not None:
+        place = result.failed.place
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
         # The size of a library's own request to CUDA is unknown.
-        size = found.failed.requested_bytes
-        asked = f", {format_bytes(size)} asked for" if size else ""
-        when = f"in step {found.failed.step}" if found.failed.step else "before the first batch"
-        return f"{found.outcome.value}: out of memory {when}{at}{asked}"
-    if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
-        return f"{found.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
-    return f"{found.outcome.value}: {found.reason}"
+        size = result.failed.requested_bytes
+        request = f", {format_bytes(size)} asked for" if size else ""
+        when = f"in step {result.failed.step}" if result.failed.step else "before the first batch"
+        return f"{result.outcome.value}: out of memory {when}{at}{request}"
+    if result.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
+        return f"{result.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
+    return f"{result.outcome.value}: {result.reason}"
 
 
-def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
+def _judge_batches(using: Sequence[Followed]) -> DryRunAnswer:
     """Return whether the completed batches represent all later ones."""
     loaders = [loader for each in using for loader in each.loaders]
     if not loaders:
@@ -161,7 +161,7 @@ def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
     return DryRunAnswer(DryOutcome.BATCHES_FIT, reason)
 
 
-def _failed(ran: Ran) -> FailedAllocation | None:
+def _fatal_allocation(ran: CommandResult) -> FailedAllocation | None:
     """Return the failed allocation that ended the command; None if there was none, or the script went on."""
     # A command ended by the time limit or killed by the kernel had survived its failed allocations. A library without
     # memory aborts: signal 6.
@@ -193,12 +193,12 @@ def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tup
     return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
 
 
-def _notes(ran: Ran, found: DryRunAnswer, steps: int) -> Iterator[str]:
+def _notes(ran: CommandResult, result: DryRunAnswer, steps: int) -> Iterator[str]:
     using = [each for each in ran.processes if each.uses_cuda]
     caught = sum(len(each.failed_allocations) for each in using)
-    if caught and found.failed is None:
+    if caught and result.failed is None:
         yield f"{counted(caught, 'request')} for memory failed, and the script, or a library, went on without."
-    fits = found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
+    fits = result.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
     taken = max((each.steps for each in using), default=0)
     if fits and taken < steps:
         yield f"The script ended by itself after {taken} of {steps} steps."
@@ -215,12 +215,12 @@ def _notes(ran: Ran, found: DryRunAnswer, steps: int) -> Iterator[str]:
         yield _UNCOUNTED
 
 
-def _started(command: Sequence[str]) -> int:
+def _gpus_needed(command: Sequence[str]) -> int:
     """Return the number of GPUs that a command needs; 1 if its words and files do not determine it."""
     try:
         found = read_command_line(command)
         file = read_yaml(found.config) if found.config is not None else None
-        return likely_gpus(Written(found, file, found.trainer or "", default_file(found)))
+        return likely_gpus(WrittenConfig(found, file, found.trainer or "", default_file(found)))
     except InputError:
         return 1
 
@@ -232,7 +232,7 @@ def _device(gpu: str | int | None) -> NullDevice:
     return null_device(hardware.name, hardware.memory_bytes)
 
 
-def _used(refused: Sequence[Refused]) -> str:
+def _functions_text(refused: Sequence[Refused]) -> str:
     """Return the functions that the script used and null GPUs do not support, as text."""
     by_use: dict[str, str] = {}
     for each in refused:
@@ -240,7 +240,7 @@ def _used(refused: Sequence[Refused]) -> str:
     return ", ".join(f"{use} ({function})" for use, function in by_use.items())
 
 
-def _ended(ending: CommandExit) -> str:
+def _exit_text(ending: CommandExit) -> str:
     if ending.signal == signal.SIGKILL:
         return "killed by signal 9, as the kernel does where the host's memory runs out"
     return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"

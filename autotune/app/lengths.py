@@ -1,4 +1,4 @@
-"""The use case behind ``autotune lengths``: tokenises a dataset in a separate process."""
+"""The use case of ``autotune lengths``: tokenises a dataset in a separate process, and reports its lengths."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from autotune.trainers import find_trainer
 
 
 @taking(LengthsArguments)
-def lengths(asked: LengthsArguments) -> LengthReport:
+def lengths(args: LengthsArguments) -> LengthReport:
     """Tokenise a dataset as the trainer would, and return the distribution of its lengths.
 
     Raises:
         InputError: the model or the dataset cannot be used.
     """
-    name = find_trainer(asked.trainer).name
-    source = model_source(asked.model, "random")
-    rows = dataset_source(asked.dataset, asked.split, asked.dataset_config)
+    name = find_trainer(args.trainer).name
+    source = model_source(args.model, "random")
+    rows = dataset_source(args.dataset, args.split, args.dataset_config)
     inspect_machine("cpu")
     with scratch_folder() as folder, JobServer("cpu") as server:
-        reader = WorkloadReader(server, Path(folder), asked.listener, only_lengths=True)
+        reader = WorkloadReader(server, Path(folder), args.listener, only_lengths=True)
         return length_report(reader.read(name, source, rows))

@@ -1,4 +1,4 @@
-"""Notes on a run for the user, one sentence each."""
+"""The notes of runs, plans and checks for the user, one sentence each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from autotune.core.result import Choosable
 from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces
-from autotune.planning.vllm import assumed_beside
-from autotune.techniques.attention import EAGER, UNEVEN, Attention, uneven_images
+from autotune.planning.vllm import engine_assumptions
+from autotune.techniques.attention import EAGER, UNEVEN_IMAGES, Attention, uneven_images
 from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
@@ -29,8 +29,8 @@ SERVED = (
     "vLLM server on other GPUs generates the completions, and has to run before the training starts; the memory figures"
     " are for the GPUs that train."
 )
-"""The end of a note on a server, for plans and for checks."""
-_NAMED = 5
+"""The end of a note on a vLLM server, in plans and checks."""
+_MOST_NAMED_ROWS = 5
 """Most rows named in a note."""
 
 
@@ -50,7 +50,7 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
 def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
     """Yield a note if eager attention may need more memory for images of other sizes than those that run."""
     if attention == EAGER and uneven_images(workload):
-        yield f"attention={EAGER} may need more memory than this: {UNEVEN}."
+        yield f"attention={EAGER} may need more memory than this: {UNEVEN_IMAGES}."
 
 
 def few_documents_text(workload: Workload, batch: int) -> str:
@@ -95,9 +95,9 @@ _LOADING_SHARE = 0.1
 """Least share of loading data in a step that is worth a note."""
 
 
-def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
+def notes_on_loading(measurement: Measurement, hardware: Hardware) -> Iterator[str]:
     """Yield a note if reading and collating data takes a large share of a measured step."""
-    share = (shown.loading_seconds or 0.0) / shown.step_seconds if shown.step_seconds else 0.0
+    share = (measurement.loading_seconds or 0.0) / measurement.step_seconds if measurement.step_seconds else 0.0
     if share < _LOADING_SHARE:
         return
     sentence = f"Reading and collating rows takes {format_share(share)} of a step of the recommendation"
@@ -128,7 +128,7 @@ def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
         )
 
 
-_MUCH = 0.05
+_LEAST_RETURNED_SHARE = 0.05
 """Least share of freed blocks in a predicted need that is worth a note."""
 
 TIME_ERROR_HELD = (
@@ -169,7 +169,7 @@ def notes_on_speed(gpu: Gpu) -> Iterator[str]:
 
 def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
     """Yield a note if freed blocks that the allocator would return make up a large share of an estimate."""
-    if memory.returned_bytes > _MUCH * memory.device_bytes:
+    if memory.returned_bytes > _LEAST_RETURNED_SHARE * memory.device_bytes:
         yield (
             f"Of the {format_bytes(memory.device_bytes)} of the best candidate, {format_bytes(memory.returned_bytes)}"
             " are freed blocks that PyTorch's allocator keeps while there is room, and returns when memory is short."
@@ -208,7 +208,7 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
                 f"them have {kept.longest:,} tokens, and none has more."
             )
             continue
-        named = [f"row {number:,} ({tokens:,} tokens)" for number, tokens in dropped.longest[:_NAMED]]
+        named = [f"row {number:,} ({tokens:,} tokens)" for number, tokens in dropped.longest[:_MOST_NAMED_ROWS]]
         others = [f"{dropped.rows - len(named):,} more"] if dropped.rows > len(named) else []
         yield (
             f"--prompt-coverage {share:g} drops {dropped.rows:,} of the {dropped.rows + kept.rows:,} prompts of "
@@ -265,7 +265,7 @@ def notes_on_plans(
     if SERVER in vllm:
         yield f"With vllm={SERVER}, a {SERVED}"
     if not COLOCATED.isdisjoint(vllm):
-        yield f"Assumed of vLLM: {'; '.join(assumed_beside(workload.model))}."
+        yield f"Assumed of vLLM: {'; '.join(engine_assumptions(workload.model))}."
     yield from notes_on_gpus(gpus)
     yield from notes_on_traces(traces)
 
@@ -284,8 +284,8 @@ def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | 
     """Yield a sentence on the host's memory, unless a single process is on a machine that has enough.
 
     Args:
-        memory: None where it is not known; nothing is then yielded.
-        host_bytes: memory of the machine; None where it is not known.
+        memory: None if it is not known: nothing is yielded.
+        host_bytes: memory of the machine; None if it is not known.
     """
     if memory is None or (launch.processes == 1 and not memory.lacks_host(host_bytes)):
         return

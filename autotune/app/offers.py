@@ -1,4 +1,4 @@
-"""Suggests changes that are predicted to be faster or to need less memory, in one sentence each."""
+"""Predicts two changes that a search does not make: a larger batch of packed rows, and without the longest prompts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes
 
-_WORTH_SAYING = 1 + TIME_ERROR
+_LEAST_SPEEDUP = 1 + TIME_ERROR
 """Smallest predicted speed-up that is offered. Of 15 that were predicted between 1.1 and 1.25, of two configurations of
 one workload on one GPU, 9 were measured above 1; of 143 larger ones, 142 were (`benchmarks/gpu/results`)."""
-_KEPT = 0.99
-"""Share of the prompts that an offer to drop some keeps."""
-_SAVED = 0.05
-"""Smallest share of the memory that such an offer saves: half of the predictions have far smaller errors
+_PROMPT_COVERAGE = 0.99
+"""The ``--prompt-coverage`` of an offer."""
+_LEAST_SAVED_SHARE = 0.05
+"""Smallest share of the memory that an offer to drop prompts saves: half of the predictions have far smaller errors
 (docs/accuracy.md), and errors common to both predictions cancel in the difference."""
 
 
@@ -61,11 +61,11 @@ def packing_offer(
             held_back[packed] = held
     rates = {each.candidate: (each.tokens_per_second or 0.0) if each.fits else 0.0 for each in run([*held_back])}
     fastest = max(rates, key=rates.__getitem__, default=None)
-    if fastest is None or rates[fastest] / rate < _WORTH_SAYING:
+    if fastest is None or rates[fastest] / rate < _LEAST_SPEEDUP:
         return ()
     held, length, times = held_back[fastest], int(fastest["max_length"]), f"{rates[fastest] / rate:.1f} times as fast"
-    what, asked = f"Packed rows of {length:,} tokens hold {held:,} documents", held * processes
-    return (f"{what}: with --global-batch-size {asked} they are predicted to be {times}.",)
+    what, batch = f"Packed rows of {length:,} tokens hold {held:,} documents", held * processes
+    return (f"{what}: with --global-batch-size {batch} they are predicted to be {times}.",)
 
 
 def dropping_offer(
@@ -81,7 +81,7 @@ def dropping_offer(
     """
     setting = problem.setting
     workload, dataset = setting.workload, setting.workload.dataset
-    cut = dataset.lengths.quantile(_KEPT)
+    cut = dataset.lengths.quantile(_PROMPT_COVERAGE)
     dropped = dataset.lengths.rows - dataset.lengths.up_to(cut).rows
     if not problem.trainer.generates or workload.rollouts.prompt_coverage < 1 or not dropped:
         return ()
@@ -89,13 +89,13 @@ def dropping_offer(
     fewer = replace(
         workload,
         dataset=dataset.up_to(cut),
-        evaluation=evaluation and evaluation.up_to(evaluation.lengths.quantile(_KEPT)),
+        evaluation=evaluation and evaluation.up_to(evaluation.lengths.quantile(_PROMPT_COVERAGE)),
     )
     without = replace(setting, workload=fewer)
     memory = traced(best, setting).memory
     less = traced(best, without).memory if problem.trainer.illegal(best, without) is None else None
     saved_bytes = memory.device_bytes - less.device_bytes if memory is not None and less is not None else 0
-    if memory is None or saved_bytes < _SAVED * memory.device_bytes:
+    if memory is None or saved_bytes < _LEAST_SAVED_SHARE * memory.device_bytes:
         return ()
-    what = f"Dropping {counted(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_KEPT:g})"
+    what = f"Dropping {counted(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_PROMPT_COVERAGE:g})"
     return (f"{what} is predicted to save {format_bytes(saved_bytes)}.",)

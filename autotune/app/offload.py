@@ -1,4 +1,4 @@
-"""Adds candidates that offload to the host, as a last resort, to a problem in which nothing fits."""
+"""Adds candidates that offload to the host to a problem in which nothing else is predicted to fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.app.problem import with_last_resorts
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, MemoryEstimate, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, rank_key
 from autotune.core.status import OUT_OF_MEMORY
 from autotune.planning.evaluator import Evaluator
 from autotune.study import SearchOutcome
@@ -21,10 +21,10 @@ OFFLOADED = (
     " Where the optimizer runs on the host, no speed is predicted: such candidates rank last."
 )
 """The note of a plan with last resorts."""
-_USUAL = {"sharding": "zero2", "offload": "optimizer"}
+_SUGGESTED = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
-_TRIED = 3
-_EACH = 2
+_MOST_RECIPES = 3
+_MOST_PER_COMBINATION = 2
 """Most candidates tried with each combination of further choices; each is tried only if the previous did not fit."""
 
 
@@ -43,7 +43,7 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = T
     # A CPU's memory is the host's: offloading frees nothing.
     if problem.setting.machine.hardware.kind == "cpu" or problem.setting.last_resorts or not decided:
         return evaluator
-    if any(found.fits for found in ranked) or not any(found.memory is not None for found in ranked):
+    if any(estimate.fits for estimate in ranked) or not any(estimate.memory is not None for estimate in ranked):
         return evaluator
     wide = with_last_resorts(problem)
     if wide is problem:
@@ -52,10 +52,10 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = T
     if not further:
         left = replace(problem, space=replace(problem.space, left_out=wide.space.left_out))
         return evaluator.for_problem(left)
-    found = evaluator.for_problem(wide)
-    fitting = sorted(_fitting(found, further), key=rank)
-    space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
-    return found.for_problem(replace(wide, space=space))
+    widened = evaluator.for_problem(wide)
+    fitting = sorted(_trace_until_fitting(widened, further), key=rank_key)
+    space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_MOST_RECIPES]), *wide.space.recipes))
+    return widened.for_problem(replace(wide, space=space))
 
 
 def _last_resorts(
@@ -67,9 +67,9 @@ def _last_resorts(
     """
     found: list[list[Candidate]] = []
     for further in _further(narrow, wide):
-        every = ((_with(each.candidate, further, wide), each.memory) for each in ranked)
+        every = ((_with_choices(each.candidate, further, wide), each.memory) for each in ranked)
         legal = ((candidate, memory) for candidate, memory in every if candidate is not None and memory is not None)
-        lightest = list(itertools.islice(legal, _EACH))
+        lightest = list(itertools.islice(legal, _MOST_PER_COMBINATION))
         if lightest:
             found.append([each for each, memory in lightest if _least_bytes(each, memory) <= budget_bytes])
     return found
@@ -89,7 +89,7 @@ def _least_bytes(candidate: Candidate, memory: MemoryEstimate) -> int:
     return sum(memory.breakdown.get(part, 0) for part in kept) // 2
 
 
-def _fitting(evaluator: Evaluator, resorts: Sequence[Sequence[Candidate]]) -> list[Estimate]:
+def _trace_until_fitting(evaluator: Evaluator, resorts: Sequence[Sequence[Candidate]]) -> list[Estimate]:
     """Trace candidates of each combination until one fits, and return those that do."""
     fitting: list[Estimate] = []
     left = [each for each in resorts if each]
@@ -109,8 +109,8 @@ def _further(narrow: TrainerProblem, wide: TrainerProblem) -> Iterator[Mapping[s
             yield further
 
 
-def _with(candidate: Candidate, further: Mapping[str, Choice], wide: TrainerProblem) -> Candidate | None:
-    """Return a candidate with further choices, or None where they are illegal there."""
+def _with_choices(candidate: Candidate, further: Mapping[str, Choice], wide: TrainerProblem) -> Candidate | None:
+    """Return a candidate with further choices, or None if they are illegal there."""
     found = wide.normal(candidate.but(**further))
     if any(found[knob] != choice for knob, choice in further.items()):
         return None
@@ -149,13 +149,13 @@ def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome) -> Iterato
     wide = with_last_resorts(problem)
     if wide is problem:
         return
-    absent = [item.reason for item in wide.space.left_out if _USUAL.get(item.knob) == item.choice]
-    if not absent and not all(choice in wide.choices.get(knob, ()) for knob, choice in _USUAL.items()):
+    absent = [item.reason for item in wide.space.left_out if _SUGGESTED.get(item.knob) == item.choice]
+    if not absent and not all(choice in wide.choices.get(knob, ()) for knob, choice in _SUGGESTED.items()):
         return
-    words = " ".join(f"--fix {knob}={choice}" for knob, choice in _USUAL.items())
+    words = " ".join(f"--fix {knob}={choice}" for knob, choice in _SUGGESTED.items())
     yield (
-        "No probe fits, and ZeRO offloading was not tried: a search tries it only if predictions before the first probe"
-        f" say that nothing else fits. Search with {words}{f' ({absent[0]})' if absent else ''}."
+        "No probe fits, and ZeRO offloading was not tried: a search tries it only if nothing else is predicted to fit"
+        f" before its first probe. Search with {words}{f' ({absent[0]})' if absent else ''}."
     )
 
 

@@ -1,4 +1,4 @@
-"""The options of a run, checked before anything is started."""
+"""Checks and converts the options of a run before anything is started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
 
 DEFAULT_TOKEN_COVERAGE = 0.99
 MOST_TOKENS = 1 << 24
-"""Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
+"""Maximum number of tokens of a traced micro-batch, so that sizes of tensors stay within 64 bits."""
 # Largest margin: share of the budget that probes leave free.
 _LARGEST_MARGIN = 0.5
 _ROWS = "Give a DATASET, not --seq-len."
@@ -31,7 +31,7 @@ seed, so the user may use half of the range."""
 
 @dataclass(frozen=True)
 class Options:
-    """The checked and converted options; every field has been checked on its own.
+    """The checked and converted options.
 
     Attributes:
         token_coverage: least share to keep of the dataset's tokens and of those in the loss, 0 to 1.
@@ -61,7 +61,7 @@ class Options:
         return self.wishes.fixed.get(peft_config.PeftConfig.name, peft_config.NONE)
 
 
-def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
+def checked_options(args: SearchArguments, init: Init = "random") -> Options:
     """Return the options of every search.
 
     Args:
@@ -70,84 +70,84 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     Raises:
         InputError: one of them cannot be used, or two contradict each other.
     """
-    trainer = find_trainer(asked.trainer or DEFAULT)
-    check_evaluation(trainer, evaluates=asked.evaluates)
-    max_length, coverage = asked.max_length, asked.token_coverage
+    trainer = find_trainer(args.trainer or DEFAULT)
+    check_evaluation(trainer, evaluates=args.evaluates)
+    max_length, coverage = args.max_length, args.token_coverage
     check_range("A token coverage of {}", coverage, 0, 1)
-    check_range("A global batch size of {}", asked.global_batch_size)
+    check_range("A global batch size of {}", args.global_batch_size)
     check_range("A maximum length of {}", max_length)
-    check_range("A number of processes of {}", asked.num_processes)
+    check_range("A number of processes of {}", args.num_processes)
     if max_length is not None and coverage is not None:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
-    fixed = dict(asked.fix or {})
+    fixed = dict(args.fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(
             f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.", hint="Give one of them."
         )
     fixed = {knob: find(knob, trainer.techniques).parse(choice) for knob, choice in fixed.items()}
-    for knob in (*asked.exclude, *(each for each in asked.allow if each != GLOBAL_BATCH)):
+    for knob in (*args.exclude, *(each for each in args.allow if each != GLOBAL_BATCH)):
         find(knob, trainer.techniques)
-    both = sorted(fixed.keys() & asked.exclude)
+    both = sorted(fixed.keys() & args.exclude)
     if both:
         raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
-    file = user_path(asked.space) if asked.space is not None else default_file(trainer.name)
+    file = user_path(args.space) if args.space is not None else default_file(trainer.name)
     return Options(
         trainer=trainer,
-        global_batch_size=asked.global_batch_size,
+        global_batch_size=args.global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if coverage is None else coverage,
         # Fixing a choice by name allows it.
-        allowed=frozenset(asked.allow) | fixed.keys(),
-        wishes=Wishes(fixed, frozenset(asked.exclude)),
+        allowed=frozenset(args.allow) | fixed.keys(),
+        wishes=Wishes(fixed, frozenset(args.exclude)),
         file=load(file, trainer.name, trainer.techniques),
-        rollouts=_rollouts(trainer, asked),
+        rollouts=_rollouts(trainer, args),
         coverage_asked=coverage is not None,
-        teacher=_teacher(trainer, asked.teacher, init),
+        teacher=_teacher(trainer, args.teacher, init),
     )
 
 
-def probe_options(asked: ProbeArguments) -> Options:
+def probe_options(args: ProbeArguments) -> Options:
     """Return the options of a search by probes.
 
     Raises:
         InputError: as in :func:`checked_options`.
     """
-    check_range("A margin of {}", asked.margin, 0, _LARGEST_MARGIN)
-    check_range("A number of trials of {}", asked.trials)
-    check_range("A number of workers of {}", asked.workers)
-    check_range("A seed of {}", asked.seed, 0, _LARGEST_SEED)
-    if asked.study is not None and asked.storage is None:
+    check_range("A margin of {}", args.margin, 0, _LARGEST_MARGIN)
+    check_range("A number of trials of {}", args.trials)
+    check_range("A number of workers of {}", args.workers)
+    check_range("A seed of {}", args.seed, 0, _LARGEST_SEED)
+    if args.study is not None and args.storage is None:
         raise InputError(
-            f"--study {asked.study} names a study in a storage, and none is given.",
+            f"--study {args.study} names a study in a storage, and none is given.",
             hint="Name one with --storage, or leave out --study: an output directory has one study.",
         )
-    time_limit(asked.timeout)
-    options = checked_options(asked, asked.init)
+    time_limit(args.timeout)
+    options = checked_options(args, args.init)
     # A base may name the teacher.
-    return options if asked.base is not None else _with_teacher(options)
+    return options if args.base is not None else _with_teacher(options)
 
 
-def plan_options(asked: PlannedArguments) -> Options:
+def plan_options(args: PlannedArguments) -> Options:
     """Return the options of a plan on a dataset, or on rows of one length.
 
     Raises:
         InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
     """
-    length = asked.seq_len
-    if (asked.dataset is None) == (length is None):
-        what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
+    length = args.seq_len
+    if (args.dataset is None) == (length is None):
+        what = "neither a dataset nor a length" if args.dataset is None else "both a dataset and a length"
         raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
     if length is None:
-        return _with_teacher(checked_options(asked))
-    if asked.evaluates:
+        return _with_teacher(checked_options(args))
+    if args.evaluates:
         raise InputError("There are rows to evaluate on and none to train on.", hint=_ROWS)
     check_range("A length of {} tokens", length, 1, MOST_TOKENS)
     for name, what, hint in (("token", "rows", "Give --max-length to cut them."), ("prompt", "prompts", _ROWS)):
-        if getattr(asked, f"{name}_coverage") is not None:
+        if getattr(args, f"{name}_coverage") is not None:
             raise InputError(f"--{name}-coverage has no effect on {what} that are all --seq-len long.", hint=hint)
     # Rows of one length are kept whole, unless the user sets a maximum length or the trainer cuts no rows.
-    cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
-    sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
-    return _with_teacher(checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked))
+    cuts = any(technique.name == "max_length" for technique in find_trainer(args.trainer).techniques)
+    sets_length = args.max_length is not None or "max_length" in (*(args.fix or ()), *args.exclude)
+    return _with_teacher(checked_options(replace(args, max_length=length) if cuts and not sets_length else args))
 
 
 def _with_teacher(options: Options) -> Options:
@@ -175,8 +175,8 @@ def _not_for(trainer: Trainer, lack: str, option: str, ability: str) -> InputErr
     return InputError(f"{trainer.label} {lack}, so it takes no {option}.", hint=f"It is for {takers}.")
 
 
-def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
-    rewards, length, coverage = tuple(asked.reward_funcs), asked.completion_length, asked.prompt_coverage
+def _rollouts(trainer: Trainer, args: SearchArguments) -> Rollouts:
+    rewards, length, coverage = tuple(args.reward_funcs), args.completion_length, args.prompt_coverage
     named = {"--reward-funcs": rewards or None, "--completion-length": length, "--prompt-coverage": coverage}
     given = [option for option, value in named.items() if value is not None]
     if rewards and not trainer.scores:
@@ -194,7 +194,7 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
 
 
 def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:
-    """Check that a trainer can be evaluated, if it is asked to.
+    """Check that TRL's trainer can evaluate, if evaluation is requested.
 
     Raises:
         InputError: TRL's trainer fails in evaluation.

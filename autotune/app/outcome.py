@@ -1,4 +1,4 @@
-"""Converts the outcome of a study into the result document."""
+"""Converts the outcome of a study into the document ``result.json``, with notes on its measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
-from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
+from autotune.core.spread import mean_interval, mean_rate, prediction_interval, relative_error
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
@@ -26,23 +26,23 @@ from autotune.trainers import Trainer, length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
 
-_HELD = ("peak_bytes", "reserved_bytes", "device_bytes")
-_OF_TRIALS = ("status", "reason", "start_seconds", "wall_seconds", *_HELD)
-"""Figures that a trial copies from its measurement."""
-_SCATTERED = 3.0
-"""Ratio of the bounds of a further run's prediction interval above which a note says that speeds differ widely."""
+_MEMORY_FIGURES = ("peak_bytes", "reserved_bytes", "device_bytes")
+_TRIAL_FIGURES = ("status", "reason", "start_seconds", "wall_seconds", *_MEMORY_FIGURES)
+"""Fields that a trial copies from its measurement."""
+_WIDE_RANGE = 3.0
+"""Ratio of the bounds of a further run's prediction interval above which a note warns that speeds differ widely."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts of a run that are not in its study.
+    """Facts of a run for its result that are not in its study.
 
     Attributes:
         notes: notes for the user, in sentences.
-        wall_seconds: since the run began.
+        wall_seconds: time since the start of the run.
         settings: the options that the user set.
         base: the user's configuration that the run started from, or None.
-        timelines: the traced memory of winner and baseline through a step, where there is a trace.
+        timelines: the traced memory of winner and baseline through a step, if there is a trace.
     """
 
     budget_bytes: int
@@ -88,11 +88,11 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
         notes=(
-            *_failed(outcome, own=own),
-            *_unfinished(outcome, own=own),
-            *_scattered(outcome),
-            *_not_told_apart(outcome),
-            *_contradicted(outcome),
+            *_notes_on_failures(outcome, is_users=own),
+            *_notes_on_missing_runs(outcome, is_users=own),
+            *_notes_on_spread(outcome),
+            *_notes_on_equally_fast(outcome),
+            *_notes_on_contradictions(outcome, int(facts.budget_bytes * (1 - facts.margin))),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
             *(notes_on_launcher(recommended, setting.machine.hardware) if recommended else ()),
             *_notes_on_predictions(setting.machine.hardware, trials),
@@ -105,7 +105,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         base=facts.base,
         candidates=problem.size,
         ended=outcome.ending,
-        compared=_compared(trials, problem.size, outcome) if recommended else "",
+        compared=_compared_text(trials, problem.size, outcome) if recommended else "",
         smallest=outcome.smallest,
         lengths=histogram(workload.dataset.documents),
         limit=length_limit(trainer, workload, recommended.candidate) if recommended else None,
@@ -127,8 +127,8 @@ def shorter_limits(trials: Sequence[Trial], trainer: Trainer, workload: Workload
     return tuple(each for each in kept if each.row_coverage)
 
 
-def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:
-    """Return the number of candidates that the recommendation was compared with, and what ended the search."""
+def _compared_text(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:
+    """Return the number of candidates that the recommendation was compared with, and the end of the search."""
     decided = (ProbeStatus.OK, *OUT_OF_MEMORY)
     count = sum(trial.status in decided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
@@ -145,7 +145,7 @@ def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
     if outcome.winner:
         return RunStatus.FOUND
     undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
-    # TRL's default is probed even if it may not be recommended; its failure says nothing about other candidates.
+    # TRL's default is probed even if it may not be recommended; its failure proves nothing about other candidates.
     limited = outcome.ending in (Ending.TIME, Ending.TRIALS)
     decided = [trial for trial in trials if trial.status not in undecided and not (limited and trial.illegal)]
     if not decided:
@@ -153,11 +153,11 @@ def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
     return RunStatus.NOTHING_FITS if any(trial.lacked_memory for trial in decided) else RunStatus.FAILED
 
 
-def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
-    """Yield a note for each candidate that fits although it was predicted not to."""
-    for record in outcome.contradicted:
+def _notes_on_contradictions(outcome: SearchOutcome, limit_bytes: int) -> Iterator[str]:
+    """Yield a note for each candidate that fits although it was predicted not to, within the stated error."""
+    for record in outcome.records:
         predicted, shown = record.prediction, record.measurement
-        if predicted is not None:
+        if predicted is not None and shown.ok and predicted.over(limit_bytes):
             measured = format_bytes(shown.need_bytes or 0)
             yield (
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
@@ -166,7 +166,7 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
 
 
 def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield how measured memory on a CPU differs from predicted memory and from that of a long run."""
+    """Yield a note on a CPU: measured memory differs from predicted memory and from that of a long run."""
     if hardware.kind == "cpu" and any(trial.predicted_bytes is not None for trial in trials):
         yield (
             "On a CPU, measured peaks leave out memory that is never written to; predictions count it. "
@@ -179,7 +179,7 @@ def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem)
     return Trial(
         number=record.number,
         candidate=record.candidate,
-        **{name: getattr(record.measurement, name) for name in _OF_TRIALS},
+        **{name: getattr(record.measurement, name) for name in _TRIAL_FIGURES},
         tokens_per_second=record.tokens_per_second or None,
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
@@ -194,13 +194,13 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     # The promised memory must hold in all runs.
     runs = (record.measurement, *runs_after(record, outcome.records))
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
-    sizes = {name: [getattr(run, name) for run in runs] for name in _HELD}
-    held: dict[str, Any] = {
+    sizes = {name: [getattr(run, name) for run in runs] for name in _MEMORY_FIGURES}
+    most_bytes: dict[str, Any] = {
         name: max((size for size in each if size is not None), default=None) for name, each in sizes.items()
     }
     rates, winner = rates_of(record, outcome.winner), outcome.winner
     in_turn = winner.rates if winner is not None and winner.number != record.number else record.baseline_rates
-    expected = next_run(rates, in_turn)
+    expected = prediction_interval(rates, in_turn)
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
@@ -221,7 +221,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         plan=plan,
         status=shown.status,
         reason=shown.reason,
-        **held,
+        **most_bytes,
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
         tokens_per_second_low=expected.low if expected else None,
@@ -235,19 +235,19 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     )
 
 
-def _seconds(shown: Measurement, micro_batches: int) -> dict[str, float]:
+def _seconds(run: Measurement, micro_batches: int) -> dict[str, float]:
     """Return the parts of the time of an optimizer step, by phase."""
-    if shown.micro_batch_seconds is None or shown.update_seconds is None:
+    if run.micro_batch_seconds is None or run.update_seconds is None:
         return {}
-    known = dict(shown.generation_phases)
-    rest = {AROUND_GENERATION: shown.generation_seconds - sum(known.values())} if shown.generation_seconds else {}
-    loading = shown.loading_seconds or 0.0
+    known = dict(run.generation_phases)
+    rest = {AROUND_GENERATION: run.generation_seconds - sum(known.values())} if run.generation_seconds else {}
+    loading = run.loading_seconds or 0.0
     return {
         **known,
         **rest,
         LOADING: loading,
-        MICRO_BATCH: shown.micro_batch_seconds * micro_batches - loading,
-        OPTIMIZER_STEP: shown.update_seconds,
+        MICRO_BATCH: run.micro_batch_seconds * micro_batches - loading,
+        OPTIMIZER_STEP: run.update_seconds,
     }
 
 
@@ -286,7 +286,7 @@ def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp:
     found = [ratio for ratio in (_ratio(ours, theirs) for ours, theirs in pairs(winner)) if ratio is not None]
     if not found:
         return SpeedUp(_ratio(winner.measurement, baseline.measurement))
-    interval = mean_of(found)
+    interval = mean_interval(found)
     low, high = (interval.low, interval.high) if interval is not None else (None, None)
     return SpeedUp(mean_rate(found), low, high, len(found))
 
@@ -296,28 +296,28 @@ def failure_of(record: Record, records: Iterable[Record]) -> Measurement | None:
     return next((run for run in runs_after(record, records) if not run.ok), None)
 
 
-def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
-    if not ours.tokens_per_second or not theirs.tokens_per_second:
+def _ratio(measurement: Measurement, reference: Measurement) -> float | None:
+    if not measurement.tokens_per_second or not reference.tokens_per_second:
         return None
-    return ours.tokens_per_second / theirs.tokens_per_second
+    return measurement.tokens_per_second / reference.tokens_per_second
 
 
-def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
+def _notes_on_failures(outcome: SearchOutcome, *, is_users: bool) -> Iterator[str]:
     """Yield a note for each candidate that ran in its probe and failed in a later run.
 
     Args:
-        own: whether the baseline is the user's own configuration.
+        is_users: whether the baseline is the user's own configuration.
     """
     baseline = outcome.baseline
     for record in outcome.failed_confirmations:
         of_baseline = baseline is not None and record.number == baseline.number
-        name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {record.number}"
+        name = baseline_name(is_users=is_users, capitalized=True) if of_baseline else f"Trial {record.number}"
         failure = failure_of(record, outcome.records)
         assert failure is not None
         yield f"{name} ran in its probe, and {ended_text(failure.status)} in a later run ({failure.reason})."
 
 
-def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
+def _notes_on_missing_runs(outcome: SearchOutcome, *, is_users: bool) -> Iterator[str]:
     """Yield a note if the search ended before all planned short runs."""
     winner, baseline = outcome.winner, outcome.baseline
     if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
@@ -325,16 +325,16 @@ def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
     speed, count = speed_up(winner, baseline), sum(run.number == winner.number for run in winner.comparison)
     name = "the recommendation"
     if count >= outcome.comparisons:
-        name, count = baseline_name(own=own), len(winner.comparison) - count
+        name, count = baseline_name(is_users=is_users), len(winner.comparison) - count
     of_probes = speed.speedup is not None and speed.pairs == 0 and winner != baseline
     ratio = " The speed-up is the ratio of one probe of each." if of_probes else ""
     yield f"The search ended after {count} of {outcome.comparisons} short runs of {name}.{ratio}"
 
 
-def _scattered(outcome: SearchOutcome) -> Iterator[str]:
+def _notes_on_spread(outcome: SearchOutcome) -> Iterator[str]:
     """Yield a note if the interval of the winner's rate is wide."""
-    expected = outcome.winner.next_run if outcome.winner is not None else None
-    if expected is not None and expected.high > _SCATTERED * expected.low:
+    expected = outcome.winner.prediction_interval if outcome.winner is not None else None
+    if expected is not None and expected.high > _WIDE_RANGE * expected.low:
         yield "Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one."
 
 
@@ -346,7 +346,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     better evidence than a probe.
     """
     winner, baseline = outcome.winner, outcome.baseline
-    expected = winner.next_run if winner is not None else None
+    expected = winner.prediction_interval if winner is not None else None
     if winner is None or expected is None:
         return ()
     known = {record.number for record in (winner, baseline) if record is not None}
@@ -355,7 +355,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     return tuple(record for record in ran if record.tokens_per_second >= expected.low)
 
 
-def _not_told_apart(outcome: SearchOutcome) -> Iterator[str]:
+def _notes_on_equally_fast(outcome: SearchOutcome) -> Iterator[str]:
     """Yield a note on the number of candidates as fast as the winner, and on the one that needs the least memory."""
     winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
     if winner is None or baseline is None or not others:

@@ -1,4 +1,4 @@
-"""Creates and checks the output directory of a run, with the files that a resume needs."""
+"""The output directory of a search: its creation, its lock, its folders, and the budget that a resume needs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Output:
 
     Attributes:
         directory: absolute path.
-        made: whether this run created it.
+        is_new: whether this run created it.
     """
 
     directory: Path
-    made: bool = field(default=False, compare=False)
+    is_new: bool = field(default=False, compare=False)
 
     @property
     def workload(self) -> Path:
@@ -56,7 +56,7 @@ class Output:
         return self.directory / "study.db"
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the directory against other runs while the context is active; the lock of a killed run is released.
 
         At the end, further copies of the tokenised rows are removed, and a directory that this run created without a
@@ -65,7 +65,7 @@ class Output:
         Raises:
             InputError: another run writes to it.
         """
-        with os.fdopen(_opened(self.directory / _LOCK_FILE)) as file:
+        with os.fdopen(_open_lock(self.directory / _LOCK_FILE)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -80,7 +80,7 @@ class Output:
             try:
                 yield
             except (InputError, KeyboardInterrupt):
-                if self.made and not any(path.exists() for path in (self.study_file, self.directory / _PROBES)):
+                if self.is_new and not any(path.exists() for path in (self.study_file, self.directory / _PROBES)):
                     shutil.rmtree(self.directory, ignore_errors=True)
                 raise
             # ``datasets`` made a copy of the rows for each ``max_length``; a resumed run makes its own.
@@ -133,22 +133,22 @@ def open_output(directory: str | Path) -> Output:
     if not decodable(path):
         raise InputError(f"The output directory {printable(str(path))} has a name that is not UTF-8.", hint=hint)
     try:
-        made = not path.exists()
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         # A run that is killed may leave a part of a file.
-        found = {entry.name for entry in path.iterdir() if not entry.match(".*.part")}
+        names = {entry.name for entry in path.iterdir() if not entry.match(".*.part")}
     except OSError as error:
         raise InputError(f"The output directory {path} cannot be used: {error.strerror}.", hint=hint) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"The output directory {path} is not writable.", hint=hint)
-    output = Output(path, made)
+    output = Output(path, is_new)
     # A file of that name may be another program's.
-    if found - _EARLY_NAMES and output.remembered_budget() is None:
+    if names - _EARLY_NAMES and output.remembered_budget() is None:
         raise InputError(f"The output directory {path} holds other files and no run of autotune.", hint=hint)
     return output
 
 
-def _opened(lock: Path) -> int:
+def _open_lock(lock: Path) -> int:
     """Open a lock file, which may exist; a symbolic link is refused, since its target may be another user's file."""
     try:
         return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

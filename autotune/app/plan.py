@@ -1,4 +1,4 @@
-"""The use case behind ``autotune plan``: searches a space by traces, and ranks the traced candidates."""
+"""The use case of ``autotune plan``: searches a space by traces, and ranks the traced candidates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
-from autotune.planning.evaluator import Evaluator, explained
+from autotune.planning.evaluator import Evaluator, explain
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.attention import Attention
@@ -53,7 +53,7 @@ from autotune.units import counted
 
 
 @taking(PlanArguments)
-def plan(asked: PlanArguments) -> Plan:
+def plan(args: PlanArguments) -> Plan:
     """Search the space by traces of TRL's own training step, with no GPU, and rank the traced candidates (about 100).
 
     :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
@@ -62,49 +62,49 @@ def plan(asked: PlanArguments) -> Plan:
         InputError: an argument cannot be used.
         AutotuneError: processes cannot be started.
     """
-    started, listener, limit = time.monotonic(), asked.listener, time_limit(asked.timeout)
-    if asked.gpu == ALL:
+    started, listener, limit = time.monotonic(), args.listener, time_limit(args.timeout)
+    if args.gpu == ALL:
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
-    check_range("A top of {} candidates", asked.top)
-    options = plan_options(asked)
-    source, rows, evaluation = planned_sources(asked)
-    folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
-    planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
-    check_network(asked.network, [planned])
-    price = read_prices(asked.prices).get(planned.device.name) if asked.prices is not None else None
-    planned, options = set_aside(planned, options, asked.server_gpus)
+    check_range("A top of {} candidates", args.top)
+    options = plan_options(args)
+    source, rows, evaluation = planned_sources(args)
+    folder = bundle_folder(args.output, rows, evaluation) if args.output is not None else None
+    planned = planned_machine(args.gpu, args.num_processes, args.num_machines, args.network)
+    check_network(args.network, [planned])
+    price = read_prices(args.prices).get(planned.device.name) if args.prices is not None else None
+    planned, options = set_aside(planned, options, args.server_gpus)
     hardware = planned.hardware
-    budget_bytes = checked_budget(asked.memory_budget, hardware)
+    budget_bytes = checked_budget(args.memory_budget, hardware)
     batch = global_batch_of(options, planned)
     cache = user_cache()
     tracking = Tracking(listener)
     with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer, tracking:
         read = partial(planned_workload, options, source, rows, tracer, cache, listener, evaluation)
         workload = read()
-        workload = rows_of_length(workload, asked.seq_len, batch)
+        workload = rows_of_length(workload, args.seq_len, batch)
         problem = problem_of(options, workload, planned, batch)
-        check_server(problem, asked.server_gpus)
+        check_server(problem, args.server_gpus)
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         decided = tracking.search(evaluator, goes_on=lambda: time_left(limit, time.monotonic() - started) != 0)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         problem = evaluator.problem
-        evaluator.confirm_at_full_depth(asked.top)
-        estimates = tuple(each.shown for each in evaluator.ranked())
+        evaluator.confirm_at_full_depth(args.top)
+        estimates = tuple(each.public for each in evaluator.ranked())
         best = list(estimates[:1])
-        baseline = evaluator.estimate(problem.baseline).shown
-        explanation = _explanation(evaluator, best) if asked.explain else None
+        baseline = evaluator.estimate(problem.baseline).public
+        explanation = _explanation(evaluator, best) if args.explain else None
         offered = offers(evaluator, best[0], fits=best[0].fits) if best else ()
-        split = _server_split(evaluator, best, asked.server_gpus)
+        split = _server_split(evaluator, best, args.server_gpus)
         written: PlannedBundle | str = ""
         failure: InputError | None = None
         if folder is not None:
             try:
-                written = write_plan(folder, evaluator, best, split, asked.settings, lambda: read(rows_needed=True))
+                written = write_plan(folder, evaluator, best, split, args.settings, lambda: read(rows_needed=True))
             except InputError as error:
                 written, failure = error.message.rstrip("."), error
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
-        epochs = [_epoch(problem, one, asked) for one in (*best, baseline)]
+        epochs = [_epoch(problem, one, args) for one in (*best, baseline)]
     found = Plan(
         schema=SCHEMA,
         model=workload.model.name,
@@ -114,21 +114,21 @@ def plan(asked: PlanArguments) -> Plan:
         global_batch_size=batch,
         estimates=estimates,
         baseline=baseline,
-        changes=smallest_changes((baseline, *distinct(estimates, asked.top)), estimates),
+        changes=smallest_changes((baseline, *distinct(estimates, args.top)), estimates),
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
         notes=(
-            *_notes(evaluator, planned, asked, decided=decided),
+            *_notes(evaluator, planned, args, decided=decided),
             *_notes_on_host(best, planned),
             *(note for one in best if one.memory is not None for note in notes_on_cache(one.memory)),
             *_notes_on_server(split),
-            *([f"Without a price: {planned.device.name}."] if asked.prices is not None and price is None else []),
+            *([f"Without a price: {planned.device.name}."] if args.prices is not None and price is None else []),
             *offered,
         ),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
-        settings=asked.settings,
+        settings=args.settings,
         explanation=explanation,
         bundle=written if isinstance(written, PlannedBundle) else None,
         unwritten=written if isinstance(written, str) else "",
@@ -149,17 +149,17 @@ def plan(asked: PlanArguments) -> Plan:
     return found
 
 
-def _epoch(problem: TrainerProblem, one: Estimate, asked: PlanArguments) -> Epoch:
+def _epoch(problem: TrainerProblem, estimate: Estimate, args: PlanArguments) -> Epoch:
     """Return the epoch of an estimate; without a dataset, only its batches, since the number of rows is unknown."""
-    epoch = epoch_of(one.candidate, problem, one.tokens_per_second)
-    return epoch if asked.dataset is not None else replace(epoch, steps_per_epoch=None, seconds_per_epoch=None)
+    epoch = epoch_of(estimate.candidate, problem, estimate.tokens_per_second)
+    return epoch if args.dataset is not None else replace(epoch, steps_per_epoch=None, seconds_per_epoch=None)
 
 
 def _explanation(evaluator: Evaluator, best: Sequence[Estimate]) -> Explanation:
     """Return the stages of the best estimate if that fits, and else of the baseline's."""
     if best and best[0].fits:
-        return explained(evaluator, best[0].candidate, Subject.FASTEST)
-    return explained(evaluator, evaluator.problem.baseline, Subject.BASELINE)
+        return explain(evaluator, best[0].candidate, Subject.FASTEST)
+    return explain(evaluator, evaluator.problem.baseline, Subject.BASELINE)
 
 
 def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
@@ -183,7 +183,7 @@ def _not_measured(gpu: Gpu | None) -> str:
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 
 
-def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments, *, decided: bool) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Machine, args: PlanArguments, *, decided: bool) -> Iterator[str]:
     problem = evaluator.problem
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
@@ -204,7 +204,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments, *, deci
     few = few_documents_text(workload, problem.setting.global_batch_size)
     if few:
         yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
-    if asked.dataset is None:
+    if args.dataset is None:
         yield (
             f"All rows are assumed to have {counted(lengths.longest, 'token')}. Rows of varied lengths are padded and"
             " need an attention mask, which takes more memory: give a DATASET to plan for its lengths."
@@ -221,7 +221,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments, *, deci
     gpus = [gpu] if gpu is not None else []
     yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), gpus, evaluator.traces)
     hardware = planned.hardware
-    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, gpus)
+    yield from notes_on_processes(hardware.processes, hardware.machines, args.network, gpus)
 
 
 def _notes_on_host(best: Sequence[Estimate], planned: Machine) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The machine to plan for, this one or another, and the workload, read on this machine."""
+"""Builds the machine to plan for, this one or another, and reads the workload on this machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from autotune.core.machine import GPUS_PER_MACHINE, Hardware, Machine
 from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.inspection.dataset import evaluation_source, training_source
-from autotune.inspection.gpus import described, find_gpu
+from autotune.inspection.gpus import find_gpu, present_gpu
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
+from autotune.units import counted
 
 CPU = "cpu"
 # Bytes per second of a Gbit/s, the unit of networks.
@@ -35,26 +36,27 @@ _GBIT = 1e9 / 8
 
 
 def is_cpu(word: str | int | None) -> bool:
-    """Return whether a word for a GPU is the one for this machine's CPU."""
+    """Return whether a ``--gpu`` is ``cpu``, this machine's CPU."""
     return isinstance(word, str) and word.strip().lower() == CPU
 
 
-def machines_of(processes: int, asked: int | None, word: str | int | None = None) -> int:
+def machines_of(processes: int, requested: int | None, word: str | int | None = None) -> int:
     """Return the number of machines: the requested one, or the fewest with at most eight processes each.
 
     Args:
-        word: the user's word for the GPU; all processes on a CPU are in one machine.
+        word: the user's ``--gpu``; all processes on a CPU are in one machine.
 
     Raises:
         InputError: the machines do not divide the processes.
     """
-    if asked is None and is_cpu(word):
+    if requested is None and is_cpu(word):
         return 1
-    machines = -(-processes // GPUS_PER_MACHINE) if asked is None else asked
+    machines = -(-processes // GPUS_PER_MACHINE) if requested is None else requested
     if machines < 1 or processes % machines:
-        most = f" of at most {GPUS_PER_MACHINE} each" if asked is None else ""
+        most = f" of at most {GPUS_PER_MACHINE} each" if requested is None else ""
         raise InputError(
-            f"{processes} processes cannot be divided among {machines} machines{most}.",
+            f"{counted(processes, 'process', 'processes')} cannot be divided among"
+            f" {counted(machines, 'machine')}{most}.",
             hint="--num-processes counts the processes of all machines, and is a multiple of --num-machines.",
         )
     return machines
@@ -96,7 +98,7 @@ def planned_machine(
     network: float | None = None,
     visible: str | None = None,
 ) -> Machine:
-    """Return the machine with the GPU that a word names; None means this machine's own.
+    """Return the machine with the device of a ``--gpu``; None: this machine's own GPUs.
 
     Args:
         processes: number of processes that train together, one per GPU; None: one, or one on each of this machine's
@@ -123,7 +125,7 @@ def planned_machine(
         # Only the GPUs that train count: other users may fill the rest.
         own = inspect_machine("auto", min(own.hardware.processes, count // machines), visible)
         hardware = replace(own.hardware, processes=count, machines=machines)
-        gpu = described(hardware).networked(_between(hardware, network))
+        gpu = present_gpu(hardware).networked(_between(hardware, network))
         return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
     if is_cpu(word):
         if machines not in (None, 1):
@@ -150,16 +152,16 @@ def _between(hardware: Hardware, network: float | None) -> float | None:
     return network * _GBIT if network is not None and hardware.machines > 1 else None
 
 
-def planned_sources(asked: PlannedArguments) -> tuple[ModelSource, DatasetSource | None, DatasetSource | None]:
+def planned_sources(args: PlannedArguments) -> tuple[ModelSource, DatasetSource | None, DatasetSource | None]:
     """Return the model, the training rows and the evaluation rows; None for rows that are not given.
 
     Raises:
         InputError: one of them cannot be used.
     """
     return (
-        model_source(asked.model, "random", tokenizes=asked.dataset is not None),
-        training_source(asked.dataset, asked.split, asked.dataset_config),
-        evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config),
+        model_source(args.model, "random", tokenizes=args.dataset is not None),
+        training_source(args.dataset, args.split, args.dataset_config),
+        evaluation_source(args.dataset, args.eval_dataset, args.eval_split, args.split, args.dataset_config),
     )
 
 
@@ -196,11 +198,11 @@ def planned_workload(
     read = (source for source in (dataset, evaluation) if source is not None)
     states += [state_of(place) for source in read for place in source.places]
     name, wanted = options.trainer.name, attentions(options, here) if checked is None else checked
-    asked = name, model, dataset, evaluation, options.rollouts, options.teacher
+    inputs = name, model, dataset, evaluation, options.rollouts, options.teacher
     adapter, cache = options.peft, cache if all(state is not None for state in states) else None
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
-    key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, package_digest())
+    key = fingerprint("workload", *inputs, adapter, states, wanted, here.packages, package_digest())
     known = cache.get(Workload, key) if cache is not None and not rows_needed else None
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""Writes the bundle of a plan; each of its files states that nothing was measured."""
+"""Writes the bundle of a plan (``autotune plan --output``), whose files state that nothing was measured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_plan(
     best: Sequence[Estimate],
     split: ServerSplit | str | None,
     settings: Mapping[str, object],
-    read: Callable[[], Workload],
+    read_workload: Callable[[], Workload],
 ) -> PlannedBundle | str:
     """Write the bundle of the fastest training that is predicted to fit, and return it.
 
@@ -64,9 +64,9 @@ def write_plan(
         folder: as :func:`bundle_folder` returns it.
         evaluator: the evaluator of the training, without the GPUs of a server.
         best: the best estimate, if there is one.
-        split: the vLLM server, or why vLLM does not start; None without a server.
+        split: the split of the GPUs with a vLLM server, or why vLLM does not start; None without a server.
         settings: the plan's arguments that differ from their defaults.
-        read: reads the dataset again for the tokenised rows, which a cached workload lacks.
+        read_workload: reads the dataset again for the tokenised rows, which a cached workload lacks.
 
     Raises:
         InputError: the folder cannot be written.
@@ -79,7 +79,7 @@ def write_plan(
     workload, planned = problem.setting.workload, problem.setting.machine
     plan = problem.trainer.plan(fastest.candidate, problem.setting)
     if copies_rows(workload, plan) and not Path(workload.dataset.tokenized_directory).exists():
-        workload = read()
+        workload = read_workload()
     document = PlannedBundle(
         schema=SCHEMA,
         basis=Basis.PLANNED,
@@ -113,4 +113,4 @@ def write_plan(
 def _why_nothing(evaluator: Evaluator, best: Sequence[Estimate]) -> str:
     if any(each.memory is not None for each in best):
         return "nothing is predicted to fit"
-    return f"nothing could be predicted: {evaluator.why_unknown.rstrip('.')}"
+    return f"nothing could be predicted: {evaluator.unknown_reason.rstrip('.')}"

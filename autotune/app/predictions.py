@@ -1,4 +1,4 @@
-"""Searches by traces before the first probe, for a limited time; probes start from the traced Pareto front."""
+"""Traces candidates for a limited time before the first probe, so that the search starts with predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothi
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
-from autotune.core.estimate import need
+from autotune.core.estimate import memory_key
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import DeviceKind, Hardware, Machine
@@ -23,7 +23,7 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.cpu import cpu
-from autotune.inspection.gpus import described
+from autotune.inspection.gpus import present_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
@@ -49,7 +49,7 @@ _UNTIL_ONE_MAY_FIT = 3.0
 
 
 def predictions_of(
-    asked: ProbeArguments, problem: TrainerProblem, limit_bytes: int, server: JobServer, tracer: ServerTracer
+    args: ProbeArguments, problem: TrainerProblem, limit_bytes: int, server: JobServer, tracer: ServerTracer
 ) -> Predictions:
     """Trace for a limited time and return the predictions, which trace further candidates while the tracer is open.
 
@@ -58,8 +58,8 @@ def predictions_of(
     Args:
         server: the probes' server; it measures the speeds of a CPU with the probes' number of threads.
     """
-    asked.listener(StageStarted("Tracing training steps without running them, to spare probes"))
-    seconds, limit_seconds = EFFORTS[asked.effort].planning_seconds, time_limit(asked.timeout)
+    args.listener(StageStarted("Tracing training steps without running them, to spare probes"))
+    seconds, limit_seconds = EFFORTS[args.effort].planning_seconds, time_limit(args.timeout)
     longest_seconds = None
     if limit_seconds is not None:
         seconds = min(seconds, limit_seconds * _LARGEST_SHARE)
@@ -76,8 +76,8 @@ def predictions_of(
         with suppress(AutotuneError):  # reported when `device_of` fails alike
             speeds = measured(None)
     times = times_of(machine, speeds, limit_bytes, server, tracer, cache)
-    with tracer.within(longest_seconds):
-        return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, asked.listener, times=times)
+    with tracer.time_limit(longest_seconds):
+        return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, args.listener, times=times)
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
     Args:
         goes_on: returns whether there is time for further traces.
     """
-    least = min(evaluator.ranked(), key=need).candidate
+    least = min(evaluator.ranked(), key=memory_key).candidate
     without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
     search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST, at_once=_AT_ONCE, goes_on=goes_on)
     if goes_on():
-        evaluator.run([min(without_memory.ranked(), key=need).candidate])
+        evaluator.run([min(without_memory.ranked(), key=memory_key).candidate])
 
 
 Speeds = Callable[[GpuSpeeds | None], GpuSpeeds]
@@ -200,7 +200,7 @@ def device_of(hardware: Hardware, speeds: Speeds) -> Gpu:
     measured speeds."""
     if hardware.kind == "cpu":
         return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds(None))
-    gpu = described(hardware)
+    gpu = present_gpu(hardware)
     if gpu.speeds is not None:
         with suppress(AutotuneError):
             gpu = replace(gpu, speeds=speeds(gpu.speeds))
@@ -248,13 +248,13 @@ def times_of(
     if hardware.kind != "cpu":
         return None
     # A function of the module, since a search is sent to further workers.
-    measure = partial(_measured, hardware.kind, limit_bytes, server, tracer)
+    measure = partial(_measure, hardware.kind, limit_bytes, server, tracer)
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
     key = fingerprint("operators", hardware.name, hardware.threads, hardware.variables, software, speeds)
     return OperatorTimes(hardware.kind, measure, cache, key)
 
 
-def _measured(
+def _measure(
     device: DeviceKind, limit_bytes: int, server: JobServer, tracer: ServerTracer, calls: Sequence[str]
 ) -> Mapping[str, float | None]:
     seconds = min(_MEASURING_SECONDS, tracer.left_seconds)

@@ -1,4 +1,4 @@
-"""The use case behind ``autotune probe``: searches, confirms, and writes the fastest configuration that fits."""
+"""The use case of ``autotune probe``: searches, confirms, and writes the fastest configuration that fits."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
-from autotune.inspection.machine import divided
+from autotune.inspection.machine import divide_among_workers
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
 from autotune.study import SearchOutcome
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
-from autotune.userconfig.edit import Wanted, handed_over
+from autotune.userconfig.edit import EditTarget, edited_base
 from autotune.userconfig.launch import likely_processes
 from autotune.userconfig.sources import Sources, teacher_of
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 
 
-def probe(asked: ProbeArguments) -> Result:
+def probe(args: ProbeArguments) -> Result:
     """Search, confirm, write the bundle, and return the result document; see :func:`autotune.probe`."""
-    started, listener, limit = time.monotonic(), asked.listener, time_limit(asked.timeout)
-    config = written(str(asked.base), asked.trainer) if asked.base is not None else None
-    options = probe_options(asked if config is None else replace(asked, trainer=config.trainer))
-    given = _given(asked) if config is None else None
-    processes = asked.num_processes
+    started, listener, limit = time.monotonic(), args.listener, time_limit(args.timeout)
+    config = read_written(str(args.base), args.trainer) if args.base is not None else None
+    options = probe_options(args if config is None else replace(args, trainer=config.trainer))
+    given = _sources_of_arguments(args) if config is None else None
+    processes = args.num_processes
     if config is not None and processes is None:
         processes = likely_processes(config)
-    machine, (own, *further) = divided(asked.device, processes, asked.workers)
+    machine, (own, *further) = divide_among_workers(args.device, processes, args.workers)
     batch = global_batch_of(options, machine)
-    name, hardware = default_output(str(asked.model), str(asked.dataset), asked.base), machine.hardware
-    remembers = asked.resume and asked.memory_budget is None
+    name, hardware = default_output(str(args.model), str(args.dataset), args.base), machine.hardware
+    remembers = args.resume and args.memory_budget is None
     # Checked before the output directory is created; it may hold the budget of the run to resume.
-    budget_bytes = 0 if remembers else checked_budget(asked.memory_budget, hardware)
-    out = open_output(name if asked.output is None else asked.output)
+    budget_bytes = 0 if remembers else checked_budget(args.memory_budget, hardware)
+    out = open_output(name if args.output is None else args.output)
     if remembers:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
-    running = worker_servers(hardware, own, listener, early=asked.plan)
-    with out.held(), running as (server, tracer), tracer.within(limit):
-        check_study(asked, out)
+    running = worker_servers(hardware, own, listener, early=args.plan)
+    with out.locked(), running as (server, tracer), tracer.time_limit(limit):
+        check_study(args, out)
         # A resumed study keeps its budget; a different one is refused later.
-        if not asked.resume or out.remembered_budget() is None:
+        if not args.resume or out.remembered_budget() is None:
             out.remember_budget(budget_bytes)
         base = None
         if config is not None:
             listener(StageStarted(f"Reading {config.place} with TRL's parser"))
             base = read_base(config, machine.hardware, server, out.workload / "base")
-            options = _of_base(options, base, asked.init)
-        named = given or _named(asked, options, base)
+            options = _options_with_base(options, base, args.init)
+        named = given or _sources_with_base(args, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
         read = named.model, named.dataset, named.evaluation
@@ -77,11 +77,11 @@ def probe(asked: ProbeArguments) -> Result:
         start = start_of(base, options, workload, machine) if base is not None else None
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
-        limit_bytes = int(budget_bytes * (1 - asked.margin))
+        limit_bytes = int(budget_bytes * (1 - args.margin))
         # The run is sent to further workers, and the listener belongs to this process.
-        run = Run(replace(asked, listener=ignore), problem, server, out, limit_bytes)
-        check_study(asked, out, storage_of(run).fingerprint)
-        predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
+        run = Run(replace(args, listener=ignore), problem, server, out, limit_bytes)
+        check_study(args, out, storage_of(run).fingerprint)
+        predictions = predictions_of(args, problem, limit_bytes, server, tracer) if args.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         left = time_left(limit, time.monotonic() - started)
         run = replace(run, problem=problem, timeout_seconds=left, predictor=predictions.predictor)
@@ -90,10 +90,10 @@ def probe(asked: ProbeArguments) -> Result:
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         in_time = not outcome.interrupted and time_left(limit, time.monotonic() - started) != 0
         timelines = predictions.timelines(compared, traces=in_time)
-        file, file_notes = _handed_over(replace(run, problem=problem), base, start, outcome)
+        file, file_notes = _edited_file(replace(run, problem=problem), base, start, outcome)
         facts = RunFacts(
             budget_bytes=budget_bytes,
-            margin=asked.margin,
+            margin=args.margin,
             notes=(
                 *file_notes,
                 *notes_on(problem),
@@ -103,7 +103,7 @@ def probe(asked: ProbeArguments) -> Result:
                 *notes_on_untried(problem, outcome),
             ),
             wall_seconds=time.monotonic() - started,
-            settings=asked.settings,
+            settings=args.settings,
             output_directory=str(out.directory),
             base=file,
             timelines=timelines,
@@ -112,66 +112,64 @@ def probe(asked: ProbeArguments) -> Result:
         return write_result(result_of(outcome, problem, facts), out.directory)
 
 
-def _given(asked: ProbeArguments) -> Sources:
+def _sources_of_arguments(args: ProbeArguments) -> Sources:
     """Return the model and the rows of the arguments.
 
     Raises:
         InputError: one of them is missing or cannot be used.
     """
-    if asked.model is None or asked.dataset is None:
-        missing = " and no ".join(name.upper() for name in ("model", "dataset") if getattr(asked, name) is None)
+    if args.model is None or args.dataset is None:
+        missing = " and no ".join(name.upper() for name in ("model", "dataset") if getattr(args, name) is None)
         raise InputError(f"There is no {missing}.", hint="Give both, or a configuration that names them with --base.")
-    rows = dataset_source(asked.dataset, asked.split, asked.dataset_config)
-    evaluation = evaluation_source(
-        asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config
-    )
+    rows = dataset_source(args.dataset, args.split, args.dataset_config)
+    evaluation = evaluation_source(args.dataset, args.eval_dataset, args.eval_split, args.split, args.dataset_config)
     if evaluation is not None:
         check_one_load(rows, evaluation)
-    return Sources(model_source(asked.model, asked.init), rows, evaluation)
+    return Sources(model_source(args.model, args.init), rows, evaluation)
 
 
-def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> Sources:
+def _sources_with_base(args: ProbeArguments, options: Options, base: UserBase | None) -> Sources:
     """Return the model and the rows of the arguments, or else of the base.
 
     Raises:
         InputError: one of them is missing or cannot be used.
     """
     assert base is not None
-    found = sources_of(base, asked.model, asked.dataset)
+    found = sources_of(base, args.model, args.dataset)
     rows, evaluation = found.dataset, found.evaluation
-    for option, value in (("--split", asked.split), ("--dataset-config", asked.dataset_config)):
-        if value is not None and asked.dataset is None:
+    for option, value in (("--split", args.split), ("--dataset-config", args.dataset_config)):
+        if value is not None and args.dataset is None:
             raise InputError(
                 f"{option} is of a DATASET, and the rows are those of {base.name}.",
                 hint="Give a DATASET too, or write it in the file.",
             )
-    if asked.dataset is not None:
-        rows = replace(dataset_source(asked.dataset, asked.split, asked.dataset_config), reading=rows.reading)
-    if asked.evaluates:
-        evaluation = evaluation_source(rows.name, asked.eval_dataset, asked.eval_split, rows.split, rows.config)
+    if args.dataset is not None:
+        rows = replace(dataset_source(args.dataset, args.split, args.dataset_config), reading=rows.reading)
+    if args.evaluates:
+        evaluation = evaluation_source(rows.name, args.eval_dataset, args.eval_split, rows.split, rows.config)
         assert evaluation is not None
         evaluation = replace(evaluation, reading=rows.reading)
-    if evaluation is not None and (asked.evaluates or asked.split is not None):
+    if evaluation is not None and (args.evaluates or args.split is not None):
         check_one_load(rows, evaluation)
     check_evaluation(options.trainer, evaluates=evaluation is not None)
-    return Sources(replace(found.model, init=asked.init), rows, evaluation)
+    return Sources(replace(found.model, init=args.init), rows, evaluation)
 
 
-def _of_base(options: Options, base: UserBase, init: Init) -> Options:
-    """Return options with the base's reward functions and teacher where the arguments have none."""
+def _options_with_base(options: Options, base: UserBase, init: Init) -> Options:
+    """Return options with the base's reward functions and teacher if the arguments have none."""
     rewards, teacher = options.rollouts.rewards or rewards_of(base), options.teacher
     if teacher is None and options.trainer.has_teacher:
         teacher = teacher_of(base.config, init)
     return replace(options, rollouts=replace(options.rollouts, rewards=rewards), teacher=teacher)
 
 
-def _handed_over(
+def _edited_file(
     run: Run, base: UserBase | None, start: Start | None, outcome: SearchOutcome
 ) -> tuple[BaseFile | None, tuple[str, ...]]:
     """Return the base's file with the recommendation's changes, and notes on it."""
     if base is None or start is None:
         return None, ()
-    asked, out, trainer, setting = run.asked, run.output, run.problem.trainer, run.problem.setting
+    args, out, trainer, setting = run.arguments, run.output, run.problem.trainer, run.problem.setting
     notes = [
         f"--fix {knob}={setting.wishes.fixed[knob]} replaces {value} in {base.name}."
         for knob, value in start.replaced.items()
@@ -186,17 +184,17 @@ def _handed_over(
     workload = setting.workload
     rows = training_rows(workload, plan, out.directory)
     copied = rows.cut or any(profile.dropped for profile in workload.profiles)
-    wanted = Wanted(
+    wanted = EditTarget(
         plan,
         frozenset(setting.wishes.fixed),
-        workload.model_source.name if asked.model is not None else None,
-        workload.teacher_source.name if asked.teacher is not None and workload.teacher_source is not None else None,
-        rows if copied or asked.dataset is not None or asked.evaluates else None,
-        asked.evaluates,
+        workload.model_source.name if args.model is not None else None,
+        workload.teacher_source.name if args.teacher is not None and workload.teacher_source is not None else None,
+        rows if copied or args.dataset is not None or args.evaluates else None,
+        args.evaluates,
         out.directory,
     )
     try:
-        file, note = handed_over(base, wanted, trainer, setting, run.server, out.workload / "handed-over")
+        file, note = edited_base(base, wanted, trainer, setting, run.server, out.workload / "handed-over")
     except InputError as error:
         # The measurements are kept.
         refused = f"{base.name} cannot take the recommendation: {error.message}"

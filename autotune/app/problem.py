@@ -26,29 +26,29 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     """
     processes, shared = machine.hardware.processes, options.ranks_per_row
     ranks = max(1, processes // shared)
-    asked = options.global_batch_size
-    if asked is None:
+    batch = options.global_batch_size
+    if batch is None:
         # TRL accumulates over one micro-batch by default.
         return int(find("per_device_train_batch_size", options.trainer.techniques).trl_default) * ranks
-    if asked % ranks:
+    if batch % ranks:
         together = f"{processes} processes" if shared == 1 else f"{processes} processes, {shared} to a row"
         raise InputError(
-            f"A global batch of {asked} {options.trainer.counted} cannot be reached with {together}.",
+            f"A global batch of {batch} {options.trainer.counted} cannot be reached with {together}.",
             hint=f"Take a multiple of {ranks}.",
         )
-    return asked
+    return batch
 
 
-def attentions(options: Options, machine: Machine, own: str | None = None) -> tuple[str, ...]:
+def attentions(options: Options, machine: Machine, users: str | None = None) -> tuple[str, ...]:
     """Return the attention implementations that this machine supports and the search may use.
 
     Args:
-        own: the implementation in the user's configuration; None: TRL's default.
+        users: the user's own implementation; None: TRL's default.
     """
     technique = find("attention", options.trainer.techniques)
     fixed = options.wishes.fixed.get(technique.name)
     listed = options.file.choices.get(technique.name, ()) if technique.name not in options.wishes.excluded else ()
-    wanted = (fixed,) if fixed is not None else (own or technique.trl_default, *listed)
+    wanted = (fixed,) if fixed is not None else (users or technique.trl_default, *listed)
     return tuple(dict.fromkeys(str(item) for item in wanted if technique.unavailable(item, machine) is None))
 
 

@@ -1,7 +1,8 @@
-"""Builds a public function from a use case and the class that declares its arguments."""
+"""Gives public functions the signatures of their classes of arguments, and checks the types of arguments."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import logging
@@ -34,12 +35,12 @@ _VALUES: Mapping[object, str] = {
     Mapping: "a dictionary",
     Callable: "a function",
 }
-"""Values of a type in words."""
-_PRINTED = (NoneType, bool, int, float, str)
+"""Names of a type's values in messages."""
+_SHOWN_TYPES = (NoneType, bool, int, float, str)
 """Types whose values appear in messages; other objects might print the user's data."""
 _ROWS = "Write the rows to a file, as with `dataset.to_parquet('rows.parquet')`, and give its name."
 _MODEL = "Write it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, and give DIR."
-_INSTEAD: Mapping[str, str] = {
+_REMEDIES: Mapping[str, str] = {
     "model": _MODEL,
     "teacher": _MODEL,
     "dataset": _ROWS,
@@ -47,10 +48,10 @@ _INSTEAD: Mapping[str, str] = {
     "base": "Give its YAML file.",
     "trainer": f"Give its name, such as {DEFAULT!r}.",
 }
-"""Hints for an argument that was given an object, by the argument's name."""
+"""Hints for an argument whose value is an object of a library, by the argument's name."""
 
 
-def logged() -> Listener:
+def logging_listener() -> Listener:
     """Return a listener that writes the progress of a run to the log of ``autotune``, at level INFO."""
     # Imported late: the help of a command needs no reports.
     from autotune.reporting.progress import PlainListener
@@ -88,14 +89,11 @@ class Arguments(Checked):
             at level INFO.
     """
 
-    listener: Listener = field(default_factory=logged)
+    listener: Listener = field(default_factory=logging_listener)
 
     @property
     def settings(self) -> dict[str, object]:
-        """The arguments that differ from their defaults, by name, without secrets.
-
-        They are ``settings`` in ``result.json`` and in a plan's document, and yield the command that repeats a run.
-        """
+        """The arguments that differ from their defaults, by name, without secrets: ``settings`` in ``result.json``."""
         values = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name not in OBJECTS}
         if isinstance(storage := values.get("storage"), str):
             values["storage"] = hidden_url(storage)
@@ -109,36 +107,42 @@ def taking(
 ) -> Callable[[Callable[[_Arguments], _Result]], Callable[_Parameters, _Result]]:
     """Return a decorator that gives a function the signature and the descriptions of its arguments' fields."""
 
-    def taken(function: Callable[[_Arguments], _Result]) -> Callable[_Parameters, _Result]:
+    def decorate(function: Callable[[_Arguments], _Result]) -> Callable[_Parameters, _Result]:
         signature = inspect.signature(kind)
 
         @functools.wraps(function)
-        def called(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-            # Raises a TypeError that does not name the class of arguments.
-            signature.bind(*args, **kwargs)
+        def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                # Python's own message, with the name of the function instead of that of the class of arguments.
+                unknown = next((name for name in kwargs if name not in signature.parameters), "")
+                near = difflib.get_close_matches(unknown, signature.parameters, n=1)
+                hint = f". Did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{function.__name__}() {error}{hint}") from None
             return function(kind(*args, **kwargs))
 
         listed = "\n".join(f"    {name}: {text}" for name, text in descriptions(kind).items())
-        called.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{listed}"
+        wrapper.__doc__ = f"{inspect.getdoc(function)}\n\nArgs:\n{listed}"
         returned = inspect.signature(function).return_annotation
         shown = signature.replace(return_annotation=returned)
-        called.__signature__ = shown  # type: ignore[attr-defined]  # inspect looks for it
-        return called
+        wrapper.__signature__ = shown  # type: ignore[attr-defined]  # inspect looks for it
+        return wrapper
 
-    return taken
+    return decorate
 
 
 def descriptions(kind: object) -> dict[str, str]:
     """Return the descriptions of the arguments of a class, by name; those of a subclass override its parents'."""
-    return {name: " ".join(text.split()) for name, _, text in _described(kind)}
+    return {name: " ".join(text.split()) for name, _, text in _field_descriptions(kind)}
 
 
 def placeholders(kind: object) -> dict[str, str]:
     """Return the placeholders of arguments in the help: the words in brackets before their descriptions."""
-    return {name: word for name, word, _ in _described(kind) if word}
+    return {name: word for name, word, _ in _field_descriptions(kind) if word}
 
 
-def _described(kind: object) -> Iterator[tuple[str, str, str]]:
+def _field_descriptions(kind: object) -> Iterator[tuple[str, str, str]]:
     for each in reversed(inspect.getmro(kind)) if isinstance(kind, type) else ():
         yield from _DESCRIPTION.findall(inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2])
 
@@ -164,7 +168,7 @@ def check_type(name: str, value: object, annotation: object) -> None:
     """
     kind = next((kind for kind in kinds_of(annotation) if _is_of(value, kind)), None)
     if kind is None:
-        raise _refused(name, value, annotation)
+        raise _type_error(name, value, annotation)
     if get_origin(kind) in (Iterable, Sequence, Mapping) and isinstance(value, Collection):
         part = "A key" if isinstance(value, Mapping) else "An item"
         for item in value:
@@ -177,7 +181,7 @@ def kinds_of(annotation: object) -> tuple[object, ...]:
 
 
 def words_of(annotation: object) -> tuple[str, ...]:
-    """Return the words of a type that has a ``Literal``; none for another."""
+    """Return the values of a type's ``Literal``; none for another type."""
     return next((get_args(kind) for kind in kinds_of(annotation) if get_origin(kind) is Literal), ())
 
 
@@ -194,11 +198,11 @@ def _is_of(value: object, kind: object) -> bool:
     return isinstance(expected, type) and isinstance(value, expected)
 
 
-def _refused(name: str, value: object, annotation: object) -> InputError:
+def _type_error(name: str, value: object, annotation: object) -> InputError:
     named = f"an object of the class {type(value).__name__}"
     if isinstance(value, type):
         named = f"the class {value.__name__}"
-    shown = repr(value) if isinstance(value, _PRINTED) else named
+    shown = repr(value) if isinstance(value, _SHOWN_TYPES) else named
     words: list[str] = []
     for kind in kinds_of(annotation):
         if get_origin(kind) is Literal:
@@ -206,5 +210,5 @@ def _refused(name: str, value: object, annotation: object) -> InputError:
         elif kind is not NoneType:
             words.append(_VALUES.get(get_origin(kind) or kind) or f"an autotune.{getattr(kind, '__name__', kind)}")
     listed = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
-    instead = "" if isinstance(value, _PRINTED) else _INSTEAD.get(name, "")
+    instead = "" if isinstance(value, _SHOWN_TYPES) else _REMEDIES.get(name, "")
     return InputError(f"{name} cannot be {shown}.", hint=f"It is {listed}. {instead}".strip())

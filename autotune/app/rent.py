@@ -1,4 +1,4 @@
-"""The use case behind ``autotune plan --gpu all`` and ``--num-processes auto``: plans for many GPUs, sharing traces."""
+"""The use case of ``autotune plan --gpu all`` and ``--num-processes auto``: plans for many GPUs, sharing traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
-from autotune.core.events import Ranked, StageStarted, without
+from autotune.core.events import Ranked, StageStarted, excluding
 from autotune.core.machine import Machine
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
@@ -58,7 +58,7 @@ _WORTH = 0.05
 
 
 @taking(RentArguments)
-def rent(asked: RentArguments) -> Rent:
+def rent(args: RentArguments) -> Rent:
     """Predict for every GPU of the catalogue whether a training fits there, how fast it is, and what it costs.
 
     For one kind of GPU, numbers of GPUs are compared. A GPU with less memory than the budget uses all of its memory.
@@ -67,26 +67,26 @@ def rent(asked: RentArguments) -> Rent:
         InputError: an argument cannot be used on any of the GPUs.
         AutotuneError: processes cannot be started.
     """
-    started, listener, options = time.monotonic(), asked.listener, plan_options(asked)
-    prices = read_prices(asked.prices) if asked.prices is not None else None
-    source, rows, evaluation = planned_sources(asked)
-    words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
-    auto = asked.num_processes == AUTO
-    processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
+    started, listener, options = time.monotonic(), args.listener, plan_options(args)
+    prices = read_prices(args.prices) if args.prices is not None else None
+    source, rows, evaluation = planned_sources(args)
+    words = [gpu.name for gpu in gpus()] if args.gpu == ALL else [args.gpu]
+    auto = args.num_processes == AUTO
+    processes, machines = (1, None) if args.num_processes == AUTO else (args.num_processes, args.num_machines)
     first = planned_machine(words[0], processes, machines)
     # Checked before the rows are tokenised.
-    checked_budget(_within(asked.memory_budget, first.hardware.memory_bytes), first.hardware)
+    checked_budget(_within(args.memory_budget, first.hardware.memory_bytes), first.hardware)
     batch = global_batch_of(options, first)
-    numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
-    planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
-    check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
+    numbers = divisible_counts(batch, options, args.num_machines) if auto else [first.hardware.processes]
+    planned = [_machine(word, numbers[0], args.num_machines) for word in words]
+    check_network(args.network, [_machine(word, numbers[-1], args.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].hardware.cores, listener) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
-        workload = rows_of_length(workload, asked.seq_len, batch)
+        workload = rows_of_length(workload, args.seq_len, batch)
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, prices, numbers, len(words))
+        survey = _Survey(args, options, workload, batch, traces, prices, numbers, len(words))
         offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -95,17 +95,17 @@ def rent(asked: RentArguments) -> Rent:
         model=workload.model.name,
         dataset=workload.dataset.name,
         trainer=options.trainer.name,
-        unit="epoch" if asked.dataset is not None else "billion tokens",
+        unit="epoch" if args.dataset is not None else "billion tokens",
         global_batch_size=batch,
         num_processes=AUTO if auto else first.hardware.processes,
-        num_machines=max(machines_of(offer.processes, asked.num_machines, asked.gpu) for offer in offers),
+        num_machines=max(machines_of(offer.processes, args.num_machines, args.gpu) for offer in offers),
         priced=prices is not None,
-        offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
+        offers=tuple(sorted(offers, key=_order)) if args.gpu == ALL else tuple(offers),
         notes=tuple(_notes(survey, offers)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
-        settings=asked.settings,
+        settings=args.settings,
         environment=environment(planned[0]),
     )
 
@@ -125,7 +125,7 @@ class _Survey:
         vllm: the choices of vLLM in the planned spaces.
     """
 
-    asked: RentArguments
+    arguments: RentArguments
     options: Options
     workload: Workload
     batch: int
@@ -160,33 +160,33 @@ class _Survey:
 
     def _offer(self, word: str | int | None, processes: int, progress: str) -> tuple[Offer, Evaluator | None]:
         """Return the offer for a number of GPUs, and its evaluator; None if they cannot be planned for."""
-        planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
+        planned = _machine(word, processes, self.arguments.num_machines, self.arguments.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         several = f"{processes} x " if processes > 1 else ""
-        self.asked.listener(StageStarted(f"Planning for {several}{blank.gpu.name}{progress}"))
+        self.arguments.listener(StageStarted(f"Planning for {several}{blank.gpu.name}{progress}"))
         try:
             problem = problem_of(self.options, self.workload, planned, self.batch)
-            budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
+            budget_bytes = checked_budget(_within(self.arguments.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
             self.refused.append(error)
             return replace(blank, reason=error.message), None
         self.vllm.update(problem.choices.get(VLLM, ()))
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        with Tracking(without(self.asked.listener, StageStarted, Ranked)) as tracking:
+        with Tracking(excluding(self.arguments.listener, StageStarted, Ranked)) as tracking:
             tracking.search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
         return self._best(blank, evaluator), evaluator
 
-    def _offloading(self, single: Offer, own: Evaluator) -> Offer:
+    def _offloading(self, single: Offer, single_evaluator: Evaluator) -> Offer:
         """Return the offer for one GPU with last resorts, or ``single`` if there are none.
 
         Args:
-            own: the evaluator behind ``single``.
+            single_evaluator: the evaluator behind ``single``.
         """
-        evaluator = with_last_resorts_if_nothing_fits(own)
-        if evaluator is own:
+        evaluator = with_last_resorts_if_nothing_fits(single_evaluator)
+        if evaluator is single_evaluator:
             return single
         offer = self._best(Offer(single.gpu, 1), evaluator)
         self.offloads += [offer] if offer.fits else []
@@ -197,17 +197,17 @@ class _Survey:
         problem = evaluator.problem
         best = next((found for found in evaluator.ranked() if found.memory is not None), None)
         if best is None or best.memory is None:
-            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.why_unknown)
+            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.unknown_reason)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
         if best.fits:
-            return self._priced(offer, best, problem)
+            return self._with_price(offer, best, problem)
         needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
         return replace(offer, reason=f"the least needs {needs} of {budget}")
 
-    def _priced(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
+    def _with_price(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
         rate, price = estimate.tokens_per_second, (self.prices or {}).get(offer.gpu.name)
         seconds = epoch_of(estimate.candidate, problem, rate).seconds_per_epoch
-        if self.asked.dataset is None:
+        if self.arguments.dataset is None:
             seconds = BILLION / rate if rate else None
         cost = cost_of(seconds, price, offer.processes)
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
@@ -285,11 +285,11 @@ def _machine(word: str | int | None, processes: int, machines: int | None, netwo
     return planned_machine(word, processes, machines_of(processes, machines, word), network)
 
 
-def _within(asked: str | int | None, memory_bytes: int) -> str | int | None:
-    """Return the budget asked for, or all memory of a GPU that has less."""
-    if asked is None:
+def _within(budget: str | int | None, memory_bytes: int) -> str | int | None:
+    """Return the requested budget, or all memory of a GPU that has less."""
+    if budget is None:
         return None
-    return min(parse_size(asked) if isinstance(asked, str) else asked, memory_bytes)
+    return min(parse_size(budget), memory_bytes)
 
 
 def _order(offer: Offer) -> tuple[object, ...]:
@@ -299,11 +299,11 @@ def _order(offer: Offer) -> tuple[object, ...]:
 
 
 def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
-    asked, batch, prices = survey.asked, survey.batch, survey.prices
-    auto = asked.num_processes == AUTO
+    args, batch, prices = survey.arguments, survey.batch, survey.prices
+    auto = args.num_processes == AUTO
     yield from notes_on_workload(survey.workload)
     yield "Nothing was measured."
-    if asked.dataset is not None:
+    if args.dataset is not None:
         yield (
             "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
             " with --gpu NAME."
@@ -318,10 +318,10 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             " another."
         )
     most_processes = max(offer.processes for offer in offers)
-    machines = machines_of(most_processes, asked.num_machines, asked.gpu)
-    gpus = {offer.gpu.name: offer.gpu for offer in offers} if not is_cpu(asked.gpu) else {}
-    yield from notes_on_processes(most_processes, machines, asked.network, gpus.values(), at_most=auto)
-    tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
+    machines = machines_of(most_processes, args.num_machines, args.gpu)
+    gpus = {offer.gpu.name: offer.gpu for offer in offers} if not is_cpu(args.gpu) else {}
+    yield from notes_on_processes(most_processes, machines, args.network, gpus.values(), at_most=auto)
+    tight = ", ".join(offer.gpus for offer in offers if offer.fits and not offer.fits_with_error)
     if tight:
         yield (
             f"May not fit, since less is to spare than the error of the estimate: {tight}. The plan for one of them"

@@ -1,4 +1,4 @@
-"""Writes the result of a run: its bundle and page, or for ``autotune report`` a page from ``result.json``."""
+"""Writes the bundle and page of a run; the use case of ``autotune report``, a page from ``result.json``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def report(
 
 
 def write_result(result: Result, directory: Path) -> Result:
-    """Write the bundle and its page, and return the result, with a note where there is no page.
+    """Write the bundle and its page, and return the result, with a note if the page failed.
 
     Raises:
         UnwrittenError: the bundle cannot be written.
@@ -82,7 +82,7 @@ def write_page(document: Document, file: Path, form: str = "html") -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    # Templates are read only where a report is written.
+    # Templates are read only if a report is written.
     from autotune.reporting.page.html import html_page
     from autotune.reporting.page.markdown import markdown_page
 
@@ -92,7 +92,7 @@ def write_page(document: Document, file: Path, form: str = "html") -> None:
 def result_file(place: str | Path) -> Path:
     """Return the result file at a path, which may be the output directory; a plan's directory has the plan's file."""
     file = user_path(place)
-    with suppress(OSError):  # `read_result` says why
+    with suppress(OSError):  # `read_result` reports the reason
         if file.is_dir():
             planned = (file / PLAN).exists() and not (file / RESULT).exists()
             return file / (PLAN if planned else RESULT)

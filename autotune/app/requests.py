@@ -1,4 +1,4 @@
-"""Builds probe requests and the store of traces, for every use case and benchmark."""
+"""Builds probe requests and the store of traces, for all use cases and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the study of one problem; each candidate is probed in its own folder of the output directory."""
+"""Runs the search of a problem on this worker, and identifies its study."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from autotune.study import ProbeRun, SearchOutcome, StudyStorage, check_storage,
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
-_LATE = 3.0
-"""Factor over the time expected from its candidate's probe above which a run counts as hanging."""
+_HANGING_FACTOR = 3.0
+"""A run counts as hanging after this multiple of the time expected from its candidate's probe."""
 
 _OWN_STUDY = "autotune"
 """Name of the study in an output directory."""
 
 _TIMED_UNTIL = 0.75
-"""Share of its time limit after which a run times no further micro-batches; the rest is for evaluation and a save."""
+"""Share of a run's time limit after which timing ends; the rest is for evaluation and a save."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Run:
         predictor: predictions before any probe, or None.
     """
 
-    asked: ProbeArguments
+    arguments: ProbeArguments
     problem: TrainerProblem
     server: JobServer
     output: Output
@@ -83,21 +83,21 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         AutotuneError: probes cannot be started, or the storage failed.
     """
     listener(StageStarted("Searching"))
-    asked, effort, problem = run.asked, EFFORTS[run.asked.effort], run.problem
+    args, effort, problem = run.arguments, EFFORTS[run.arguments.effort], run.problem
 
-    def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        seed, limit_seconds = seed_of(one, asked.seed), timeout_of(one, effort, seconds_left)
-        schedule = replace(one.schedule, latest_seconds=_TIMED_UNTIL * limit_seconds)
-        request = probe_request(problem, one.candidate, schedule, run.limit_bytes, seed)
-        return run_probe(run.server, request, run.output.probe(one), limit_seconds)
+    def probe_candidate(probe_run: ProbeRun, seconds_left: float | None) -> Measurement:
+        seed, limit_seconds = seed_of(probe_run, args.seed), timeout_of(probe_run, effort, seconds_left)
+        schedule = replace(probe_run.schedule, latest_seconds=_TIMED_UNTIL * limit_seconds)
+        request = probe_request(problem, probe_run.candidate, schedule, run.limit_bytes, seed)
+        return run_probe(run.server, request, run.output.probe(probe_run), limit_seconds)
 
     return search(
         problem,
         probe_candidate,
         effort=effort,
         memory_limit_bytes=run.limit_bytes,
-        seed=asked.seed,
-        trials=asked.trials,
+        seed=args.seed,
+        trials=args.trials,
         timeout_seconds=run.timeout_seconds,
         storage=storage_of(run),
         listener=listener,
@@ -109,14 +109,14 @@ def storage_of(run: Run) -> StudyStorage:
     """Return the study of a search, and its location."""
     # The compared choices always include last resorts: whether a run adds them depends on how much it could trace,
     # which varies between workers and runs.
-    compared = with_last_resorts(run.problem)
-    url, name = study_of(run.asked, run.output)
+    args, compared = run.arguments, with_last_resorts(run.problem)
+    url, name = study_of(args, run.output)
     return StudyStorage(
-        url=url, name=name, resume=run.asked.resume, fingerprint=fingerprint(compared, run.limit_bytes, run.asked.seed)
+        url=url, name=name, resume=args.resume, fingerprint=fingerprint(compared, run.limit_bytes, args.seed)
     )
 
 
-def check_study(asked: ProbeArguments, output: Output, fingerprint: Mapping[str, str] | None = None) -> None:
+def check_study(args: ProbeArguments, output: Output, fingerprint: Mapping[str, str] | None = None) -> None:
     """Check before the search that its study can be stored, and belongs to the same search.
 
     Args:
@@ -126,23 +126,23 @@ def check_study(asked: ProbeArguments, output: Output, fingerprint: Mapping[str,
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
         StudyMismatchError: the study to be resumed was made for something else.
     """
-    if asked.storage is not None or output.study_file.exists():
-        check_storage(*study_of(asked, output), resume=asked.resume, fingerprint=fingerprint)
+    if args.storage is not None or output.study_file.exists():
+        check_storage(*study_of(args, output), resume=args.resume, fingerprint=fingerprint)
 
 
-def study_of(asked: ProbeArguments, output: Output) -> tuple[str, str]:
+def study_of(args: ProbeArguments, output: Output) -> tuple[str, str]:
     """Return the URL and the name of a search's study.
 
     The database in an output directory has one study with a fixed name, so that the directory may be renamed or copied.
     """
-    if asked.storage is None:
+    if args.storage is None:
         return output.study_url, _OWN_STUDY
-    return asked.storage, asked.study or output.directory.name
+    return args.storage, args.study or output.directory.name
 
 
 def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
     """Return the seconds after which a run is killed: the effort's, or more if its candidate's probe was slow."""
-    longest = max(effort.probe_timeout_seconds, _LATE * run.expected_seconds)
+    longest = max(effort.probe_timeout_seconds, _HANGING_FACTOR * run.expected_seconds)
     return longest if seconds_left is None else min(longest, seconds_left)
 
 
@@ -167,7 +167,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[st
         "dataset": workload.dataset.fingerprint,
         **({"evaluation dataset": workload.evaluation.fingerprint} if workload.evaluation is not None else {}),
         "completions and rewards": encode(workload.rollouts),
-        **({"base": encode(replace(setting.base, file="", held={}))} if setting.base is not None else {}),
+        **({"base": encode(replace(setting.base, file="", unsearched={}))} if setting.base is not None else {}),
     }
     texts = {name: json.dumps(part, sort_keys=True).encode() for name, part in parts.items()}
     return {

@@ -1,4 +1,4 @@
-"""Reserves some GPUs of a machine for a vLLM server that generates for the training on the others."""
+"""Divides a machine's GPUs between a vLLM server that generates and the training (``--server-gpus``)."""
 
 from __future__ import annotations
 
@@ -132,4 +132,4 @@ def server_of(plan: TrainingPlan, setting: Setting, gpus: int, tokens: int | Non
 def held_by_server(server: Engine) -> Reservation | str:
     """Return a server's memory on each of its GPUs, or why it does not start there."""
     refused = undivided(server.model, server.parallel) or beyond_model(server.model, server.tokens or 0)
-    return refused or server.why_not or server.reservation
+    return refused or server.start_error or server.reservation

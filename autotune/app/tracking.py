@@ -1,4 +1,4 @@
-"""Runs the search of a plan, and reports its progress and the best candidates so far."""
+"""Runs the search of a plan, and reports progress and the best candidates so far."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from autotune.reporting.words import differences
 from autotune.study import MOST_TRACED, search_by_traces
 from autotune.units import counted, format_bytes
 
-_USUAL = 60
+_USUAL_CANDIDATES = 60
 """Candidates that a search usually traces: 40 to 100 for the 8B shape."""
-_SHOWN = 5
+_RANKED_SHOWN = 5
 
 
 class Tracking:
@@ -61,7 +61,7 @@ class Tracking:
             goes_on: returns whether to continue once a legal candidate was traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
-        self._usual = min(_USUAL, limit, evaluator.problem.size)
+        self._usual = min(_USUAL_CANDIDATES, limit, evaluator.problem.size)
         self._listener(TRACING)
 
         def continues() -> bool:
@@ -78,7 +78,7 @@ class Tracking:
         found = evaluator.run(candidates)
         traced = len(evaluator.candidates)
         self._to_come = evaluator.traces.count * max(0, self._usual - traced) // max(1, traced)
-        best = distinct((each for each in evaluator.ranked() if each.memory is not None), _SHOWN)
+        best = distinct((each for each in evaluator.ranked() if each.memory is not None), _RANKED_SHOWN)
         if best:
             self._listener(Ranked(best, evaluator.problem.baseline))
         return found
@@ -102,5 +102,5 @@ def _left_by_interruption(evaluator: Evaluator) -> Iterator[str]:
         traced = counted(len(evaluator.candidates), "traced candidate")
         choices = differences(best.candidate, evaluator.problem.baseline)
         yield f"The best of {traced} so far is predicted to need {needs} of {budget}: {choices}."
-    if evaluator.traces.cache.keeps:
+    if evaluator.traces.cache.is_enabled:
         yield "Finished traces are cached: the same command continues from there."

@@ -1,4 +1,4 @@
-"""Reads a workload: the model's profile, the tokenised dataset, and which attention keeps packed documents separate."""
+"""Reads a workload through child processes: model, tokenised dataset, and the self-test of attention for packing."""
 
 from __future__ import annotations
 

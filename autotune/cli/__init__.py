@@ -9,7 +9,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> int:
-    """Run the command that ``sys.argv`` names and return the exit code."""
+    """Run the command in ``sys.argv`` and return the exit code."""
     try:
         from autotune.cli.boundary import run
 

@@ -1,4 +1,4 @@
-"""Declares the commands' options from the arguments of the public functions, and converts parsed options back."""
+"""Declares argparse options from the fields of the public functions' arguments, and converts parsed options back."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def add_options(
     groups: Mapping[str, Iterable[str]] | None = None,
     optional: Iterable[str] = (),
 ) -> None:
-    """Declare the arguments in classes as options, each once; positional ones stay positional.
+    """Declare the fields of classes of arguments as options, each once; positional ones stay positional.
 
     Args:
-        groups: argument names by group title; the group without names takes all others.
-        optional: names of arguments without a default that may still be left out.
+        groups: argument names by title of the help's group; the group without names has all others.
+        optional: names of arguments that are optional although they have no default.
     """
     homes: dict[str, argparse._ActionsContainer] = {}
     others: argparse._ActionsContainer = parser
@@ -41,7 +41,7 @@ def add_options(
         for each in (each for each in fields(kind) if each.name not in declared):
             declared.add(each.name)
             name, default = each.name, each.default
-            form = {"help": _help(texts, positional, name, default), **_form(types[name], words.get(name), default)}
+            form = {"help": _help(texts, positional, name, default), **_settings(types[name], words.get(name), default)}
             if each.kw_only or isinstance(default, str):
                 homes.get(name, others).add_argument(option(name, default), dest=name, **form)
             else:
@@ -49,7 +49,7 @@ def add_options(
                 parser.add_argument(name, **{"nargs": "?" if left_out else None, **form, "metavar": name.upper()})
 
 
-def _form(annotation: object, placeholder: str | None, default: object) -> dict[str, Any]:
+def _settings(annotation: object, placeholder: str | None, default: object) -> dict[str, Any]:
     """Return argparse's settings for an argument of a type."""
     kinds, words = set(kinds_of(annotation)), words_of(annotation)
     origins = {get_origin(kind) for kind in kinds}
@@ -74,12 +74,12 @@ def _form(annotation: object, placeholder: str | None, default: object) -> dict[
 def _help(texts: Mapping[str, str], positional: Container[str], name: str, default: object) -> str:
     """Return the help text of an argument, ending with its default."""
 
-    def spelled(found: re.Match[str]) -> str:
-        if found[1] in positional:
-            return found[1].upper()
-        return option(found[1]) if found[1] in texts else found[1]
+    def spell(match: re.Match[str]) -> str:
+        if match[1] in positional:
+            return match[1].upper()
+        return option(match[1]) if match[1] in texts else match[1]
 
-    text = re.sub(r"``(.*?)``", spelled, re.sub(r":\w+:`(.*?)`", r"\1", texts[name]))
+    text = re.sub(r"``(.*?)``", spell, re.sub(r":\w+:`(.*?)`", r"\1", texts[name]))
     text, _, unset = text.removesuffix(".").partition(" None: ")
     if isinstance(default, int | float | str) and not isinstance(default, bool):
         unset = unset or str(default)
@@ -132,18 +132,18 @@ def fixes(texts: Iterable[str]) -> dict[str, str]:
 
 
 def trainer_names() -> str:
-    """Return the part of a help's epilog that lists the values of --trainer."""
+    """Return the values of --trainer, for the end of a command's help."""
     from autotune.trainers import trainers
 
-    return f"--trainer takes:\n{listed(trainers())}\n"
+    return f"--trainer takes:\n{indented(trainers())}\n"
 
 
-def listed(words: Iterable[str]) -> str:
+def indented(words: Iterable[str]) -> str:
     """Return words as indented lines of a help."""
-    return wrapped(", ".join(words), "  ")
+    return wrap_text(", ".join(words), "  ")
 
 
-def wrapped(text: str, indent: str = "") -> str:
+def wrap_text(text: str, indent: str = "") -> str:
     """Return text as lines of a help."""
     import textwrap
 

@@ -1,4 +1,4 @@
-"""The process boundary: maps every end of a command, including signals, to an exit code and a message."""
+"""Runs a command and maps its result, error or signal to an exit code and a message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUG = os.EX_SOFTWARE
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
 # Errors caused by the user's paths or a full disk, which are no bugs.
-_OF_FILES = {
+_FILE_ERRORS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), ("opened", "Raise the limit of open files (ulimit -n).")),
@@ -35,7 +35,7 @@ _NO_MEMORY = (
 )
 # EAGAIN of fork: the process limit is reached. A write to a full pipe has another message.
 _NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
-_ASKING = (signal.SIGTERM, signal.SIGHUP)
+_TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
 _ASCII = str.maketrans(
     {"±": "+-", "µ": "u", "…": "...", "→": "->", **dict(zip("·○●█▉▊▋▌▍▎▏─└┤", ".o*#####   -+|", strict=True))}
@@ -44,10 +44,10 @@ _ASCII = str.maketrans(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command that ``argv`` names and return the exit code.
+    """Run the command in ``argv`` and return the exit code.
 
-    0 found, 1 nothing fits, 2 the input cannot be used, 3 not known, 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and
-    SIGTERM, 141 the reader of the output closed the pipe, 70 a bug.
+    0: something fits; 1: nothing fits; 2: the input cannot be used; 3: not known; 70: a bug; 129, 130, 143: interrupted
+    by SIGHUP, Ctrl-C or SIGTERM; 141: the reader of the output closed the pipe.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
             # Do not fail in a terminal whose encoding lacks a character.
             stream.reconfigure(errors=_in_ascii.__name__)
     with Signals() as signals:
-        code = _guarded(argv)
+        code = _exit_code(argv)
         if code != INTERRUPTED:
             return code
         _report_interrupt(argv)
@@ -85,7 +85,7 @@ def _open_closed_streams() -> None:
             os.set_inheritable(getattr(sys, name).fileno(), True)
 
 
-def _guarded(argv: Sequence[str]) -> int:
+def _exit_code(argv: Sequence[str]) -> int:
     # Read before parsing, since parsing can fail too.
     debug = "--debug" in argv
 
@@ -105,13 +105,13 @@ def _guarded(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _leave_quietly(debug)
+        return _exit_on_broken_pipe(debug)
     except Exception as error:  # noqa: BLE001 - the process ends here after any error
         if _lacks_memory(error):
             show(_NO_MEMORY)
             return USAGE
-        if isinstance(error, OSError) and error.errno in _OF_FILES:
-            what, hint = _OF_FILES[error.errno]
+        if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
+            what, hint = _FILE_ERRORS[error.errno]
             show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
         if isinstance(error, FileNotFoundError) and error.filename is None:
@@ -125,7 +125,7 @@ def _guarded(argv: Sequence[str]) -> int:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether an error comes from a lack of memory, of this machine or under a limit (ulimit, a control group)."""
+    """Return whether the machine, or a limit such as ulimit or a control group, has no memory left."""
     # The interpreter's message if a thread's stack does not fit.
     no_thread = "can't start new thread"
     return any(
@@ -155,7 +155,7 @@ def _report_interrupt(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, before)
 
 
-def _leave_quietly(debug: bool) -> int:
+def _exit_on_broken_pipe(debug: bool) -> int:
     if debug:
         traceback.print_exc()
     # Python flushes its streams again at exit, into a closed pipe (docs, "Note on SIGPIPE").
@@ -168,9 +168,9 @@ def _leave_quietly(debug: bool) -> int:
 class Signals:
     """Raises ``KeyboardInterrupt`` in the main thread on SIGINT, SIGTERM and SIGHUP while the context is active.
 
-    After the first signal, SIGTERM and SIGHUP are ignored: schedulers and ``timeout`` send them several times, and an
-    orderly end takes a moment. Ctrl-C can be pressed again. Signals that were ignored at the start (nohup), or that a
-    host program handles, are left alone.
+    After the first signal, SIGTERM and SIGHUP are ignored: schedulers and ``timeout`` send them several times, while
+    the command ends. A second Ctrl-C is not ignored. Signals that were ignored at the start (nohup), or that a host
+    program handles, keep their handlers.
 
     Attributes:
         received: the first signal, or None.
@@ -181,7 +181,7 @@ class Signals:
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Signals:
-        defaults = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(_ASKING, signal.SIG_DFL)}
+        defaults = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(_TERMINATION_SIGNALS, signal.SIG_DFL)}
         for number, default in defaults.items():
             if signal.getsignal(number) is default:
                 self._before[number] = default
@@ -193,7 +193,7 @@ class Signals:
             signal.signal(number, before)  # type: ignore[arg-type]
 
     def _interrupt(self, number: int, _frame: FrameType | None) -> NoReturn:
-        for asking in _ASKING:
+        for asking in _TERMINATION_SIGNALS:
             if asking in self._before:
                 signal.signal(asking, signal.SIG_IGN)
         self.received = self.received or signal.Signals(number)
@@ -202,7 +202,7 @@ class Signals:
 
 
 def _leave_closed_terminals() -> None:
-    """Redirect output of a closed terminal to the null device, since the command still writes while it ends."""
+    """Redirect the output of a closed terminal to the null device, since the command still writes while it ends."""
     for descriptor in _OUTPUT:
         try:
             # An empty write fails only if the terminal has hung up.

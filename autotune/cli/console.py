@@ -1,4 +1,4 @@
-"""Output of the command line: documents to stdout, messages to stderr."""
+"""Writes a command's result to stdout and its progress to stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.emit.document import json_text
 from autotune.reporting.document import Document
 from autotune.reporting.terminal import show
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 class _Console(Console):
@@ -22,7 +22,7 @@ class _Console(Console):
 
 
 def stdout_console() -> Console:
-    """Return the console for the requested output of a command."""
+    """Return the console for a command's result."""
     return _Console(highlight=False)
 
 
@@ -32,14 +32,14 @@ def stderr_console() -> Console:
 
 
 def write_json(document: object) -> None:
-    """Write a dataclass to stdout as JSON in UTF-8, whatever the locale is."""
+    """Write a dataclass to stdout as JSON in UTF-8, in any locale."""
     sys.stdout.buffer.write(json_text(document).encode(errors="backslashreplace"))
     sys.stdout.buffer.flush()
 
 
-def answer(found: _Found, report: Callable[[_Found], Document], *, as_json: bool) -> None:
+def write_result(result: _Result, report: Callable[[_Result], Document], *, as_json: bool) -> None:
     """Write a command's result to stdout, as JSON or as a report."""
     if as_json:
-        write_json(found)
+        write_json(result)
     else:
-        show(report(found), stdout_console())
+        show(report(result), stdout_console())

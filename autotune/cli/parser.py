@@ -1,4 +1,4 @@
-"""Builds the parser of the command line from the commands."""
+"""Builds the ``autotune`` argument parser from the commands' modules, and parses the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from autotune import __version__
-from autotune.cli.arguments import wrapped
+from autotune.cli.arguments import wrap_text
 from autotune.cli.commands import check, dry_run, lengths, plan, probe, report, techniques
 from autotune.errors import InputError
 
@@ -41,10 +41,10 @@ class ParsedCommand:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ``InputError``, so that its errors are shown like all others."""
+    """An argument parser that raises ``InputError`` in place of exiting, so that all errors look alike."""
 
     def __init__(self, *, epilog_source: Callable[[], str] | None = None, **kwargs: object) -> None:
-        # Options that are not given are absent from the namespace: the API alone defines defaults.
+        # Absent options are absent from the namespace, since the API's functions define the defaults.
         super().__init__(
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         """Return the help; the catalogue is read only when the help is shown."""
         if self._epilog_source is not None:
             self.epilog = self._epilog_source()
-        self.description = wrapped(self.description or "")
+        self.description = wrap_text(self.description or "")
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -103,8 +103,8 @@ def read_arguments(words: Sequence[str]) -> ParsedCommand:
     """Parse the command line into a command.
 
     Raises:
-        InputError: they name none, or one of them is unknown, missing or malformed.
-        SystemExit: help or the version was asked for and has been shown.
+        InputError: an argument is unknown, missing or malformed.
+        SystemExit: after --help or --version.
     """
     arguments, unknown = build_parser().parse_known_args(words)
     subparser: Parser = arguments.parser

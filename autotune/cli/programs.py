@@ -1,4 +1,4 @@
-"""Formats commands for the user to paste and run."""
+"""Returns shell commands that the user can paste: of an installed program, and of a resumed search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def program(name: str) -> str:
 
 
 def resume_command(argv: Sequence[str]) -> str | None:
-    """Return the command that resumes an interrupted ``argv``, or None where the command cannot be resumed.
+    """Return the command that resumes an interrupted ``argv``, or None if the command cannot be resumed.
 
     Args:
         argv: as in ``sys.argv``: the program and its arguments.

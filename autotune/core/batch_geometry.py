@@ -1,4 +1,4 @@
-"""The shapes of a training's micro-batches, shared by probes and plans."""
+"""The batch geometry of a training plan: shapes of its micro-batches, rows and tokens of its optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 _RARE = 0.01
-"""Share of micro-batches that may be timed as larger ones."""
+"""Largest share of micro-batches that may be timed at the next larger size."""
 
 
 class Layout(StrEnum):
@@ -26,16 +26,15 @@ class Shape:
 
     Attributes:
         rows: ``per_device_train_batch_size``; 1 if rows are laid end to end.
-        tokens: tokens of the widest sequence, padding included, or of the one row; a mean need not be a whole number.
-        generated: number of these tokens that the trained model generates.
+        tokens: tokens of the widest sequence, padding included, or of the one row; a mean may be fractional.
+        generated: how many of these tokens the trained model generates.
         beside: tokens of the widest sequence of a second tensor of as many rows, which passes through models without
             gradients; 0: there is none, or it is as wide as the first.
-        filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.
-        chosen: the rows of the dataset that it consists of, by index, where tokens do not determine them, since images
-            belong to them; empty elsewhere. More rows than it has are those of several micro-batches, drawn at once; it
-            is made of the first of them.
-        evaluated: whether these are rows of the dataset that training is evaluated on.
-        trained: the share of the tokens, 0 to 1, padding left out, that the loss counts; 0: that of the whole dataset.
+        filled: the share of the tokens, 0 to 1, that are not padding, if the loss leaves padding out.
+        chosen: indices of its rows in the dataset, if they have images; else empty. If micro-batches are drawn
+            together, the indices are those of all of them, its own first.
+        evaluated: whether the rows are of the evaluation dataset.
+        trained: the share of the tokens, 0 to 1, without padding, that the loss counts; 0: that of the whole dataset.
     """
 
     rows: int
@@ -50,12 +49,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Recompiled:
-    """The largest micro-batches for which code is recompiled after the worst one, as shares of its width.
+    """The largest micro-batches for which code is recompiled after the worst one.
 
     Attributes:
-        narrower: those of another width; 0: there are none.
-        unpadded: those without padding, where the worst has some; 0: there are none.
-        generated: completions of a generation batch, which a trace may have more or fewer of; 0: nothing is generated.
+        narrower: width of those narrower than the worst, as a share of its width; 0: there are none.
+        unpadded: width of those without padding, if the worst has some, as a share of its width; 0: there are none.
+        generated: completions of a generation batch; a trace may have another number; 0: nothing is generated.
     """
 
     narrower: float = 0.0
@@ -65,11 +64,11 @@ class Recompiled:
 
 @dataclass(frozen=True)
 class Typical:
-    """A size that represents a share of an epoch's micro-batches in the mean time.
+    """A shape that represents a share of an epoch's micro-batches in the mean time.
 
     Attributes:
         shape: in whole rows and tokens.
-        share: of all micro-batches; those of a geometry add up to 1.
+        share: the share of all micro-batches; the shares of a geometry sum to 1.
     """
 
     shape: Shape
@@ -77,7 +76,7 @@ class Typical:
 
 
 def mean_shape(sizes: Sequence[Typical]) -> Shape:
-    """Return the mean shape, whose tokens need not be whole."""
+    """Return the weighted mean of shapes; its tokens may be fractional."""
     if len(sizes) == 1:
         return sizes[0].shape
     means = (
@@ -91,14 +90,15 @@ def mean_shape(sizes: Sequence[Typical]) -> Shape:
 class PhaseGeometry:
     """The sizes of a phase that does not run on one micro-batch, such as the generation of completions.
 
-    A trace of a micro-batch runs the phase too, at a size that follows from the micro-batch's. The shapes are those of
-    micro-batches whose traces run the phase at its real size.
+    A trace of a micro-batch also runs the phase, at a size that follows from the micro-batch's. The shapes here are
+    those of micro-batches whose traces run the phase at its real sizes.
 
     Attributes:
         phase: its name in the step program.
         worst: the shape with which it needs the most memory.
-        sizes: shapes whose weighted mean time is its mean time.
-        per_step: mean number of its runs in an optimizer step; in a micro-batch, for a phase that leads each one.
+        sizes: shapes whose weighted mean time is the phase's mean time.
+        per_step: mean number of its runs in an optimizer step; for a phase that leads each micro-batch, in a
+            micro-batch.
     """
 
     phase: str
@@ -107,7 +107,7 @@ class PhaseGeometry:
     per_step: float
 
     def shape_for(self, micro_batch: Shape) -> Shape:
-        """Return the shape of :attr:`worst`, or that of a micro-batch whose own trace runs the phase on its rows."""
+        """Return :attr:`worst`, or the micro-batch's shape if its trace runs the phase on its own rows."""
         return micro_batch if micro_batch.chosen else self.worst
 
     @property
@@ -123,16 +123,16 @@ class BatchGeometry:
     Attributes:
         layout: layout of the worst micro-batch.
         worst: shape of the micro-batch that needs the most memory.
-        sizes: a few sizes that represent all micro-batches of an epoch: their weighted mean time is that of all.
+        sizes: a few sizes whose weighted mean time is that of all micro-batches of an epoch.
         tokens: mean dataset tokens of a micro-batch, padding excluded.
         documents: mean number of the dataset's documents in an optimizer step, over all processes.
-        rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
+        rows: rows of an epoch, as the trainer iterates over them: packed rows, or documents that were not dropped.
         micro_batches: micro-batches of an optimizer step in one process.
-        sequences: sequences that each row sends through the model: two for a preference pair.
+        sequences: sequences of each row that pass through the model: two for a preference pair.
         apart: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
             narrower, but their second tensor is wider, or the loss counts more of their tokens.
-        evaluation: the micro-batches of evaluation; None without one.
+        evaluation: the micro-batches of evaluation; None without evaluation.
         ranks: processes that train on micro-batches of their own.
     """
 
@@ -150,7 +150,7 @@ class BatchGeometry:
     ranks: int = 1
 
     def in_steps(self, micro_batches: int, ranks: int) -> BatchGeometry:
-        """Return the geometry of steps of so many micro-batches in each of the ranks, given that of steps of one."""
+        """Return the geometry with these numbers of micro-batches and ranks, given that with one of each."""
         documents = self.documents * micro_batches * ranks
         return replace(self, documents=documents, micro_batches=micro_batches, ranks=ranks)
 
@@ -160,21 +160,21 @@ class BatchGeometry:
         return mean_shape(self.sizes)
 
     @cached_property
-    def awaited(self) -> tuple[Typical, ...]:
-        """The sizes, with the share of each among the largest of the micro-batches that all ranks run at once.
+    def step_sizes(self) -> tuple[Typical, ...]:
+        """The sizes by which all ranks together are timed: the largest of the micro-batches that they run at once.
 
-        The other ranks wait for the largest: TRL gathers metrics in each (``gather_for_metrics`` in ``compute_loss``,
-        trl 1.16). Sizes that are almost never the largest count as the next larger size.
+        The other ranks wait for the largest: TRL gathers metrics in each micro-batch (``gather_for_metrics`` in
+        ``compute_loss``, trl 1.16). Sizes that are almost never the largest count as the next larger size.
         """
         if self.ranks == 1:
             return self.sizes
         ascending = sorted(self.sizes, key=lambda size: (size.shape.tokens, size.shape.beside))
         below = [share**self.ranks for share in accumulate((size.share for size in ascending), initial=0.0)]
         ends = [end for end in below[1:-1] if end >= _RARE]
-        kept = ascending[len(ascending) - len(ends) - 1 :]
+        largest = ascending[len(ascending) - len(ends) - 1 :]
         return tuple(
             replace(size, share=end - start)
-            for size, (start, end) in zip(kept, pairwise([0.0, *ends, below[-1]]), strict=True)
+            for size, (start, end) in zip(largest, pairwise([0.0, *ends, below[-1]]), strict=True)
         )
 
     @property
@@ -184,7 +184,7 @@ class BatchGeometry:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shapes of the micro-batches of which each may need the most memory."""
+        """The shapes of all micro-batches that may need the most memory."""
         return (self.worst, *self.rivals)
 
 

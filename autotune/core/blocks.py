@@ -1,4 +1,4 @@
-"""Micro-batches that are fixed blocks of successive rows, and which of them may need the most memory."""
+"""Micro-batches that are blocks of successive rows, and the choice of those that may need the most memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     Blocks = np.recarray[Any, np.dtype[np.record]]
 
 # Blocks that are compared at a time; an epoch may have millions.
-_COMPARED = 1 << 16
+_COMPARED_AT_ONCE = 1 << 16
 
 
 RECORD = [
@@ -21,7 +21,7 @@ RECORD = [
 ]  # fmt: skip
 """The fields of ``Blocks``, an array of all micro-batches of an epoch, with their types.
 
-- ``rows``: rows of the dataset in it; the last block of an epoch may have fewer than the others.
+- ``rows``: rows of the dataset; the last block of an epoch may have fewer than the others.
 - ``tokens``: tokens of its widest sequence, padding included.
 - ``padded``: whether a sequence is padded, which brings an attention mask.
 - ``beside``, ``beside_padded``: the same for a second tensor, which passes through models without gradients; 0: none.
@@ -30,7 +30,7 @@ RECORD = [
 
 
 def block_rows(population: int, rows: int) -> Numbers:
-    """Return the rows of each block of successive rows; shape (blocks, rows). A last one with fewer repeats them."""
+    """Return the indices of each block's rows; shape (blocks, rows). An incomplete last block repeats its rows."""
     import numpy as np
 
     first = np.arange(0, population, rows)[:, None]
@@ -38,7 +38,7 @@ def block_rows(population: int, rows: int) -> Numbers:
 
 
 def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_elements: Any = None) -> Blocks:
-    """Return the blocks of so many successive rows, in order; the last one may have fewer.
+    """Return the blocks of ``rows`` successive rows, in order; the last one may have fewer.
 
     Args:
         lengths: tokens of each row's sequence after cutting; an array or a sequence, not empty.
@@ -49,27 +49,27 @@ def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_ele
     import numpy as np
 
     starts = np.arange(0, len(lengths), rows)
-    held = np.diff(starts, append=len(lengths))
+    counts = np.diff(starts, append=len(lengths))
 
     def tensor(tokens: Any) -> tuple[Numbers, Numbers]:
         width = -(-np.maximum.reduceat(tokens, starts) // multiple) * multiple
         return width, np.minimum.reduceat(tokens, starts) < width
 
-    nothing = np.zeros_like(held)
+    zeros = np.zeros_like(counts)
     tokens, padded = tensor(lengths)
-    second, second_padded = (nothing, nothing > 0) if beside is None else tensor(beside)
-    elements = nothing if image_elements is None else np.add.reduceat(image_elements, starts)
-    columns = [held, tokens, padded, second, second_padded, elements]
+    second, second_padded = (zeros, zeros > 0) if beside is None else tensor(beside)
+    elements = zeros if image_elements is None else np.add.reduceat(image_elements, starts)
+    columns = [counts, tokens, padded, second, second_padded, elements]
     return np.rec.fromarrays(columns, dtype=RECORD)
 
 
 def worst_blocks(blocks: Blocks) -> list[int]:
     """Return the indices of the blocks that may need the most memory, the widest first.
 
-    Any other block needs at most as much as one of these, as far as memory depends on widths, masks and images (for
-    tokens in the loss: :func:`autotune.core.heaviest.heaviest_blocks`). Which needs the most depends on the model: a
-    block with a wider second tensor but a narrower first tensor may need less, and a block that is narrower in both may
-    need more in the vision tower if it has more image data.
+    They are the Pareto front in widths, masks and image data; tokens in the loss are left to
+    :func:`autotune.core.heaviest.heaviest_blocks`. Which of them needs the most depends on the model: a block with a
+    wider second tensor but a narrower first tensor may need less, and a block that is narrower in both may need more in
+    the vision tower if it has more image data.
 
     Example: of blocks with widths (9, 4), (8, 7) and (7, 6), the first two are returned: the third is narrower than the
     second in both tensors.
@@ -77,8 +77,8 @@ def worst_blocks(blocks: Blocks) -> list[int]:
     import numpy as np
 
     front: Numbers = np.zeros(0, dtype=np.int64)
-    for start in range(0, len(blocks), _COMPARED):
-        front = _front(blocks, np.append(front, np.arange(start, min(start + _COMPARED, len(blocks)))))
+    for start in range(0, len(blocks), _COMPARED_AT_ONCE):
+        front = _front(blocks, np.append(front, np.arange(start, min(start + _COMPARED_AT_ONCE, len(blocks)))))
     keys = [blocks[name][front] for name in ("beside", "padded", "tokens")]
     return [int(place) for place in front[np.lexsort(keys)][::-1]]
 
@@ -97,9 +97,9 @@ def _front(blocks: Blocks, places: Numbers) -> Numbers:
 
 
 def _needs(blocks: Numbers) -> Numbers:
-    """Return the quantities that the memory of blocks grows with; shape (blocks, quantities).
+    """Return the quantities with which the memory of blocks grows; shape (blocks, quantities).
 
-    These are tokens and the square of the length of each tensor, the masks, and image data.
+    They are the tokens and the squared length of each tensor, the masks, and the image data.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The basis of a bundle's figures, measured or planned, and the document of a planned bundle."""
+"""The document of a planned bundle (``plan.json``), and whether a bundle's figures are measured or planned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = 1
 class Basis(StrEnum):
     """The source of a bundle's figures.
 
-    ``MEASURED``: real steps, by ``autotune probe``. ``PLANNED``: traces, by ``autotune plan``; nothing has run.
+    ``MEASURED``: real steps, run by ``autotune probe``. ``PLANNED``: traces, run by ``autotune plan``.
     """
 
     MEASURED = "measured"
@@ -24,16 +24,16 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class ServerSplit:
-    """The GPUs of a machine, of which the first generate, in a vLLM server, and the others train.
+    """A split of a machine's GPUs: the first ones run a vLLM server that generates, the others train.
 
     Attributes:
-        generation: GPUs of the server, which share its weights and its cache by tensor parallelism.
+        generation: GPUs of the server, which uses tensor parallelism.
         training: processes that train, each on a GPU of its own.
-        server_bytes: memory that vLLM takes of each GPU of the server.
+        server_bytes: memory that vLLM reserves on each GPU of the server.
         cache_bytes: its key-value cache on each.
-        sequences: of the longest that the cache holds at once; None if the model's cache is not known.
+        sequences: number of the longest sequences that the cache can hold; None if the model's cache is not known.
         serve: the command of the server, which is started before the training.
-        training_seconds: of an optimizer step without the generation, whose time is not known; None without a speed.
+        training_seconds: time of an optimizer step without the generation; None without a predicted speed.
     """
 
     generation: int
@@ -52,17 +52,17 @@ class PlannedBundle:
     Attributes:
         basis: ``planned``: nothing of this was measured.
         directory: absolute path of the bundle.
-        device: name of the device that was planned for.
-        processes: number that train, each on such a device; the server's GPUs are not included.
-        budget_bytes: memory of each device that the training may need.
+        device: name of the planned device.
+        processes: training processes, each on such a device, without the server's GPUs.
+        budget_bytes: memory that the training may need on each device.
         candidate: the choices.
         plan: the training plan of the bundle.
-        needed_bytes: memory of each device that the training is predicted to need.
-        error: share of that by which it may be off, either way.
+        needed_bytes: predicted need on each device.
+        error: share of the need by which it may be off, either way.
         spare_bytes: the budget less the need.
-        doubts: why it might not fit, in sentences; empty where it is sure to.
-        host_bytes: memory of the host that a machine is predicted to need, for all processes that train on it.
-        tokens_per_second: predicted; None where the device's speed is not known, or vLLM generates.
+        doubts: why it might not fit, in sentences; empty if it fits with its error to spare.
+        host_bytes: predicted host memory of a machine, for all its training processes.
+        tokens_per_second: predicted rate; None if the device's speed is not known, or vLLM generates.
         server: the split into GPUs that generate and GPUs that train; None without a server.
         environment: versions of the software that was traced, by package.
         settings: the options that differ from the defaults, by the names of ``autotune.plan``'s parameters.

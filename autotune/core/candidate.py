@@ -27,7 +27,7 @@ class Candidate(Mapping[str, Choice]):
     def __len__(self) -> int:
         return len(self._choices)
 
-    # Mapping derives these from the three methods above, which is too slow for tens of thousands of candidates.
+    # Mapping's own versions of the following methods are too slow for tens of thousands of candidates.
     def items(self) -> ItemsView[str, Choice]:
         """Return the knobs with their choices."""
         return self._choices.items()
@@ -52,8 +52,8 @@ class Candidate(Mapping[str, Choice]):
         return {knob: choice for knob, choice in self.items() if other.get(knob) != choice}
 
 
-class Watched(Candidate):
-    """A candidate that notes which of its choices are read.
+class ReadTracking(Candidate):
+    """A candidate that records which of its choices are read.
 
     Attributes:
         read: the knobs that were read.
@@ -79,6 +79,6 @@ class Watched(Candidate):
         return super().items()
 
     def but(self, **changes: Choice) -> Candidate:
-        """Return this candidate with some choices replaced, whose reads are not noted."""
+        """Return this candidate with some choices replaced, as a plain candidate; all knobs count as read."""
         self.read.update(self._choices)
         return super().but(**changes)

@@ -1,4 +1,4 @@
-"""The catalogue of techniques as values: the choices of each knob, and whether this machine supports them."""
+"""The document of ``autotune techniques``: the choices of each knob, and whether this machine supports them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CatalogueOption:
         summary: its effect, in a few words.
         effect: ``exact`` or ``changes-training``.
         available: whether this machine supports it.
-        reason: why not, in words; empty if it does.
+        reason: why not; empty if it does.
     """
 
     choice: Choice
@@ -32,10 +32,10 @@ class CatalogueRow:
     Attributes:
         knob: its name, spelled the same everywhere.
         summary: its trade-off, in one sentence.
-        needs: its requirements, in words; empty without any.
-        changes: how its training-changing choices change training, in words; empty when it has none.
-        writes: the plan entries that it owns, such as ``args.packing``.
-        in_default_space: whether the trainer's shipped search space has it.
+        needs: its requirements; empty without any.
+        changes: how its choices change training; empty if all are exact.
+        writes: the plan entries that it sets, such as ``args.packing``.
+        in_default_space: whether autotune's own space file of the trainer has it.
         default: TRL's default.
     """
 

@@ -14,19 +14,19 @@ from autotune.core.table import Table
 T = TypeVar("T")
 
 DecodeError = msgspec.ValidationError
-"""A ``ValueError``: a document does not have the expected structure; the message names the place."""
+"""A ``ValueError``: a document does not have the expected structure; the message has the path of the field."""
 
-_described: set[type] = set()
-_describing = Lock()
+_prepared: set[type] = set()
+_prepare_lock = Lock()
 
 
 def encode(value: object) -> Any:
-    """Return ``value`` as types that ``json.dumps`` accepts: dataclasses become dictionaries, tuples remain tuples.
+    """Return ``value`` as types that ``json.dumps`` accepts: dataclasses become dictionaries, tuples stay tuples.
 
     Raises:
-        TypeError: a value in it has no form in JSON.
+        TypeError: a value in it has no representation in JSON.
     """
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_encoded)
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_encode_other)
 
 
 def decode(kind: type[T], document: Any) -> T:
@@ -37,16 +37,15 @@ def decode(kind: type[T], document: Any) -> T:
     """
     # msgspec caches a type's description before it is complete; a concurrent reader crashes with a segmentation fault
     # (seen with 0.22).
-    if kind not in _described:
-        with _describing:
-            msgspec.json.Decoder(kind, dec_hook=_decoded)
-            _described.add(kind)
-    return msgspec.convert(document, kind, str_keys=True, dec_hook=_decoded)
+    if kind not in _prepared:
+        with _prepare_lock:
+            msgspec.json.Decoder(kind, dec_hook=_decode_other)
+            _prepared.add(kind)
+    return msgspec.convert(document, kind, str_keys=True, dec_hook=_decode_other)
 
 
-# Conversions for candidates and tables, which are no dataclasses, and for subclasses of str and float, such as
-# numpy.float64, which msgspec does not support.
-def _encoded(value: object) -> Any:
+# msgspec does not support candidates, tables, and subclasses of str and float such as numpy.float64.
+def _encode_other(value: object) -> Any:
     if isinstance(value, Table):
         return value.text
     if isinstance(value, Mapping):
@@ -54,10 +53,10 @@ def _encoded(value: object) -> Any:
     for kind in (str, float):
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} has no representation in JSON")
 
 
-def _decoded(kind: type, document: Any) -> Any:
+def _decode_other(kind: type, document: Any) -> Any:
     if kind is Table:
         return Table.of_text(msgspec.convert(document, str))
     return Candidate(msgspec.convert(document, dict[str, Choice])) if kind is Candidate else document

@@ -1,4 +1,4 @@
-"""A user's configuration of a training, as the values of the fields of TRL's classes."""
+"""A user's configuration as TRL reads it: field values of TRL's classes, faults, overrides and the launch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from autotune.core.plan import NO_EVALUATION
 
 MODEL_CONFIG = "ModelConfig"
-"""The class of TRL that configures how the model is loaded and which adapter is trained."""
+"""TRL's class of arguments for loading the model and for its adapter."""
 SCRIPT_ARGUMENTS = "ScriptArguments"
 MIXTURE = "DatasetMixtureConfig"
 TRACKERS = "report_to"
-"""The argument that names trackers, to which no probe reports."""
+"""The argument that names trackers; probes do not report to any."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One of TRL's configurations.
+    """The values of an object of one of TRL's classes of arguments.
 
     Attributes:
-        kind: the name of its class, such as ``DPOConfig``.
+        kind: the name of the class, such as ``DPOConfig``.
         values: its fields, in JSON's types.
-        defaults: default values of the class.
+        defaults: the fields' default values.
     """
 
     kind: str
@@ -36,8 +36,8 @@ class Configuration:
         return self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
 
 
-def configured(item: Any, kind: str, plain: Callable[[Any], object]) -> Configuration:
-    """Return the values of an object of one of TRL's classes, and what the class has by default.
+def read_object(item: Any, kind: str, plain: Callable[[Any], object]) -> Configuration:
+    """Return the values and defaults of the fields of an object of one of TRL's classes.
 
     Args:
         kind: the name of the class.
@@ -57,7 +57,7 @@ class Fault:
     Attributes:
         key: the key, as written.
         message: the problem, as the rest of a sentence that begins with the key.
-        unknown: whether nothing takes a key of that name.
+        unknown: whether no class has a field of that name.
     """
 
     key: str
@@ -67,7 +67,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Override:
-    """A field to which TRL or transformers gives another value than the user did.
+    """A field whose value TRL or transformers replaced by another.
 
     Attributes:
         given, used: both values, in JSON's types.
@@ -80,38 +80,43 @@ class Override:
 
 @dataclass(frozen=True)
 class Built:
-    """The result of building a trainer's class from a plan.
+    """The result of building a trainer's class from a plan, and of training with it.
 
     Attributes:
         refused: the error by which TRL or one of its libraries refused the plan; empty if none did.
         overrides: arguments that the class changed.
         warnings: its warnings, raised or logged.
+        ended: the error that ended the training; empty if none did.
+        raised_at: the line of TRL, or of a library below it that reads its arguments, that raised this error, and the
+            line of its caller; empty if other code raised it.
     """
 
     refused: str = ""
     overrides: tuple[Override, ...] = ()
     warnings: tuple[str, ...] = ()
+    ended: str = ""
+    raised_at: str = ""
 
 
 NOT_COMPILED = "no"
-"""accelerate's ``dynamo_backend`` with which it compiles nothing."""
+"""The ``dynamo_backend`` of accelerate that compiles nothing."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A start of processes, as accelerate's own launcher reads its options and its file.
+    """A launch as ``accelerate launch`` resolves it from its options and its file.
 
     Attributes:
-        processes: number over all machines; 1 if nothing sets it.
-        counted: whether something sets the number.
+        processes: number over all machines; 1 if neither options nor file set it.
+        counted: whether options or file set the number.
         machines: number of machines.
         file: the path of the file that accelerate reads; empty without one.
-        engine: the ``distributed_type`` by which accelerate starts the processes.
-        ignored_processes: the number that is asked for, if a single one is started nevertheless; else 0.
+        engine: the ``distributed_type`` of the launch.
+        ignored_processes: the requested number, if accelerate starts a single process nevertheless; else 0.
         precision: the ``mixed_precision`` that accelerate passes to the processes.
-        precision_by_option: whether an option sets that, which overrides the file.
-        refused: the error that accelerate ends with; empty if it starts the processes.
-        gpu_ids: the GPUs that accelerate makes visible; empty if it leaves that to ``CUDA_VISIBLE_DEVICES``.
+        precision_by_option: whether an option sets ``precision``, which overrides the file.
+        refused: accelerate's error; empty if it starts the processes.
+        gpu_ids: the GPUs that accelerate makes visible; empty if ``CUDA_VISIBLE_DEVICES`` determines them.
         dynamo: the ``dynamo_backend`` that accelerate passes to the processes; ``no`` if it compiles nothing.
     """
 
@@ -133,16 +138,15 @@ class ReadCommand:
     """A command as read by TRL's own parser.
 
     Attributes:
-        configurations: by the name of the class. Empty if the parser refused the command.
+        configurations: by the name of the class; empty if the parser refused the command.
         faults: every key that is unknown or has a value of a wrong type.
         overrides: fields whose values TRL's classes changed.
-        launch: keys and values that ``trl`` hands on to ``accelerate launch``.
-        launched: the start by ``accelerate launch``; None where another launcher starts the processes, or where the
-            parser refused the command.
-        names: every key that the classes and ``accelerate launch`` take.
-        refused: the error by which the parser or a class refused the command; empty if none did.
+        launch: keys and values that ``trl`` passes to ``accelerate launch``.
+        launched: the launch by accelerate; None with another launcher, or if the parser refused the command.
+        names: every key that the classes and ``accelerate launch`` accept.
+        refused: the error of the parser or of a class; empty without one.
         warnings: warnings of the classes.
-        absent: what this machine lacks of the packages that arguments need, in words, by argument.
+        absent: by argument, the packages it needs that are not installed.
     """
 
     configurations: Mapping[str, Configuration] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The lengths of a dataset's documents, and what a maximum length keeps of them, independent of the trainer."""
+"""The lengths of a dataset's documents, and the documents and tokens that a maximum length keeps of them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from autotune.core.table import Table
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
-_REMEMBERED = 16
-"""Figures for all lengths that are remembered, by dataset; a training has rows to train and to evaluate on."""
+_CACHED = 16
+"""Datasets whose counts by maximum length are cached; a training has rows to train and to evaluate on."""
 Document = tuple[Any, ...]
-"""A document: the smallest maximum length at which it is kept, then the tokens of each sequence that it sends through
-the model, before any cutting. They are numbers; or arrays with a number for each row, where all rows are meant at once.
+"""A document: the smallest maximum length at which it is kept, then the tokens of each of its sequences that pass
+through the model, before any cutting. Each is a number, or an array with a number for each row of a dataset.
 
 Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
 tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` for DPO: it is dropped if no token of the
-answers would be left. To train a reward model, it is ``(180, 150, 180)``: it is never cut, and dropped where one
-sequence is too long.
+answers would be left. For a reward model, it is ``(180, 150, 180)``: it is never cut, but dropped if one sequence is
+too long.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The number of documents of each length in a dataset. A document is one row of it; KTO takes a pair for two.
+    """The lengths of a dataset's documents. A document is a row of the dataset; for KTO, a pair is two documents.
 
-    Instances compare by identity, so that they are cheap keys for caching what is computed from them. Millions of
-    documents may all be distinct, so that there is no Python object for each.
+    Equal documents form a group. Millions of documents may all be distinct, so there is no Python object for each.
+    Instances compare by identity, which makes them cheap keys of caches.
 
     Attributes:
-        groups: a row of the table for each distinct document, with its count and the document; at least one.
-        order: for each document in the order of the dataset, the index of its group; None where no micro-batch depends
-            on the order.
-        trained: for each group, the tokens that the loss counts in the sequences of one of its documents; None where
-            that is all tokens, or not known.
+        groups: a row of the table for each group, ``(count, *document)``; at least one.
+        order: for each document in the order of the dataset, the index of its group; None if no micro-batch depends on
+            the order.
+        trained: for each group, the tokens of a document that the loss counts; None if it counts all, or that is not
+            known.
     """
 
     groups: Table
@@ -48,12 +48,12 @@ class Documents:
 
     @classmethod
     def of_groups(cls, groups: Iterable[tuple[int, ...]]) -> Documents:
-        """Return documents of which the count and the document is given, ``(count, *document)``."""
+        """Return documents from groups, ``(count, *document)``."""
         return cls(Table(list(zip(*groups, strict=True))))
 
     @classmethod
     def of_lengths(cls, lengths: LengthDistribution) -> Documents:
-        """Return documents of one sequence each, which can be cut anywhere."""
+        """Return documents of one sequence each that can be cut anywhere."""
         return cls.of_groups((count, 1, tokens) for tokens, count in lengths.counts.items())
 
     @classmethod
@@ -62,7 +62,7 @@ class Documents:
 
         Args:
             rows: the document of each row, an array of shape (rows, numbers of a document); not empty.
-            ordered: whether their order is kept.
+            ordered: whether to keep their order.
             trained: the tokens of each row that the loss counts, an array of shape (rows,); None: not known.
         """
         import numpy as np
@@ -84,7 +84,7 @@ class Documents:
 
     @property
     def sequences(self) -> int:
-        """Sequences that each document sends through the model."""
+        """Sequences of each document that pass through the model."""
         return self.groups.width - 2
 
     @cached_property
@@ -113,7 +113,7 @@ class Documents:
         return max(int(part[:, 1:].max()) for part in self.groups.parts())
 
     def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield the counts of distinct documents that are kept, and the tokens of their sequences once cut.
+        """Yield the counts of distinct documents that a maximum length keeps, and the tokens of their cut sequences.
 
         Their shapes are (documents,) and (documents, sequences).
 
@@ -130,11 +130,11 @@ class Documents:
 
     @cached_property
     def widths(self) -> Mapping[int, int]:
-        """How many documents there are by the tokens of their longest sequence before any cutting, ascending."""
+        """The number of documents by the tokens of their longest sequence before any cutting, ascending."""
         return self.by_width()
 
     def by_width(self, max_length: int | None = None, *, dropping: bool = True) -> dict[int, int]:
-        """Return how many documents are kept at a maximum length by the tokens of their longest sequence, ascending."""
+        """Return the number of kept documents by the tokens of their longest sequence, ascending."""
         import numpy as np
 
         found = np.zeros(self.longest + 1, dtype=np.int64)
@@ -144,10 +144,10 @@ class Documents:
         return dict(zip(widths.tolist(), found[widths].tolist(), strict=True))
 
     def up_to(self, tokens: int) -> Documents:
-        """Return the documents of which no sequence has more tokens before any cutting.
+        """Return the documents whose longest sequence has at most ``tokens`` tokens before any cutting.
 
         Raises:
-            ValueError: their order is kept.
+            ValueError: the documents have an order.
         """
         if self.order is not None:
             raise ValueError("documents in the order of the dataset cannot be left out by length")
@@ -155,11 +155,11 @@ class Documents:
         left = groups[:, 2:].max(axis=1) <= tokens
         return Documents(Table(groups[left].T), trained=self.trained and Table(self.trained.rows()[left].T))
 
-    def counted(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
-        """Return the most tokens that the loss can count in each of :meth:`kept`; shape (documents,).
+    def max_loss_tokens(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
+        """Return an upper bound of the tokens that the loss counts in each of :meth:`kept`; shape (documents,).
 
-        The tokens before the maximum length at which a document is kept are not counted, and those behind a cut are
-        lost: where TRL cuts the beginning, it keeps a document at any length.
+        The tokens before the smallest maximum length that keeps a document are not counted, and those after a cut are
+        lost: if TRL cuts the beginning, it keeps a document at any length.
         """
         import numpy as np
 
@@ -175,36 +175,35 @@ class Documents:
         return np.where((sequences < whole).any(axis=1), np.minimum(own, behind), own)
 
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
-        """Return the documents that are kept at a maximum length, uncut, in the order of the dataset.
+        """Return the documents that a maximum length keeps, uncut, in the order of the dataset.
 
-        Its shape is (documents, numbers of a document). Without a known order, equal documents follow one another.
+        The shape is (documents, numbers of a document). Without a known order, equal documents are adjacent.
         """
         return self._in_order(self.groups, max_length, dropping=dropping)[:, 1:]
 
     def trained_in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers | None:
-        """Return the tokens that the loss counts in each of :meth:`in_order`; None where they are not known."""
+        """Return the tokens that the loss counts in each of :meth:`in_order`; None if they are not known."""
         return None if self.trained is None else self._in_order(self.trained, max_length, dropping=dropping)[:, 0]
 
     def _in_order(self, of_groups: Table, max_length: int | None, *, dropping: bool) -> Numbers:
-        """Return the rows of a table with one for each group, for each document that is kept, in their order."""
+        """Return, for each kept document in order, its group's row of a table."""
         groups, found = self.groups.rows(self.order), of_groups.rows(self.order)
         if self.order is None:
             groups, found = (rows.repeat(groups[:, 0], axis=0) for rows in (groups, found))
         return found if max_length is None or not dropping else found[groups[:, 1] <= max_length]
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
-        """Return the tokens that are left at a maximum length."""
-        return _at(_tokens_at(self, dropping=dropping and max_length is not None), max_length)
+        """Return the number of tokens that a maximum length keeps."""
+        return _at_length(_tokens_at(self, dropping=dropping and max_length is not None), max_length)
 
     def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
-        """Return the share of tokens, 0 to 1, that is left at a maximum length."""
+        """Return the share of tokens, 0 to 1, that a maximum length keeps."""
         return self.tokens_kept(max_length, dropping=dropping) / self.tokens
 
     def least_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
-        """Return the least share, 0 to 1, that is left at a maximum length: of all tokens, or of those that count.
+        """Return the share, 0 to 1, that a maximum length keeps of all tokens or of those in the loss, if that is less.
 
-        The tokens that the loss counts are taken for the last ones, as answers are: a token that is cut from a document
-        is one of them, as long as it has any.
+        The tokens in the loss are assumed to be the last ones, as answers are, so that they are cut first.
         """
         kept = self.coverage(max_length, dropping=dropping)
         if self.trained is None or max_length is None:
@@ -216,13 +215,13 @@ class Documents:
         return min(kept, float(groups[:, 0] @ left / (groups[:, 0] @ own)))
 
     def rows_kept(self, max_length: int | None, *, whole: bool = False) -> int:
-        """Return how many documents are kept at a maximum length: all of them, or those that are not cut."""
-        return _at(_rows_at(self, whole=whole), max_length)
+        """Return how many documents a maximum length keeps; with ``whole``, how many it neither drops nor cuts."""
+        return _at_length(_rows_at(self, whole=whole), max_length)
 
     def shortest_covering(self, coverage: float) -> int:
-        """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens.
+        """Return the smallest maximum length, in tokens, that keeps a document and this share, 0 to 1, of all tokens.
 
-        It keeps as much of the tokens that the loss counts.
+        It keeps the same share of the tokens in the loss.
         """
         covers = _tokens_at(self, dropping=True) / self.tokens >= coverage
         shortest = max(self.first_kept, int(covers.argmax()))
@@ -232,16 +231,16 @@ class Documents:
         return bisect_left(lengths, coverage, lo=min(shortest, self.longest), hi=self.longest, key=self.least_coverage)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED)
 def _tokens_at(documents: Documents, *, dropping: bool) -> Numbers:
-    """Return the tokens that are left at each maximum length.
+    """Return the number of tokens that each maximum length keeps.
 
     Args:
         dropping: whether documents that need a larger one are dropped.
     """
     import numpy as np
 
-    # From the length on at which it is kept, a sequence has a token more with each length until it is whole.
+    # From the length that keeps it on, a sequence has one more token with each length, until it is whole.
     first, further = np.zeros((2, documents.longest + 1), dtype=np.int64)
     for part in documents.groups.parts():
         counts, needs = part[:, 0], part[:, 1] * dropping
@@ -255,9 +254,9 @@ def _tokens_at(documents: Documents, *, dropping: bool) -> Numbers:
     return first
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED)
 def _rows_at(documents: Documents, *, whole: bool) -> Numbers:
-    """Return the documents that are kept at each maximum length: whole ones alone, or those that are cut as well."""
+    """Return how many documents each maximum length keeps; with ``whole``, how many it neither drops nor cuts."""
     import numpy as np
 
     found = np.zeros(documents.longest + 1, dtype=np.int64)
@@ -266,5 +265,5 @@ def _rows_at(documents: Documents, *, whole: bool) -> Numbers:
     return found.cumsum()
 
 
-def _at(by_length: Numbers, max_length: int | None) -> int:
+def _at_length(by_length: Numbers, max_length: int | None) -> int:
     return int(by_length[-1 if max_length is None else min(max_length, len(by_length) - 1)])

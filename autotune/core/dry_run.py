@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune.core.brief import Brief
+
 SCHEMA = 1
 
 
 class DryOutcome(StrEnum):
     """The answer of a dry run.
 
-    ``FITS``: all steps were taken, and every batch had the largest rows. ``BATCHES_FIT``: all steps were taken, and a
-    larger batch may come. ``DOES_NOT_FIT``: memory of a GPU ran out. ``UNKNOWN``: it ended before, or used what a null
-    GPU cannot stand in for. ``CANNOT_RUN``: the command ended with an error before it used a GPU.
+    ``FITS``: all steps ran, and every batch had the largest rows. ``BATCHES_FIT``: all steps ran, but a later batch may
+    be larger. ``DOES_NOT_FIT``: memory of a GPU ran out. ``UNKNOWN``: the command ended earlier, or used a function
+    that null GPUs do not support. ``CANNOT_RUN``: the command failed before it used a GPU.
     """
 
     FITS = "fits"
@@ -39,9 +41,9 @@ class SourceLine:
     """A line of source code.
 
     Attributes:
-        file, line, function: of the deepest call in the user's own files; an empty file if none of them was running.
+        file, line, function: of the deepest call in the user's own files; empty if none of them was running.
         text: the source line.
-        within: the deepest line of a library below it, torch left out, such as ``trl/trainer/utils.py:12, in pad``.
+        within: the deepest line of a library below it, except torch, such as ``trl/trainer/utils.py:12, in pad``.
     """
 
     file: str = ""
@@ -56,7 +58,7 @@ class Span:
     """The memory of one GPU in one process, at its peak within one step.
 
     Attributes:
-        step: the optimizer step, from 1 on, with the batches before it; 0 is all before the first batch.
+        step: the optimizer step, from 1, with the batches before it; 0: before the first batch.
         device: index of the GPU as the process sees it.
         card: the GPU's identifier.
         allocated_bytes, reserved_bytes: peaks of PyTorch's allocator.
@@ -81,10 +83,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Loader:
-    """A loader of PyTorch that the script iterated over.
+    """A ``DataLoader`` that the script iterated over.
 
     Attributes:
-        order: ``largest first``, ``as shuffled`` where that was asked for, or ``as it is`` for the reason given.
+        order: ``largest first``, ``as shuffled`` if requested, or ``as it is`` for ``reason``.
         field, unit: of the measured row sizes.
         rows: number of rows; 0 if they were not measured.
         largest: size of the largest row.
@@ -105,10 +107,10 @@ class Loader:
 
 @dataclass(frozen=True)
 class FailedAllocation:
-    """A refused request for memory of a GPU, whether the script handled it or not.
+    """A failed allocation of GPU memory, whether the script handled it or not.
 
     Attributes:
-        step: the step that was under way.
+        step: the current step.
         allocated_bytes, reserved_bytes: of PyTorch's allocator.
         free_bytes: free memory of the GPU.
     """
@@ -128,7 +130,7 @@ class ScriptError:
 
     Attributes:
         kind: its class.
-        out_of_memory: whether it, or its cause, is that memory ran out.
+        out_of_memory: whether it, or one of its causes, is an out-of-memory error.
     """
 
     kind: str
@@ -139,14 +141,14 @@ class ScriptError:
 
 @dataclass(frozen=True)
 class Followed:
-    """A process of the script that PyTorch was loaded in.
+    """A process of the command in which PyTorch was loaded.
 
     Attributes:
-        rank: its number among those that train together.
+        rank: its rank.
         local_ranks: number of ranks that the launcher started on this machine.
         uses_cuda: whether it used a GPU.
         ended: ``stopped`` after the last step, ``finished`` by itself, ``error``; empty if it was killed.
-        steps: optimizer steps that were taken.
+        steps: number of optimizer steps that ran.
     """
 
     pid: int
@@ -163,7 +165,7 @@ class Followed:
 
 @dataclass(frozen=True)
 class Refused:
-    """A function of CUDA that a null GPU refused: its name, and what it is for."""
+    """A CUDA function that a null GPU does not support: its name and its purpose."""
 
     function: str
     belongs_to: str
@@ -174,9 +176,9 @@ class CommandExit:
     """How the command ended.
 
     Attributes:
-        code: its exit code; None where it was killed.
-        signal: by which signal; None where it was not.
-        timed_out: whether its time was up.
+        code: its exit code; None if it was killed.
+        signal: the signal that killed it, or None.
+        timed_out: whether the time limit ended it.
     """
 
     code: int | None
@@ -184,19 +186,19 @@ class CommandExit:
     timed_out: bool = False
 
 
-@dataclass(frozen=True)
-class DryRun:
+@dataclass(frozen=True, repr=False)
+class DryRun(Brief):
     """The result of a dry run. Encoded by ``core.codec``, this is the document of ``autotune dry-run --json``.
 
     Attributes:
         headline: the answer in one line.
-        reason: why the answer is what it is, where figures alone do not give it.
-        command: its words, without what is secret.
+        reason: the reason for the answer, if the figures do not show it; else empty.
+        command: its words, with secrets masked.
         gpu: name of the null GPUs; ``gpus`` is their number, and ``total_bytes`` what CUDA can allocate on each.
         steps: number of requested optimizer steps.
-        held_bytes: the most that was held of a GPU; with what was then asked for, where memory ran out. None: nothing.
-        spare_bytes: free memory left; if memory ran out, the missing bytes below 0.
-        failed: the request for memory that ended the script; None if none did.
+        held_bytes: peak memory in use on a GPU; if memory ran out, with the failed request. None: nothing was used.
+        spare_bytes: free memory left; if memory ran out, minus the missing bytes.
+        failed: the failed allocation that ended the command; None without one.
         processes: those that used a GPU, by rank.
         refused: functions of the script that null GPUs do not support.
         notes: limitations of the result, in sentences.

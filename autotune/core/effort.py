@@ -1,4 +1,4 @@
-"""Effort levels as data: how many candidates a search tries, and how long each of its probes trains."""
+"""The levels of ``--effort``: how many candidates a search tries, and how long each probe trains."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class Effort:
 
     Attributes:
         name: its name in ``--effort``.
-        trials: maximum number of probes, including contributions, excluding audits and confirmation.
-        patience: number of successive probes before which the expected improvement must be below 1 % to end
-            exploration.
+        trials: maximum number of probes, including contributions, excluding confirmation.
+        patience: the search ends when the expected improvement was below 1 % before this many successive probes.
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner must pass.
         comparison: schedule of the short runs that alternate between the winner and the baseline afterwards.
@@ -27,8 +26,6 @@ class Effort:
         probe_timeout_seconds: time after which a probe is killed.
         planning_seconds: time limit for traces before the first probe. In replayed searches, 12 traced candidates were
             as good as 24, since other candidates are traced before their probes.
-        audits: number of candidates predicted not to fit that are probed anyway, in addition to the trials, to check
-            the predictions.
     """
 
     name: str
@@ -40,7 +37,6 @@ class Effort:
     comparisons: int
     probe_timeout_seconds: float
     planning_seconds: float
-    audits: int = 0
 
 
 EFFORTS: dict[str, Effort] = {
@@ -82,6 +78,5 @@ EFFORTS: dict[str, Effort] = {
         comparisons=8,
         probe_timeout_seconds=1200.0,
         planning_seconds=120.0,
-        audits=4,
     ),
 }

@@ -1,4 +1,4 @@
-"""The batches, the steps and the epoch of one candidate."""
+"""The batches, steps and time of an epoch of one candidate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Epoch:
     Attributes:
         token_coverage: share of the dataset's tokens, 0 to 1, that it trains on.
         row_coverage: share of the dataset's rows, 0 to 1, that it trains on, whole or cut.
-        max_length: tokens to which rows are cut or packed; None when they are not.
-        documents_per_step: mean dataset rows that an optimizer step holds.
+        max_length: tokens to which rows are cut or packed; None if they are not.
+        documents_per_step: mean dataset rows of an optimizer step.
         tokens_per_step: mean dataset tokens of an optimizer step.
         steps_per_epoch: optimizer steps in an epoch; None without a dataset.
         seconds_per_epoch: kept dataset tokens divided by the token rate; None without either.

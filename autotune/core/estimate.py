@@ -1,4 +1,4 @@
-"""The predicted memory and speed of configurations that have not run."""
+"""Predicted memory and speed of candidates, and the document of ``autotune plan``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import StrEnum
 from math import inf, isclose
 from typing import Protocol
 
+from autotune.core.brief import Brief
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
 from autotune.core.epoch import Epoch
@@ -21,14 +22,14 @@ from autotune.core.unsearched import LeftOut, Unlockable
 SCHEMA = 1
 
 FRAGMENTATION = "fragmentation"
-"""The name in a breakdown of reserved memory without tensors."""
+"""The category of memory in a breakdown that the allocator reserves without tensors in it."""
 
 
 class Origin(StrEnum):
     """The source of an estimate.
 
-    ``TRACED``: traces at the sizes of the candidate's own micro-batches. ``UNKNOWN``: there is no estimate, and only a
-    probe can measure it.
+    ``TRACED``: traces at the sizes of the candidate's own micro-batches. ``UNKNOWN``: there is no estimate; a probe can
+    measure it.
     """
 
     TRACED = "traced"
@@ -42,29 +43,28 @@ class MemoryEstimate:
     Attributes:
         peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        context_bytes: device memory that the process holds outside the allocator. CPU: what it is expected to hold
-            outside tensors, in a search; 0 elsewhere.
+        context_bytes: device memory of the process outside the allocator. CPU: its expected memory outside tensors in a
+            search; 0 elsewhere.
         breakdown: use of the device's memory at the peak, in bytes: PyTorch's categories of tensors
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
             ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``
             (``process`` on a CPU).
             Sums to :attr:`device_bytes`.
-        host_bytes: tensors in the host's memory (the model while it is loaded, what is offloaded, what a save copies or
-            gathers there) of the process that needs the most.
-        machine_bytes: the same of all processes in one machine together.
+        host_bytes: tensors in host memory (the model while it is loaded, offloaded tensors, copies of a save) of the
+            process that needs the most.
+        machine_bytes: the same for all processes of one machine together.
         step_seconds: time of a typical optimizer step, for ranking; None if the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off, either way.
         varied_bytes: bytes that the allocator may reserve beyond :attr:`device_bytes` after micro-batches of many
             lengths, since blocks cached for one length do not always fit the next; None if that was not traced. If the
             device has no room for it, the allocator frees cached blocks, which takes time.
-        assumptions: assumptions where neither configuration nor trace determines a value, in sentences.
-        generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
-            if none are.
-        synchronisation_bytes: the same while vLLM gets its weights; None if it gets none.
+        assumptions: values that neither configuration nor trace determines, in sentences.
+        generation_bytes: the training's peak device memory while completions are generated; None without generation.
+        synchronisation_bytes: the same while vLLM receives the weights; None without that.
         time_error: share of :attr:`step_seconds` by which it may be off, either way; None on a CPU.
         beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
-        returned_bytes: what the caching allocator would return of :attr:`reserved_bytes` to a device that is short of
-            memory: blocks that were freed, which it keeps while there is room.
+        returned_bytes: freed blocks of :attr:`reserved_bytes`, which the caching allocator keeps while there is room
+            and returns when memory is short.
     """
 
     peak_bytes: int
@@ -84,7 +84,7 @@ class MemoryEstimate:
     time_error: float | None = None
 
     def within(self, budget_bytes: int) -> MemoryEstimate:
-        """Return the estimate for a device of so much memory: the allocator keeps no freed blocks that do not fit."""
+        """Return the estimate on a device with this much memory: the allocator returns freed blocks if needed."""
         least_bytes = self.device_bytes - self.returned_bytes
         if self.reserved_bytes is None or not least_bytes <= budget_bytes < self.device_bytes:
             return self
@@ -104,16 +104,16 @@ class MemoryEstimate:
 
     @property
     def host_need_bytes(self) -> int:
-        """Host memory that a machine has to have; documents of earlier versions have that of one process only."""
+        """Host memory that a machine needs; documents of earlier versions have that of one process only."""
         return max(self.host_bytes, self.machine_bytes)
 
     def lacks_host(self, host_bytes: int | None) -> bool:
-        """Whether the processes of a machine may hold more on the host together than it has; None: it is not known."""
+        """Whether a machine's host memory may be too small for its processes; False if ``host_bytes`` is None."""
         return host_bytes is not None and self.host_need_bytes > host_bytes
 
     @property
     def most_bytes(self) -> int:
-        """Upper bound of the need: the estimate with its error, and what varied lengths add if that is known."""
+        """Upper bound of the need: the estimate with its error, plus :attr:`varied_bytes` if known."""
         return round(self.device_bytes * (1 + self.error)) + (self.varied_bytes or 0)
 
 
@@ -128,8 +128,8 @@ class Estimate:
             largest micro-batches of a candidate that cannot fit were traced.
         spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
         reason: why there is no estimate; empty otherwise.
-        scaled_tokens_per_second: from the time of the largest micro-batches, as if time were proportional to tokens: it
-            orders what a search traces next, and is never shown.
+        scaled_tokens_per_second: computed from the time of the largest micro-batches, as if time were proportional to
+            tokens; it only orders the next traces of a search, and is never shown.
     """
 
     candidate: Candidate
@@ -141,8 +141,8 @@ class Estimate:
     scaled_tokens_per_second: float | None = None
 
     @property
-    def shown(self) -> Estimate:
-        """The estimate without what is never shown."""
+    def public(self) -> Estimate:
+        """The estimate without the figure that is never shown."""
         return replace(self, scaled_tokens_per_second=None)
 
     @property
@@ -152,53 +152,53 @@ class Estimate:
 
     @property
     def may_fit(self) -> bool:
-        """Whether the candidate fits if its memory is overestimated by its stated error."""
+        """Whether the candidate would fit if the estimate were too high by its stated error."""
         memory, spare_bytes = self.memory, self.spare_bytes
         return memory is not None and spare_bytes is not None and spare_bytes >= -memory.error * memory.device_bytes
 
     @property
     def host_bound(self) -> bool:
-        """Whether its speed depends on the host's time per operator, which is assumed."""
+        """Whether the host bounds its speed, whose time per operator is assumed."""
         return self.memory is not None and (self.memory.time_error or 0.0) > TIME_ERROR
 
     @property
-    def sure(self) -> bool:
-        """Whether it fits after varied lengths even if its memory is underestimated by its stated error."""
+    def fits_with_error(self) -> bool:
+        """Whether the candidate fits, varied lengths included, even if the estimate is too low by its stated error."""
         memory, spare_bytes = self.memory, self.spare_bytes
         return memory is not None and spare_bytes is not None and memory.device_bytes + spare_bytes >= memory.most_bytes
 
 
-def need(estimate: Estimate) -> float:
-    """Return a key that sorts by memory, the least first, and then what is unknown."""
+def memory_key(estimate: Estimate) -> float:
+    """Return a sort key: the least memory first, unknown memory last."""
     return estimate.memory.device_bytes if estimate.memory is not None else inf
 
 
-def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
-    """Return a sort key: candidates that fit, the fastest first; then by least memory; then unknown ones."""
+def rank_key(estimate: Estimate) -> tuple[bool, bool, float, int]:
+    """Return a sort key: candidates that fit, the fastest first; then those that need the least; then unknown ones."""
     memory = estimate.memory
     need_bytes = memory.device_bytes if memory is not None else 0
     rate = estimate.tokens_per_second or 0.0
-    # Of those that do not fit, the nearest to fitting is what helps.
+    # Of those that do not fit, the nearest to fitting is the most useful.
     return memory is None, not estimate.fits, -rate if estimate.fits else need_bytes, need_bytes
 
 
 ALIKE_SPEED, ALIKE_MEMORY = 0.01, 0.02
-"""Shares up to which candidates are alike, since a choice may have no effect."""
+"""Relative differences up to which candidates count as alike, since a choice may have no effect."""
 
 
 def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
-    """Return the first ``count`` estimates of which each is slower or needs less memory than each before it."""
-    kept: list[Estimate] = []
+    """Return the first ``count`` ranked estimates, without those that resemble a better one and need no less memory."""
+    listed: list[Estimate] = []
     for estimate in estimates:
-        if not any(_is_dominated(estimate, other) for other in kept):
-            kept.append(estimate)
-            if len(kept) == count:
+        if not any(_is_dominated(estimate, other) for other in listed):
+            listed.append(estimate)
+            if len(listed) == count:
                 break
-    return tuple(kept)
+    return tuple(listed)
 
 
 def _is_dominated(later: Estimate, earlier: Estimate) -> bool:
-    """Whether an estimate is alike in speed to one before it, and in no kind of memory needs less."""
+    """Whether an estimate has about the speed of a better-ranked one, and needs no less of any kind of memory."""
     if later.memory is None or earlier.memory is None:
         return later.memory is earlier.memory and later.reason == earlier.reason
     if later.fits != earlier.fits:
@@ -226,10 +226,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of a plan's candidates.
+    """The numbers of a plan's candidates.
 
     Attributes:
-        candidates: all legal ones that were traced, or could not be.
+        candidates: all legal ones, whether a trace was possible or not.
         fitting: predicted to fit.
         too_large: predicted not to fit.
         unknown: without an estimate.
@@ -241,32 +241,31 @@ class Counts:
     unknown: int
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Brief):
     """The result of ``autotune plan``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:
-        estimates: of the legal candidates that were traced: those that fit first, the fastest first.
-        counts: of all candidates, where ``estimates`` has the best alone; None where it has all.
+        estimates: estimates of the traced legal candidates: those that fit first, the fastest first.
+        counts: the numbers of all candidates, if ``estimates`` has only the best; else None.
         baseline: TRL's default at the same global batch, legal or not.
-        changes: for those that do not fit and were asked about.
+        changes: the smallest changes that make the shown candidates fit that do not.
         trace_count: number of traces of the estimates.
-        new_trace_count: of these, how many were run now; the others were kept from before.
+        new_trace_count: number of these that ran now; the others were cached.
         explanation: the stages of one estimate; None unless requested.
         bundle: the written bundle; None if none was requested, or there is nothing to write.
-        unwritten: why there is nothing to write though it was asked for; empty otherwise.
+        unwritten: why a requested bundle was not written; else empty.
         trainer: name of TRL's trainer.
-        processes: number that train together, each on such a GPU: memory is that of the one that needs the most, and
+        processes: processes that train together, each on such a GPU: memory is that of the one that needs the most, and
             tokens are those of all.
-        lengths: of the rows, as ``autotune lengths`` counts them.
-        limit: what the ``max_length`` of the best candidate keeps of them; None where a shorter one would cut and drop
-            none, as those of a trainer that has no ``max_length``, or where it is none.
-        environment: versions of the software that was traced, by package.
-        host_bytes: memory of the machine that the GPUs are in, where it is this one; None where it is not known.
-        epoch, baseline_epoch: the batches and the epoch of the same two; ``epoch`` is None where nothing was traced.
-        price: of an hour of one GPU, in the currency of the user's prices; None if there is none.
-        timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
-            nothing does), and of TRL's default; None where nothing was traced.
+        lengths: histogram of the row lengths, as in ``autotune lengths``.
+        limit: the tokens and rows that the best candidate's ``max_length`` keeps; None if no maximum length applies.
+        environment: versions of the traced software, by package.
+        host_bytes: memory of this machine, if the GPUs are its own; else None.
+        epoch, baseline_epoch: the epochs of the two; ``epoch`` is None if nothing was traced.
+        price: price of an hour of one GPU, in the currency of the user's prices; None without one.
+        timeline, baseline_timeline: memory through one step of the best candidate and of TRL's default; None if nothing
+            was traced.
     """
 
     schema: int
@@ -302,7 +301,7 @@ class Plan:
     counts: Counts | None = None
 
     def summary(self, top: int) -> Plan:
-        """Return the plan with the estimates of the ``top`` best candidates alone, as a table shows them."""
+        """Return the plan with only the ``top`` best estimates, as a table shows them."""
         return replace(self, estimates=distinct(self.estimates, top), counts=self.counted)
 
     @property
@@ -314,7 +313,7 @@ class Plan:
 
     @property
     def best(self) -> Estimate | None:
-        """The fastest that fits, or the one that needs the least; None where nothing could be traced."""
+        """The fastest candidate that fits, else the one that needs the least; None if nothing could be traced."""
         known = (estimate for estimate in self.estimates if estimate.memory is not None)
         return self.fastest or next(known, None)
 
@@ -324,16 +323,16 @@ class Plan:
         return next((estimate for estimate in self.estimates if estimate.fits), None)
 
 
-def smallest_changes(asked: Iterable[Estimate], estimates: Sequence[Estimate]) -> tuple[Change, ...]:
-    """Return, for each asked candidate that does not fit, the nearest candidate that fits.
+def smallest_changes(shown: Iterable[Estimate], estimates: Sequence[Estimate]) -> tuple[Change, ...]:
+    """Return, for each shown candidate that does not fit, the nearest candidate that fits.
 
     Args:
-        estimates: all estimates, the fastest first, so that of equally near candidates the fastest is taken.
+        estimates: all estimates, the fastest first, so that the fastest of equally near candidates is chosen.
     """
     fitting = [estimate for estimate in estimates if estimate.fits]
     if not fitting:
         return ()
-    missing = dict.fromkeys(estimate.candidate for estimate in asked if not estimate.fits)
+    missing = dict.fromkeys(estimate.candidate for estimate in shown if not estimate.fits)
     return tuple(
         Change(candidate, min(fitting, key=lambda other: len(other.candidate.differences(candidate))))
         for candidate in missing
@@ -341,10 +340,10 @@ def smallest_changes(asked: Iterable[Estimate], estimates: Sequence[Estimate]) -
 
 
 class Runner(Protocol):
-    """Runs candidates of one problem and returns what each needs.
+    """Runs candidates of one problem and returns an estimate of each.
 
-    Each result has memory, time, origin and error, or origin ``UNKNOWN`` and the reason. A candidate that was run
-    before is not run again, nor is one whose training plan is the same.
+    An estimate has memory, time, origin and error, or origin ``UNKNOWN`` and the reason. Results are cached by training
+    plan: a candidate, or another with the same plan, runs once.
     """
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:

@@ -1,4 +1,4 @@
-"""The events that a run sends to its listener; the report displays them."""
+"""The events that a run reports to its listener, such as a finished probe."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from autotune.core.measurement import Measurement
     from autotune.core.workload import Workload
 
-ONCE_MORE = ("confirmation", "comparison")
-"""Purposes of probes that run a candidate once more, under the number that it has."""
+REPEATED = ("confirmation", "comparison")
+"""Purposes of probes that run a candidate again, under its earlier number."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StageStarted:
 
 
 TRACING = StageStarted("Tracing training steps with no GPU")
-"""The stage in which a plan, a check or an estimate is traced."""
+"""The tracing stage of a plan, a check or an estimate."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class WorkloadReady:
 
     Attributes:
         candidates: number of candidates in the search space.
-        baseline: TRL's default, or the user's own configuration; a candidate is displayed by its differences from it.
-        own: whether it is the user's own.
+        baseline: TRL's default, or the user's own configuration; candidates are displayed as differences from it.
+        own: whether the baseline is the user's own.
     """
 
     workload: Workload
@@ -58,10 +58,10 @@ class ProbeStarted:
     """A probe began.
 
     Attributes:
-        purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``audit``, ``confirmation`` or ``comparison``;
-            the limit does not count the last three.
-        trials_limit: most probes, those of earlier runs included.
-        seconds_left: until the search's time limit; None: it has none.
+        purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``confirmation`` or ``comparison``; the limit
+            does not count the last two.
+        trials_limit: maximum number of probes, those of earlier runs included.
+        seconds_left: time to the search's time limit; None: no limit.
     """
 
     number: int
@@ -73,7 +73,7 @@ class ProbeStarted:
 
 @dataclass(frozen=True)
 class ProbeFinished:
-    """A probe ended. ``best`` is whether it is the fastest candidate that fits, so far."""
+    """A probe ended; ``best``: its candidate is the fastest so far that fits."""
 
     number: int
     candidate: Candidate
@@ -91,13 +91,13 @@ class ProbeLost:
 
 @dataclass(frozen=True)
 class StudyResumed:
-    """A study that holds candidates already is continued.
+    """A study with finished candidates is continued.
 
     Attributes:
-        probes: number of probes that the limit counts.
-        vetoed: number of candidates that were decided without a probe.
-        trials_limit: most probes, these included.
-        best: the run of the fastest candidate that fits, so far; None if none fits.
+        probes: number of probes that count towards the limit.
+        vetoed: number of candidates rejected without a probe.
+        trials_limit: maximum number of probes, these included.
+        best: the run of the fastest candidate so far that fits; None if none fits.
     """
 
     probes: int
@@ -108,12 +108,12 @@ class StudyResumed:
 
 @dataclass(frozen=True)
 class Tracing:
-    """Traces are being run.
+    """Progress of traces.
 
     Attributes:
-        done: traces that are known.
-        expected: about how many there will be, these included.
-        remaining_seconds: about how long the others take, by the pace so far; None where that is not known.
+        done: number of finished traces.
+        expected: estimated total.
+        remaining_seconds: estimated time for the others, by the pace so far; None if it is not known.
     """
 
     done: int
@@ -123,11 +123,11 @@ class Tracing:
 
 @dataclass(frozen=True)
 class Ranked:
-    """There is a provisional ranking of the candidates that were traced so far.
+    """A provisional ranking of the candidates traced so far.
 
     Attributes:
-        best: the first of them, the best first.
-        baseline: a candidate is displayed by its differences from it.
+        best: the first few, the best first.
+        baseline: candidates are displayed as differences from it.
     """
 
     best: tuple[Estimate, ...]
@@ -136,7 +136,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class CandidateVetoed:
-    """A candidate was decided without a probe."""
+    """A candidate was rejected without a probe."""
 
     number: int
     candidate: Candidate
@@ -158,8 +158,8 @@ Event = (
 Listener = Callable[[Event], None]
 
 
-def without(listener: Listener, *kinds: type[Event]) -> Listener:
-    """Return a listener that passes on all events but those of some kinds."""
+def excluding(listener: Listener, *kinds: type[Event]) -> Listener:
+    """Return a listener that forwards all events except those of some kinds."""
     return lambda event: None if isinstance(event, kinds) else listener(event)
 
 

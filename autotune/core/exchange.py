@@ -1,7 +1,7 @@
-"""Reads and writes the files of a job's request and reply: envelopes, written elsewhere and then renamed.
+"""Reads and writes the request and reply files of a job, atomically; parent and child use it.
 
 ``request.json`` is ``{"job", "sent_seconds", "body"}``; ``reply.json`` is ``{"kind", "body"}``, where ``kind`` is
-``reply``, ``input_problem`` or ``failure``. Both sides use this module, so they cannot drift apart.
+``reply``, ``input_problem`` or ``failure``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, Failure, InputProbl
 R = TypeVar("R")
 
 _REPLY_BYTES = 65_536
-"""More than a reply of a probe has (1 to 8 kB), and than what a job that failed to write one has left behind."""
+"""Bytes that a reply may need: more than that of a probe (1 to 8 kB)."""
 
 
 class ExchangeError(ValueError):
-    """A request or reply is absent, is not JSON, or has another structure; the message names it."""
+    """A request or reply is absent, is not JSON, or has the wrong structure; the message names the file."""
 
 
 def write_document(file: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document so that a reader finds the whole of it or none.
+    """Write a JSON document atomically.
 
     Raises:
         OSError: the disk is full, or the directory cannot be written.
@@ -38,7 +38,7 @@ def write_document(file: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_request(folder: Path, job: str, request: object) -> float:
-    """Write a request into a job's folder, remove the reply of an earlier try, and return when it was sent.
+    """Write a request into a job's folder, remove an earlier reply, and return the time of :func:`time.monotonic`.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -73,7 +73,7 @@ def write_reply(folder: Path, reply: object) -> None:
 
 
 def check_reply_fits(folder: Path) -> None:
-    """Check that a job can have written a reply into its folder.
+    """Check that a job could write its reply: the folder exists, and the disk has room.
 
     Raises:
         FileNotFoundError: the folder is gone.
@@ -96,7 +96,7 @@ def read_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failure:
     try:
         decoded: R | InputProblem | Failure = decode(kinds[document["kind"]], document.get("body"))
     except (ValueError, TypeError) as error:
-        raise ExchangeError(f"{REPLY_FILE} has another shape than it should: {error}") from error
+        raise ExchangeError(f"{REPLY_FILE} has the wrong structure: {error}") from error
     return decoded
 
 
@@ -108,5 +108,5 @@ def _read(file: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise ExchangeError(f"{file.name} is not JSON") from error
     if not isinstance(document, dict):
-        raise ExchangeError(f"{file.name} has another shape than it should")
+        raise ExchangeError(f"{file.name} has the wrong structure")
     return document

@@ -1,4 +1,4 @@
-"""The stages of the estimate of one candidate, as ``autotune plan --explain`` shows them."""
+"""The stages by which one estimate is computed, for ``autotune plan --explain``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.core.timeline import Part
 
 
 class Subject(StrEnum):
-    """Which candidate is explained: the fastest that fits, or the baseline where nothing does."""
+    """The explained candidate: the fastest that fits, or the baseline if none fits."""
 
     FASTEST = "fastest"
     BASELINE = "baseline"
@@ -21,14 +21,14 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True)
 class TracedPoint:
-    """One trace that an estimate follows from.
+    """One trace that an estimate is computed from.
 
     Attributes:
         layers: number of traced layers.
-        shape: of the traced micro-batch.
-        weight: of its figures in those of the whole model. Negative ones are subtracted.
-        tensor_bytes: the most bytes that tensors held at once.
-        allocated_bytes, reserved_bytes: of the simulated caching allocator; on a CPU of tensors, and None.
+        shape: shape of the traced micro-batch.
+        weight: its coefficient in the extrapolation to the whole model; may be negative.
+        tensor_bytes: peak of tensor bytes.
+        allocated_bytes, reserved_bytes: peaks of the simulated caching allocator; on a CPU, tensor bytes and None.
         assumptions: assumptions of the trace, with counts.
     """
 
@@ -43,13 +43,13 @@ class TracedPoint:
 
 @dataclass(frozen=True)
 class PartPeak:
-    """The most bytes of tensors in a part of the step, for the whole model on the worst micro-batch.
+    """The peak of tensor bytes in a part of the step, for the whole model on the worst micro-batch.
 
     Attributes:
         backward: whether it is the part's backward pass.
-        categories: the bytes, in PyTorch's words.
-        moment: the operator that allocated last before the peak, with the shape of its result, such as
-            ``aten.mm.default [8, 512]``; empty if none did in this part.
+        categories: bytes by PyTorch's category.
+        moment: the last operator in this part that allocated before the peak, with the shape of its result, such as
+            ``aten.mm.default [8, 512]``; empty without one.
     """
 
     part: Part
@@ -59,13 +59,13 @@ class PartPeak:
 
     @property
     def total_bytes(self) -> int:
-        """All categories together."""
+        """Sum over all categories."""
         return sum(self.categories.values())
 
 
 @dataclass(frozen=True)
 class PartTime:
-    """How long a part of the step takes on a typical micro-batch, and how often an optimizer step has it."""
+    """The time of a part of the step on a typical micro-batch, and how often it runs in an optimizer step."""
 
     part: Part
     seconds: float
@@ -74,21 +74,21 @@ class PartTime:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The stages of one estimate, in their order; their result is the estimate.
+    """The stages of one estimate, in order.
 
     Attributes:
-        subject: why this candidate.
-        candidate: whose estimate is explained.
-        training_plan: the plan that TRL's trainer is built from.
-        documents: in the dataset.
-        document_tokens: in all of them, before any cutting.
-        longest_tokens: of the longest sequence.
-        geometry: the micro-batches of the plan on these documents.
-        layers: of the whole model.
-        traces: of the worst micro-batch; empty where nothing was traced.
-        aligned: whether the moments of the traces are the same, so that each was followed; else the peaks alone were.
-        peaks: by part of the step, in its order.
-        times: by part of the step; empty where the speed of the device is not known.
+        subject: why this candidate is explained.
+        candidate: the explained candidate.
+        training_plan: its training plan.
+        documents: number of documents in the dataset.
+        document_tokens: tokens of all documents, before any cutting.
+        longest_tokens: tokens of the longest sequence.
+        geometry: the batch geometry of the plan on these documents.
+        layers: layers of the whole model.
+        traces: traces of the worst micro-batch; empty if nothing was traced.
+        aligned: whether the traces have the same moments, so that each was extrapolated; else only the peaks were.
+        peaks: peaks by part of the step, in order.
+        times: times by part of the step; empty if the speed of the device is not known.
     """
 
     subject: Subject
@@ -106,5 +106,5 @@ class Explanation:
 
     @property
     def peak(self) -> PartPeak | None:
-        """The part of the step with the highest peak, or None where nothing was traced."""
+        """The part of the step with the highest peak, or None if nothing was traced."""
         return max(self.peaks, key=lambda peak: peak.total_bytes, default=None)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from autotune.errors import InputError
 
-# A file or directory that is still being written has changed within this time.
-_LEFT_SECONDS = 86_400.0
+# A partial file or directory that has not changed for this long is no longer being written.
+_ABANDONED_SECONDS = 86_400.0
 
 
 def cache_directory() -> Path:
@@ -23,10 +23,10 @@ def cache_directory() -> Path:
     Raises:
         InputError: there is none: no HOME, and no entry of this user in /etc/passwd.
     """
-    asked = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The specification says that relative paths are to be ignored.
-    if asked.is_absolute():
-        return asked / "autotune"
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The specification demands that relative paths be ignored.
+    if configured.is_absolute():
+        return configured / "autotune"
     try:
         return Path.home() / ".cache" / "autotune"
     except RuntimeError as error:
@@ -37,9 +37,9 @@ def cache_directory() -> Path:
 def written_atomically(target: Path) -> Iterator[Path]:
     """Yield a path next to ``target`` to write a file or a directory to, and rename it to ``target`` on success.
 
-    The directory of ``target`` has to exist. An earlier ``target`` stays until the new one is complete. Each call has a
-    path of its own, so that several processes, on one machine or on several that share the folder, may write the same
-    target at a time: the last one stays.
+    The directory of ``target`` must exist. An earlier ``target`` stays until the new one is complete. Each call yields
+    its own path, so several processes, also on machines that share the folder, may write one target at the same time:
+    the last rename wins.
 
     Raises:
         OSError: the disk is full, or the directory cannot be written.
@@ -48,21 +48,21 @@ def written_atomically(target: Path) -> Iterator[Path]:
     try:
         yield part
         if part.is_dir():
-            remove_left(target)
+            remove_partial_files(target)
             _remove(target)  # a directory with files in it cannot be renamed over
         part.replace(target)
     finally:
         _remove(part)
 
 
-def remove_left(target: Path) -> None:
+def remove_partial_files(target: Path) -> None:
     """Remove partial files of processes that were killed while they wrote ``target``.
 
     This lists the whole directory, which is too slow for each document of a cache.
     """
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with suppress(OSError):
-            if time.time() - part.stat().st_mtime > _LEFT_SECONDS:
+            if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
                 _remove(part)
 
 

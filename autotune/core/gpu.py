@@ -1,4 +1,4 @@
-"""The memory and the speeds of a GPU."""
+"""The memory of a GPU, its peak speeds, and the rates that operators achieve."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Literal
 MemoryKind = Literal["usable", "total", "given"]
 
 AMPERE = (8, 0)
-"""CUDA's lowest compute capability with tensor cores for bfloat16 and TF32, and with kernels of FlashAttention 2."""
+"""The lowest compute capability with tensor cores for bfloat16 and TF32, and with FlashAttention 2's kernels."""
 
 
 @dataclass(frozen=True)
 class AchievedRates:
-    """Shares of a data sheet's peaks; without values, the roofline itself.
+    """The shares of a data sheet's peak speeds that operators achieve; the defaults are the peaks themselves.
 
     Example: on an A100, whose tensor cores have a peak of 312e12 operations per second, a product of two bfloat16
     matrices takes ``flops / (312e12 * half) + kernel_seconds`` with ``half`` = 0.80.
 
     Attributes:
-        half: of the peak, matrix products of 16-bit types.
-        single: of the peak, matrix products of float32.
+        half: share of the peak of 16-bit matrix products.
+        single: share of the peak of float32 matrix products.
         kernel_seconds: fixed time of a matrix product.
-        attention: of the peak, fused attention of long rows, forward.
-        attention_kernels: the same by kernel, of those that differ from it.
-        backward_attention: of the forward share, its backward pass.
-        attention_tokens: length of row at which attention reaches half of its share.
-        pointwise, strided, reduction, norm, softmax, gather, dequantize, optimizer: of the bandwidth, operators that
-            memory bounds, by how they pass over their tensors.
-        batched: of the bandwidth, batched matrix products that memory bounds.
-        pass_seconds: fixed time of an operator that memory bounds.
-        cache_bytes: bytes that the L2 cache holds for operators that follow one another; 0: none, or not known.
-        cache_bandwidth: bytes per second of pointwise operators whose tensors it holds.
-        copies: of PCIe, copies between the device and pinned memory of the host.
-        links: of NVLink or PCIe, by the number of GPUs that a collective joins in a machine, ascending.
-        sustained: time of an operator within a training over its time alone on the device.
+        attention: share of the peak of fused attention on long rows, forward.
+        attention_kernels: the same by kernel, for kernels that differ.
+        backward_attention: the backward pass's share, relative to the forward pass's.
+        attention_tokens: row length at which attention reaches half of its share.
+        pointwise, strided, reduction, norm, softmax, gather, dequantize, optimizer: shares of the memory bandwidth of
+            memory-bound operators, by their access pattern.
+        batched: share of the memory bandwidth of memory-bound batched matrix products.
+        pass_seconds: fixed time of a memory-bound operator.
+        cache_bytes: L2 cache available to successive operators; 0: none, or not known.
+        cache_bandwidth: bytes per second of pointwise operators on tensors in the L2 cache.
+        copies: share of PCIe's bandwidth of copies between the device and pinned host memory.
+        links: shares of the bandwidth of NVLink or PCIe, by the number of GPUs of a collective in a machine, ascending.
+        sustained: time of an operator in a training over its time alone on the device.
         source: source of the figures.
-        generation: which of them are another card's of the same generation, for lack of figures; empty: none.
+        generation: figures taken from another card of the same generation; empty: none.
     """
 
     half: float = 1.0
@@ -64,22 +64,22 @@ class AchievedRates:
     source: str = ""
     generation: str = ""
 
-    def product(self, dtype: str) -> float:
-        """Return the share of the peak that matrix products in a type such as ``bfloat16`` reach."""
+    def product_share(self, dtype: str) -> float:
+        """Return the share of the peak that matrix products in a type such as ``bfloat16`` achieve."""
         return self.half if dtype in ("float16", "bfloat16") else self.single
 
-    def passing(self, access: str) -> float:
-        """Return the share of the bandwidth that operators reach, by the name of how they pass over their tensors."""
+    def bandwidth_share(self, access: str) -> float:
+        """Return the share of the memory bandwidth that operators with an access pattern achieve."""
         return float(getattr(self, access))
 
-    def attended(self, kernel: str, tokens: int, *, backward: bool) -> float:
-        """Return the share of the peak that a kernel of attention reaches on rows of a length; 0 tokens: long rows."""
+    def attention_share(self, kernel: str, tokens: int, *, backward: bool) -> float:
+        """Return the share of the peak that an attention kernel achieves on rows of a length; 0 tokens: long rows."""
         share = dict(self.attention_kernels).get(kernel, self.attention)
         share *= self.backward_attention if backward else 1.0
         return share * tokens / (tokens + self.attention_tokens) if tokens else share
 
-    def linked(self, gpus: int) -> float:
-        """Return the share of its links that a collective of so many GPUs of a machine reaches."""
+    def link_share(self, gpus: int) -> float:
+        """Return the share of the links' bandwidth that a collective of this many GPUs in a machine achieves."""
         reached = [share for number, share in self.links if number <= max(gpus, 2)]
         return reached[-1] if reached else 1.0
 
@@ -97,11 +97,11 @@ class GpuSpeeds:
         pcie: bytes per second between host and device, in one direction.
         nvlink: bytes per second to all other devices together, in one direction, or None if there is no NVLink.
         source: address of the source of these figures.
-        bridged: devices that NVLink joins where it is a bridge between cards; None: all of a machine.
-        network: bytes per second that the machine of the GPU sends to other machines, with all its GPUs together, in
-            one direction, or None if that is not known.
-        achieved: the shares of these peaks that operators reach.
-        launch_seconds: the host's time for one operator, if it was measured; None: the usual one
+        bridged: number of devices that an NVLink bridge connects; None: NVLink connects all of a machine.
+        network: bytes per second from the GPU's machine to other machines, all its GPUs together, in one direction, or
+            None if that is not known.
+        achieved: the shares of these peaks that operators achieve.
+        launch_seconds: measured host time of one operator; None: the usual one
             (:class:`autotune.core.step_time.Pace`).
     """
 
@@ -119,10 +119,10 @@ class GpuSpeeds:
     launch_seconds: float | None = None
 
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
-        """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.
+        """Return the peak operations per second of a matrix product in a type such as ``bfloat16``.
 
-        Types that the tensor cores do not support, and float32 unless TF32 is allowed, run at float32's rate. Integers
-        of 8 bits run at least at that of float16 (cuBLASLt, https://docs.nvidia.com/cuda/cublas/).
+        Types that the tensor cores do not support, and float32 without TF32, run at the rate of float32. 8-bit integers
+        run at least at that of float16 (cuBLASLt, https://docs.nvidia.com/cuda/cublas/).
         """
         tensor_cores = {
             "float16": self.fp16,
@@ -140,12 +140,12 @@ class Gpu:
     Attributes:
         name: the name in the catalogue, or the size that the user gave.
         memory_bytes: its memory.
-        memory_kind: what ``memory_bytes`` is: ``usable``: what CUDA reports as allocatable; ``total``: what the driver
-            reports, part of which it reserves; ``given``: what the user gave.
-        memory_source: address of the source of that figure; empty if the user gave it, or this machine's driver.
-        context_bytes: estimate of what a process with PyTorch holds outside its allocator: context, kernels, libraries.
-        context_source: address of the report that it was derived from, or our own page of what a GPU showed; empty if
-            it is a guess.
+        memory_kind: meaning of ``memory_bytes``: ``usable``: allocatable, as CUDA reports it; ``total``: the driver's
+            total, part of which it reserves; ``given``: given by the user.
+        memory_source: address of the source of that figure; empty if it is the user's, or this machine's driver's.
+        context_bytes: estimated memory of a PyTorch process outside its allocator: context, kernels, libraries.
+        context_source: address of the report that it was derived from, or our own page of measurements; empty if it is
+            a guess.
         speeds: peak speeds; None if they are not known.
         compute_capability: CUDA's (major, minor), or None.
         aliases: other names, such as the driver's.
@@ -164,5 +164,5 @@ class Gpu:
     verified: bool = True
 
     def networked(self, network: float | None) -> Gpu:
-        """Return the GPU in a machine with such a network, in bytes per second; one of unknown speed stays as it is."""
+        """Return the GPU in a machine with a network of this many bytes per second; unchanged without known speeds."""
         return self if self.speeds is None else replace(self, speeds=replace(self.speeds, network=network))

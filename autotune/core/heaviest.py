@@ -1,4 +1,4 @@
-"""Chooses the rows of the micro-batches that may need the most memory, from the sizes of every row."""
+"""Chooses the rows of the worst micro-batches, which may need the most memory, from the sizes of all rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loads:
-    """Sizes of rows on which the memory of a micro-batch depends; each of shape (rows,).
+    """The sizes of rows on which the memory of a micro-batch depends; each of shape (rows,).
 
     Attributes:
         widest, shortest: tokens of each row's longest and shortest sequence.
@@ -34,7 +34,7 @@ class Loads:
     def cut_to(self, length: int | None) -> Loads:
         """Return the sizes after sequences are cut to a length, in tokens; None: they are not cut.
 
-        The loss is taken to count all tokens that are cut from the longest sequence of a row, and none of the others'.
+        All tokens cut from the longest sequence of a row are assumed to be in the loss, and none of the others'.
         """
         if length is None:
             return self
@@ -48,8 +48,8 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[N
 
     One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
     shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in a second
-    micro-batch, the longest shorter row, if any, replaces one of the longest. It is returned first, because its tensors
-    took at least as many bytes in all measurements and traces of both; only running both makes sure.
+    micro-batch, the longest shorter row, if any, replaces one of the longest. It is returned first, since its tensors
+    took at least as many bytes in all measurements and traces of both.
 
     Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
 
@@ -78,14 +78,14 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[N
     further = [np.argsort(-both, kind="stable")]
     for load in (loads.trainable, loads.image_elements):
         if load is not None:
-            further = [*_with(longest_first[0], np.lexsort((-loads.widest, -load))), *further]
-    return (*widest, *heavier(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
+            further = [*_with_widest(longest_first[0], np.lexsort((-loads.widest, -load))), *further]
+    return (*widest, *further_heavy(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
 
 
 def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ...]:
-    """Return the rows of the blocks of so many successive rows that may need the most memory, the widest first.
+    """Return the rows of the blocks of ``rows`` successive rows that may need the most memory, the widest first.
 
-    With the worst of them (:func:`autotune.core.blocks.worst_blocks`) comes the one with the most trainable tokens; see
+    They are :func:`autotune.core.blocks.worst_blocks` and the block with the most trainable tokens; see
     :func:`heaviest`.
     """
     import numpy as np
@@ -95,22 +95,22 @@ def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ..
     worst = [every[place] for place in worst_blocks(known)]
     # Tokens of an incomplete last block count once, although its rows are repeated when it runs.
     trainable = np.add.reduceat(loads.trainable, every[:, 0])
-    return (*worst, *heavier(loads, worst, [every[trainable.argmax()]]))
+    return (*worst, *further_heavy(loads, worst, [every[trainable.argmax()]]))
 
 
-def _with(widest: int, order: Numbers) -> list[Numbers]:
-    """Return two orders of rows: with the widest first, to which padding extends the others, and ``order`` itself."""
+def _with_widest(widest: int, order: Numbers) -> list[Numbers]:
+    """Return an order of rows twice: after the widest row, to which the others are then padded, and unchanged."""
     import numpy as np
 
     return [np.concatenate([[widest], order[order != widest]]), order]
 
 
-def heavier(
+def further_heavy(
     loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
 ) -> list[Numbers]:
     """Return the further micro-batches that no other equals or exceeds in trainable tokens, size and image data.
 
-    Their size is that of their widest row where they are padded, and the sum of their rows where these lie end to end.
+    The size is the tokens of the widest row if rows are padded, and of all rows if they are laid end to end.
     """
 
     def needs(rows: Numbers) -> tuple[int, ...]:

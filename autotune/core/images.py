@@ -1,4 +1,4 @@
-"""Sizes of images in rows, as stored and after the processor, and the rows with images that are traced."""
+"""The sizes of a dataset's images, as stored and as the processor returns them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ImageLimit:
 
     Attributes:
         setting: field of the image processor with its value, such as ``size.longest_edge=50176``.
-        tokens: tokens of the images in each row, with those that the processor puts around and between them.
-        elements: numbers that the vision tower gets of each row (``pixel_values``).
+        tokens: tokens of the images in each row, with the processor's tokens around and between them.
+        elements: elements of each row's ``pixel_values``, the vision tower's input.
     """
 
     setting: str
@@ -35,13 +35,13 @@ class ImageProfile:
 
     Attributes:
         in_row: number of images in each row.
-        pixels: width times height of each image as it is stored.
-        elements: numbers that the model's vision tower gets of each row (``pixel_values``).
+        pixels: width times height of each stored image.
+        elements: elements of each row's ``pixel_values``, the vision tower's input.
         ends: tokens of each row up to the last one of an image; 0 without one. TRL fails on a row that is cut to fewer.
-        rows: for each row of the dataset, in its order: tokens of its longest and of its shortest sequence, tokens that
-            the loss counts, and elements. None in documents.
-        by_path: whether rows name the files of their images, which may change while the dataset does not.
-        limits: the processor's limit, and smaller ones that would change something; empty if they were not asked for.
+        rows: for each row of the dataset, in order: tokens of its longest and of its shortest sequence, tokens in the
+            loss, and elements. None in documents.
+        by_path: whether rows have paths of image files, which may change while the dataset does not.
+        limits: the processor's limit, and smaller ones with an effect; empty unless requested.
     """
 
     in_row: LengthDistribution
@@ -60,7 +60,7 @@ class ImageProfile:
 
     @cached_property
     def alike(self) -> Numbers:
-        """For each row, the index of the first one of the same sizes; shape (rows,)."""
+        """For each row, the index of the first row with the same sizes; shape (rows,)."""
         import numpy as np
 
         assert self.rows is not None
@@ -70,7 +70,7 @@ class ImageProfile:
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Rows of a tokenised dataset, on which a trace trains: their images belong to their sizes.
+    """Rows of a tokenised dataset on which a trace trains, since images cannot be made up from sizes.
 
     Attributes:
         directory: where ``prepare`` saved the dataset.

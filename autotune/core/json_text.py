@@ -1,4 +1,4 @@
-"""Reads untrusted JSON with limits on its depth and its numbers, so that no text causes an internal error."""
+"""Parses untrusted JSON with limits on depth and numbers; every bad text raises a ``ValueError``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 from typing import Any
 
 MAX_DEPTH = 64
-"""Collections inside one another, of JSON and of YAML; what works on a document recurses, so Python's own limit is not
-far above."""
+"""Maximum depth of JSON and YAML collections; functions on documents recurse, and Python limits their depth too."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value that a JSON text is.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON (a ``json.JSONDecodeError`` or a ``UnicodeDecodeError``), is nested too deeply, or has
-            a number that is too long.
+        ValueError: it is not JSON (``json.JSONDecodeError`` or ``UnicodeDecodeError``), too deeply nested, or has too
+            long a number.
     """
     try:
         value = json.loads(text)
@@ -25,13 +24,13 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("a number has too many digits") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if _opened(text) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if _opening_brackets(text) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     return value
 
 
 def is_json(value: object) -> bool:
-    """Return whether JSON has a value."""
+    """Return whether a value can be written as JSON."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
@@ -39,12 +38,12 @@ def is_json(value: object) -> bool:
     return True
 
 
-def _opened(text: str | bytes) -> int:
+def _opening_brackets(text: str | bytes) -> int:
     return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
 
 
 def _depth(value: Any) -> int:
-    """Return the depth of a value, or one that is too deep, whichever is less."""
+    """Return the depth of a value, at most :data:`MAX_DEPTH` + 1."""
     depth, level = 0, [value] if isinstance(value, (dict, list)) else []
     while level and depth <= MAX_DEPTH:
         depth += 1

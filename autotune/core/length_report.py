@@ -1,9 +1,10 @@
-"""Reports the distribution of a dataset's token lengths, and what each maximum length would keep of them."""
+"""The document of ``autotune lengths``: a dataset's row lengths, and the share within each maximum length."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from autotune.core.brief import Brief
 from autotune.core.documents import Documents
 from autotune.core.workload import Workload
 
@@ -40,12 +41,12 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class LengthLimit:
-    """Tokens and rows that a maximum length of ``max_length`` keeps and drops: longer rows are cut or dropped.
+    """The tokens and rows that a ``max_length`` keeps; longer rows are cut or dropped.
 
     Attributes:
         coverage: share of tokens, 0 to 1, that is kept.
         rows_cut: rows that are cut.
-        tokens_dropped: tokens that are not trained on, over all rows.
+        tokens_dropped: tokens that are cut or dropped, over all rows.
         rows_dropped: rows that the trainer drops whole, such as those whose prompt alone fills the length.
         row_coverage: share of rows, 0 to 1, that is kept, whole or cut.
     """
@@ -58,8 +59,8 @@ class LengthLimit:
     row_coverage: float = 1.0
 
 
-@dataclass(frozen=True)
-class LengthReport:
+@dataclass(frozen=True, repr=False)
+class LengthReport(Brief):
     """The document of ``autotune lengths``.
 
     Attributes:
@@ -81,7 +82,7 @@ class LengthReport:
 
     @property
     def written(self) -> LengthReport:
-        """The report as it is written."""
+        """The report for a document, without the sizes of each row."""
         return replace(self, workload=self.workload.summary)
 
 
@@ -119,7 +120,7 @@ def limit(documents: Documents, max_length: int, *, dropping: bool = True) -> Le
 
 
 def histogram(documents: Documents) -> tuple[LengthBin, ...]:
-    """Return at most :data:`MOST_BINS` bins from the shortest row to the longest; empty ones in between included."""
+    """Return at most :data:`MOST_BINS` bins from the shortest row to the longest, empty ones included."""
     import numpy as np
 
     shortest, longest = min(documents.widths), max(documents.widths)
@@ -132,8 +133,8 @@ def histogram(documents: Documents) -> tuple[LengthBin, ...]:
         np.add.at(rows, places, counts)
         np.add.at(tokens, places, counts * sequences.sum(axis=1))
     lows = (below + 1 for below in (shortest - 1, *bounds))
-    held = zip(lows, bounds, rows.tolist(), tokens.tolist(), strict=False)
-    return tuple(LengthBin(low, min(high, longest), *amounts) for low, high, *amounts in held)
+    bins = zip(lows, bounds, rows.tolist(), tokens.tolist(), strict=False)
+    return tuple(LengthBin(low, min(high, longest), *counts) for low, high, *counts in bins)
 
 
 def _bounds(longest: int) -> list[int]:
@@ -146,7 +147,7 @@ def _bounds(longest: int) -> list[int]:
 
 
 def _max_lengths(documents: Documents) -> list[int]:
-    """Return the powers of two below the longest row, the lengths that reach the usual coverages, and the longest."""
+    """Return powers of two below the longest row, the lengths that reach :data:`COVERAGES`, and the longest row's."""
     longest, covering = documents.longest, map(documents.shortest_covering, COVERAGES)
     powers = (SHORTEST_LIMIT << doubled for doubled in range(longest.bit_length()))
     return sorted({*covering, *(power for power in powers if power < longest), longest})

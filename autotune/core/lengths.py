@@ -1,4 +1,4 @@
-"""The distribution of token lengths in a dataset."""
+"""A distribution of whole numbers over rows, such as their lengths in tokens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """How many rows a dataset has of each length.
+    """The number of rows of each length.
 
     Attributes:
-        counts: from a row's length in tokens to the number of rows of that length, by ascending length, so that a
-            document does not depend on the order of the rows. Not empty.
+        counts: number of rows by length in tokens, ascending, so that equal distributions have equal documents; not
+            empty.
     """
 
     counts: Mapping[int, int]
@@ -38,11 +39,11 @@ class LengthDistribution:
         return max(self.counts)
 
     def up_to(self, tokens: int) -> LengthDistribution:
-        """Return the rows that have at most so many tokens."""
+        """Return the distribution of the rows that have at most ``tokens`` tokens."""
         return LengthDistribution({length: count for length, count in self.counts.items() if length <= tokens})
 
     def cut_to(self, tokens: int) -> LengthDistribution:
-        """Return the rows as they are after longer ones were cut to so many tokens."""
+        """Return the distribution after longer rows are cut to ``tokens`` tokens."""
         cut = Counter[int]()
         for length, count in self.counts.items():
             cut[min(length, tokens)] += count
@@ -50,9 +51,6 @@ class LengthDistribution:
 
     def quantile(self, share: float) -> int:
         """Return the length, in tokens, that at least ``share`` (0 to 1) of the rows do not exceed."""
-        seen, wanted = 0, share * self.rows
-        for length, count in self.counts.items():
-            seen += count
-            if seen >= wanted:
-                return length
-        return self.longest
+        wanted = share * self.rows
+        rows = zip(self.counts, accumulate(self.counts.values()), strict=True)
+        return next(length for length, seen in rows if seen >= wanted)

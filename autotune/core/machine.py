@@ -1,4 +1,4 @@
-"""The machine: devices with their memory, and the versions of the software that is installed."""
+"""A machine: its device and memory, the number of training processes, and the installed software."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DeviceKind = Literal["cuda", "cpu"]
 GPUS_PER_MACHINE = 8
 """The most GPUs of a usual machine, as clouds rent them and NVIDIA builds them (HGX, DGX)."""
 NULL_DRIVER = "0.0-nullgpu"
-"""Version of the driver that a null GPU reports, as ``autotune/nullgpu/shim/nvml.cpp`` has it."""
+"""The driver version that a null GPU reports (``autotune/nullgpu/shim/nvml.cpp``)."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Hardware:
         kind: ``cuda`` or ``cpu``.
         name: the vendor's name of the device.
         memory_bytes: the device's memory; for a CPU the memory that this process may use (cgroup limit included).
-        used_by_others_bytes: memory of the device that other processes hold already.
+        used_by_others_bytes: memory of the device that other processes use.
         compute_capability: CUDA's (major, minor), or None.
         processes: number of training processes to launch, over all machines.
         machines: number of machines, with equally many processes on each.
-        cores: CPU cores that this process may use.
+        cores: number of CPU cores that this process may use.
         driver: version of the device's driver, or None.
-        variables: environment variables that a training on a CPU is started with, as a shell sets them, such as
+        variables: environment variables of a training on a CPU, as a shell sets them, such as
             ``OMP_WAIT_POLICY=PASSIVE``; empty with a GPU.
     """
 
@@ -68,17 +68,17 @@ class Hardware:
 
     @property
     def available_bytes(self) -> int:
-        """Memory that other processes do not hold."""
+        """Memory that other processes do not use."""
         return max(0, self.memory_bytes - self.used_by_others_bytes)
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a machine that the processes of one worker see and run on.
+    """The GPUs or CPU cores of a machine that the processes of one worker use.
 
     Attributes:
-        gpus: their CUDA_VISIBLE_DEVICES, or None to leave that variable as it is.
-        cores: the numbers of their CPU cores, as the kernel counts them; empty: all that this process may use.
+        gpus: their CUDA_VISIBLE_DEVICES, or None to leave that variable unchanged.
+        cores: the kernel's numbers of their CPUs; empty: all that this process may use.
     """
 
     gpus: str | None = None
@@ -91,14 +91,14 @@ WHOLE = Share()
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware and installed software, which decide whether a choice is available.
+    """Hardware and installed software, which determine the available choices.
 
     Attributes:
-        packages: versions of the relevant installed distributions, by name; absent when not installed.
-        planned: whether it is only planned for: nothing runs on it, so packages that no trace needs may be missing.
-        gpu: the GPU with its speeds, of a machine that is planned for; None for a CPU.
-        host_bytes: memory of the machine that the GPU is in, where it is planned for and is this one; else None.
-        device_reason: why there is no GPU, where one was looked for and none found, for messages; else empty.
+        packages: versions of the relevant installed distributions, by name.
+        device_reason: why no usable GPU was found, for messages; else empty.
+        planned: whether nothing runs on it, so that packages that no trace needs may be missing.
+        gpu: the planned GPU with its speeds; None for a CPU, or if not planned.
+        host_bytes: host memory of this machine, if the planned GPU is its own; else None.
     """
 
     hardware: Hardware

@@ -1,4 +1,4 @@
-"""The measurement of one probe, of one process or of all ranks together, and the schedule by which it runs."""
+"""The measurement of one probe, the schedule by which it runs, and the combination of its ranks' measurements."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ class Schedule:
 
     Attributes:
         whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of at most two.
-        timing_only: whether the run is for its time alone: it begins with the largest micro-batch, which it does not
-            repeat once gradients and optimizer state exist, and does not evaluate.
-        worst_last: whether the last step ends with the largest micro-batch again, in memory that the others have
-            fragmented.
-        warmup_micro_batches: fewest typical micro-batches before timing starts.
-        min_micro_batches: fewest typical micro-batches that are timed.
-        max_micro_batches: most typical micro-batches that are timed, though always two whole steps.
-        min_seconds: timing continues for at least this many seconds: a few micro-batches of a small model end before
-            caches are warm.
-        max_seconds: timing ends after this many seconds once ``min_micro_batches`` are done.
+        timing_only: whether only time is measured: the run begins with the largest micro-batch, does not repeat it once
+            gradients and optimizer state exist, and does not evaluate.
+        worst_last: whether the last step ends with the largest micro-batch again, in fragmented memory.
+        warmup_micro_batches: minimum number of typical micro-batches before timing starts.
+        min_micro_batches: minimum number of typical micro-batches to time.
+        max_micro_batches: maximum number of typical micro-batches to time; two whole steps are always timed.
+        min_seconds: minimum time of timing: a few micro-batches of a small model end before caches are warm.
+        max_seconds: time after which timing ends once ``min_micro_batches`` are done.
         target_error: timing ends when the relative standard errors of the time of a step and of the token rate are both
             at or below this.
-        saves: whether it saves a checkpoint at the end, though to no disk. That copies weights and state to the host.
+        saves: whether it saves a checkpoint at the end, which copies weights and state to the host, but not to a disk.
         rate_to_beat: tokens per second of all processes together, such as those of the best candidate so far: timing
-            ends early once the rate is almost certainly below. None: it does not.
-        latest_seconds: timing ends with however few micro-batches once this much of the probe has passed, so that a
-            time limit does not cost the whole measurement. None: it does not.
+            ends early once the rate is almost certainly lower. None: no early end.
+        latest_seconds: time of the probe after which timing ends with any number of micro-batches, so that a time limit
+            does not cost the whole measurement. None: no such end.
     """
 
     whole_steps: bool = False
@@ -59,9 +57,9 @@ class OutOfMemory:
     Attributes:
         phase: phase of the step program, such as ``backward``.
         requested_bytes: size of the allocation that failed, or None if the allocator did not report it.
-        held_bytes: the most that the process held above its baseline until then, or None.
-        limit_bytes: the limit that was exceeded, or None if the device itself was full. If the host's memory runs out
-            in training on a GPU, only the phase is known.
+        held_bytes: peak memory of the process above its baseline until then, or None.
+        limit_bytes: the exceeded limit, or None if the device itself was full. If the host's memory runs out in
+            training on a GPU, only the phase is known.
     """
 
     phase: str
@@ -70,13 +68,13 @@ class OutOfMemory:
     limit_bytes: int | None
 
     @property
-    def wanted_bytes(self) -> int | None:
-        """Memory of the process with the failed allocation; None if the process's memory is not known."""
+    def attempted_bytes(self) -> int | None:
+        """Memory of the process including the failed allocation; None if the process's memory is not known."""
         return None if self.held_bytes is None else self.held_bytes + (self.requested_bytes or 0)
 
 
 class HeldMemory:
-    """The figures of a run's memory, as :class:`Measurement` defines them."""
+    """The memory figures of a run, as :class:`Measurement` defines them."""
 
     peak_bytes: int | None
     reserved_bytes: int | None
@@ -84,49 +82,49 @@ class HeldMemory:
 
     @property
     def held_bytes(self) -> int | None:
-        """The memory that has to fit the budget: all of a process on its GPU, or on a CPU its peak."""
+        """The memory that must fit the budget: all of a process on its GPU, or on a CPU its peak."""
         return self.device_bytes or self.reserved_bytes or self.peak_bytes
 
 
 @dataclass(frozen=True)
 class Measurement(HeldMemory):
-    """The measurement of one probe; every figure that was not measured is None.
+    """The measurement of one probe; figures that were not measured are None.
 
     Attributes:
         status: its outcome.
-        reason: why it did not end ``ok``, in words; empty otherwise.
-        peak_bytes: CUDA: peak of allocated bytes. CPU: high-water of anonymous resident memory (mapped files left out)
-            above the baseline taken after imports.
+        reason: why it did not end ``ok``; empty otherwise.
+        peak_bytes: CUDA: peak of allocated bytes. CPU: peak of anonymous resident memory (without mapped files) above
+            the baseline taken after imports.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        device_bytes: CUDA: what the process held of the device: context and peak of reserved bytes, or, if more, what
-            the driver reports at the end. CPU: None, as in early results where the driver had no figure.
-        host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``; beside a GPU with
-            shared mappings, as pinned memory is, and None where the kernel counts none. Of several processes, the sum.
+        device_bytes: CUDA: device memory of the process: context and peak of reserved bytes, or, if more, the driver's
+            figure at the end. CPU: None, as in early results without the driver's figure.
+        host_peak_bytes: peak of anonymous resident memory on the host, as for ``peak_bytes``; with a GPU, including
+            shared mappings such as pinned memory; None if the kernel does not count it. Of several processes, the sum.
         allocation_retries: number of times that the caching allocator had to free its cache and try again.
         tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
         tokens_per_second_error: relative standard error of that rate within this probe. It does not include the spread
             between two probes of one candidate.
-        step_seconds: wall clock of a mean optimizer step: all its micro-batches, and the rest of it once.
+        step_seconds: wall-clock time of a mean optimizer step: all its micro-batches and one update.
         micro_batch_seconds: part of it for one micro-batch: its data, forward and backward.
-        update_seconds: part of it for the rest: gradient clipping, the optimizer, and what the trainer does at its end.
+        update_seconds: part of it for the update: gradient clipping, the optimizer, and the trainer's work at its end.
         loading_seconds: part of it for reading and collating the data of all micro-batches, while the device waits.
-        generation_seconds: part of it for generating completions and all that comes with them; 0 for a trainer that
-            generates none.
+        generation_seconds: part of it for generating completions, tokenising and padding included; 0 for a trainer
+            that generates none.
         generation_phases: parts of that by the name of the phase; the rest is tokenising, padding and decoding.
         micro_batches_timed: typical micro-batches that were timed.
         tokens_per_step: mean dataset tokens of an optimizer step.
-        documents_per_step: mean dataset rows whose tokens an optimizer step holds.
+        documents_per_step: mean dataset rows of an optimizer step.
         rows: rows that the trainer iterates over in an epoch, after packing and dropping.
-        worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
+        worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that ran.
         start_seconds: time from the request to the first training step.
         training_seconds: time inside training steps, warm-up and worst batch included.
         wall_seconds: time from the request to the reply.
         out_of_memory: where memory ran out, for the two out-of-memory statuses.
-        peaks: for each completed phase of the step program, the most bytes that the device held above the baseline
-            during it; for micro-batches and optimizer steps, the maximum over all of them.
-        pass_seconds: time that phases that run once take for the whole dataset, such as the reference model's pass over
-            all rows; 0 if there are none. ``tokens_per_second`` spreads them over all epochs.
-        evaluation_seconds: time of an evaluation on all its rows, which ``tokens_per_second`` leaves out; None without.
+        peaks: peak bytes on the device above the baseline in each completed phase of the step program; for
+            micro-batches and optimizer steps, the maximum over all of them.
+        pass_seconds: time of phases that run once over the whole dataset, such as the reference model's pass; 0 without
+            any. ``tokens_per_second`` spreads it over all epochs.
+        evaluation_seconds: time of an evaluation on all its rows, which ``tokens_per_second`` excludes; None without.
     """
 
     status: ProbeStatus
@@ -165,23 +163,23 @@ class Measurement(HeldMemory):
 
     @property
     def need_bytes(self) -> int | None:
-        """Memory that the run needed of the limit; after an out-of-memory, with the failed request."""
-        wanted = self.out_of_memory.wanted_bytes if self.out_of_memory is not None else None
-        return wanted if wanted is not None else self.held_bytes
+        """Memory that counts towards the limit; after an out-of-memory error, including the failed request."""
+        attempted = self.out_of_memory.attempted_bytes if self.out_of_memory is not None else None
+        return attempted if attempted is not None else self.held_bytes
 
 
-_MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",
+_MAXIMA = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",
          "step_seconds", "micro_batch_seconds", "update_seconds", "loading_seconds", "start_seconds",
          "training_seconds", "tokens_per_second_error", "evaluation_seconds")  # fmt: skip
-_SUM = ("tokens_per_step", "documents_per_step", "host_peak_bytes")
+_SUMS = ("tokens_per_step", "documents_per_step", "host_peak_bytes")
 
 
-def of_ranks(ranks: Sequence[Measurement]) -> Measurement:
+def combine_ranks(ranks: Sequence[Measurement]) -> Measurement:
     """Return the measurement of a training from those of its processes, in the order of their ranks.
 
-    The status is that of the first rank that did not end ``ok``. Memory is that of the rank that needs the most, since
-    each rank has its own device; that of the host is what all need together, at most, since they share it. A step takes
-    as long as on the slowest rank, and trains on the tokens of all ranks.
+    If a rank did not end ``ok``, its measurement is returned. Device memory is that of the rank that needs the most;
+    host memory is the sum of the peaks, an upper bound. A step takes as long as on the slowest rank, and trains on the
+    tokens of all ranks.
 
     Args:
         ranks: measurements by rank; not empty.
@@ -191,24 +189,24 @@ def of_ranks(ranks: Sequence[Measurement]) -> Measurement:
         return failed or ranks[0]
     found = replace(
         ranks[0],
-        **{name: _joined(max, ranks, name) for name in _MOST},
-        **{name: _joined(sum, ranks, name) for name in _SUM},
+        **{name: _combine(max, ranks, name) for name in _MAXIMA},
+        **{name: _combine(sum, ranks, name) for name in _SUMS},
         peaks={phase: max(shown.peaks.get(phase, 0) for shown in ranks) for phase in ranks[0].peaks},
         pass_seconds=max(shown.pass_seconds for shown in ranks),
     )
     if found.tokens_per_step is None or not found.step_seconds:
         return found
     # The time of phases that run once is spread over the steps of all epochs, as each rank did for itself.
-    spread = max(_spread_seconds(shown) for shown in ranks)
+    spread = max(_one_off_seconds(shown) for shown in ranks)
     return replace(found, tokens_per_second=found.tokens_per_step / (found.step_seconds + spread))
 
 
-def _spread_seconds(shown: Measurement) -> float:
+def _one_off_seconds(shown: Measurement) -> float:
     if not shown.tokens_per_second or shown.tokens_per_step is None or shown.step_seconds is None:
         return 0.0
     return max(0.0, shown.tokens_per_step / shown.tokens_per_second - shown.step_seconds)
 
 
-def _joined(join: Callable[[list[Any]], Any], ranks: Sequence[Measurement], name: str) -> Any:
+def _combine(join: Callable[[list[Any]], Any], ranks: Sequence[Measurement], name: str) -> Any:
     known = [figure for shown in ranks if (figure := getattr(shown, name)) is not None]
     return join(known) if known else None

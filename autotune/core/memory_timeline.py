@@ -1,4 +1,4 @@
-"""The predicted memory of one optimizer step, moment by moment: live memory by category, and the parts of the need."""
+"""The predicted memory through one optimizer step: bytes by category at each moment, and the parts of the need."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import pairwise
 from autotune.core.timeline import Part
 
 MOST_MOMENTS = 240
-"""About how many moments a timeline keeps: as many as a chart of 700 pixels can show."""
-_FEWEST_IN_A_STRETCH = 12
+"""Approximate number of moments of a thinned timeline: a chart of 700 pixels shows no more."""
+_MIN_STRETCH_MOMENTS = 12
 VLLM = "vLLM"
 """Category of vLLM's memory on the same device, in addition to PyTorch's categories."""
 AT_REST = "training at rest"
-"""Category of all that a training holds of the device while vLLM gets its weights or generates, the context apart."""
-BESIDE_TENSORS = ("context", "process", "rounding", "fragmentation")
-"""Parts of a breakdown that are no bytes of tensors."""
+"""Category of the training's device memory, without context, while vLLM receives weights or generates."""
+OUTSIDE_TENSORS = ("context", "process", "rounding", "fragmentation")
+"""Parts of a breakdown that are not bytes of tensors."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class MemoryTimeline:
     """The course of the device's memory through one optimizer step on the largest micro-batch.
 
     Moments are points right before memory is freed, in order and not to scale in time. The first micro-batch and one
-    further one stand for all; what comes before the steps and after them is included, since it may hold the most.
+    further one represent all. The phases before and after the steps are included, since they may have the peak.
 
     Attributes:
         marks: ascending; the first one starts with moment 0.
-        levels: bytes at each moment by PyTorch's category, and :data:`VLLM`; each as long as there are moments.
-        peak: index of the moment at which tensors hold the most.
-        breakdown: what the need consists of at that moment, the allocator's part and the context included
+        levels: bytes at each moment, by PyTorch's category and :data:`VLLM`.
+        peak: index of the moment with the most tensor bytes.
+        breakdown: the parts of the need at that moment, allocator and context included
             (``MemoryEstimate.breakdown``).
         error: share by which the need may be off.
-        followed: whether memory was followed from moment to moment; else each stretch has its peak alone.
+        followed: whether each moment was traced or extrapolated; else each stretch has only its peak.
         micro_batches: of an optimizer step.
     """
 
@@ -70,7 +70,7 @@ class MemoryTimeline:
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """Bytes at each moment, all categories together."""
+        """Sum over all categories at each moment."""
         return tuple(map(sum, zip(*self.levels.values(), strict=True)))
 
     @property
@@ -79,16 +79,16 @@ class MemoryTimeline:
         return sum(self.breakdown.values())
 
     def at(self, moment: int) -> dict[str, int]:
-        """Return the bytes at a moment, by category, without the empty ones."""
+        """Return the bytes at a moment, by category, without empty categories."""
         return {name: sizes[moment] for name, sizes in self.levels.items() if sizes[moment]}
 
     def stretch(self, place: int) -> range:
-        """Return the moments of the mark with that index."""
+        """Return the moments that belong to the mark with this index."""
         ends = [*(mark.start for mark in self.marks[1:]), self.moments]
         return range(self.marks[place].start, ends[place])
 
     def thinned(self) -> MemoryTimeline:
-        """Return the same with about :data:`MOST_MOMENTS`: of neighbouring ones the highest, so that no peak is lost.
+        """Return the timeline with about :data:`MOST_MOMENTS` moments: of each group of neighbours, the highest.
 
         Stretches are thinned in proportion to their moments; short ones keep all of theirs.
         """
@@ -97,7 +97,7 @@ class MemoryTimeline:
         totals, kept, marks = self.totals, list[int](), list[Mark]()
         for place, mark in enumerate(self.marks):
             moments = self.stretch(place)
-            count = min(len(moments), max(_FEWEST_IN_A_STRETCH, MOST_MOMENTS * len(moments) // self.moments))
+            count = min(len(moments), max(_MIN_STRETCH_MOMENTS, MOST_MOMENTS * len(moments) // self.moments))
             marks.append(replace(mark, start=len(kept)))
             for group in _groups(moments, count):
                 kept.append(self.peak if self.peak in group else max(group, key=totals.__getitem__))
@@ -106,6 +106,6 @@ class MemoryTimeline:
 
 
 def _groups(moments: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Return so many groups of neighbouring moments, about equal in size."""
+    """Return ``count`` groups of neighbouring moments, about equal in size."""
     ends = [len(moments) * place // count for place in range(count + 1)] if count else [0]
     return [moments[first:end] for first, end in pairwise(ends)]

@@ -1,15 +1,15 @@
-"""Values inside mappings of mappings, by the keys that lead to them."""
+"""Reads and writes values in nested mappings by their path of keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 Key = tuple[str, ...]
-"""A key, and before it the keys of the mappings around it, such as ``("env", "PYTORCH_ALLOC_CONF")``."""
+"""A path of keys, such as ``("env", "PYTORCH_ALLOC_CONF")``."""
 
 
-def at(values: object, key: Iterable[str]) -> tuple[object, ...]:
-    """Return the value of a key alone, or nothing where the key is not there."""
+def lookup(values: object, key: Iterable[str]) -> tuple[object, ...]:
+    """Return a tuple of the value at a path, or an empty tuple if there is none."""
     for name in key:
         if not isinstance(values, Mapping) or name not in values:
             return ()
@@ -18,12 +18,12 @@ def at(values: object, key: Iterable[str]) -> tuple[object, ...]:
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """Return a value that is a mapping, or else an empty one."""
+    """Return a value if it is a mapping, else an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
-def put(values: dict[str, object], key: Sequence[str], value: object) -> None:
-    """Set a value in a mapping of mappings, or drop it if it is None; mappings inside are replaced by new ones."""
+def set_or_remove(values: dict[str, object], key: Sequence[str], value: object) -> None:
+    """Set the value at a path, or remove it if it is None; inner mappings are copied, not changed."""
     name, *rest = key
     if not rest:
         if value is None:
@@ -32,15 +32,12 @@ def put(values: dict[str, object], key: Sequence[str], value: object) -> None:
             values[name] = value
     elif value is not None or isinstance(values.get(name), Mapping):
         inside = dict(mapping(values.get(name)))
-        put(inside, rest, value)
+        set_or_remove(inside, rest, value)
         values[name] = inside
 
 
 def merge(values: dict[str, object], key: Sequence[str], value: object) -> None:
-    """Set a value in a mapping of mappings, which are made where there are none.
-
-    A mapping is put into one that is there already, key by key.
-    """
+    """Set the value at a path, and create missing mappings; a mapping is merged into an existing one, key by key."""
     first, *names = key
     for name in reversed(names):
         value = {name: value}

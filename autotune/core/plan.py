@@ -1,4 +1,4 @@
-"""The training plan: everything needed to build and launch a trainer, with the names of TRL's command line."""
+"""The training plan: everything needed to build and launch a trainer, by the names of TRL's arguments."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
-from autotune.core.nested import at, mapping
+from autotune.core.nested import lookup, mapping
 
 NO_EVALUATION = "no"
-"""``eval_strategy`` of a training without evaluation, which is the default of ``transformers.TrainingArguments``."""
+"""``eval_strategy`` of a training without evaluation, the default of ``transformers.TrainingArguments``."""
 
 
 BEST_METRIC = "metric_for_best_model"
-"""The field of ``transformers.TrainingArguments`` that names a result of evaluation, without which training ends."""
+"""The field of ``transformers.TrainingArguments`` with the metric of evaluation that selects the best checkpoint."""
 
 PASS_ROWS = "precompute_ref_batch_size"
-"""The field of TRL for the rows that a reference's pass over the dataset has at once; null: those of a micro-batch."""
+"""TRL's field for the batch size of the reference model's pass over the dataset; null: that of a micro-batch."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the processes of a training are started; the trainer's arguments select the engine that shards it.
+    """The launch of a training's processes; the trainer's arguments select the engine that shards.
 
     Attributes:
         processes: the world size, over all machines.
@@ -41,49 +41,47 @@ class Launch:
 
 
 EPOCHS = "num_train_epochs"
-"""The field of ``transformers.TrainingArguments`` with the passes over the dataset that a training makes."""
+"""The field of ``transformers.TrainingArguments`` with the number of epochs."""
 _EPOCHS = 3.0
-"""Its default there, which TRL's configurations keep."""
+"""The default of :data:`EPOCHS`, which TRL's configurations keep."""
 SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
 """Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,
 or of every layer."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The variables with the settings of PyTorch's caching allocator, which reads the first of them that is set.
-
-See c10/cuda/CUDAAllocatorConfig.h. So a plan sets both: a shell or an image may have set either.
-"""
+"""The variables with the settings of PyTorch's caching allocator, which reads the first of them that is set
+(c10/cuda/CUDAAllocatorConfig.h). A plan sets both, since a shell or an image may have set either."""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
-"""The setting in these variables with which the allocator's segments can grow."""
+"""The setting of the allocator by which its segments can grow."""
 _HOST_SETTINGS = "pinned_"
-"""Beginning of the settings of pinned host memory."""
+"""Prefix of the settings of pinned host memory."""
 
 
 def allocator_settings(env: Mapping[str, str]) -> str:
-    """Return the settings of PyTorch's caching allocator in an environment; empty where no variable has any."""
+    """Return the settings of PyTorch's caching allocator in an environment; empty without any."""
     return next((env[name] for name in ALLOCATOR_VARIABLES if name in env), "")
 
 
 def unsimulated_settings(variable: str) -> tuple[str, ...]:
-    """Return the settings in the allocator's variable that change device memory and that no trace simulates."""
+    """Return the allocator's settings that change device memory and that traces do not simulate."""
     settings = (f"{name}:{value}" for name, value in _settings(variable).items() if name != "expandable_segments")
     return tuple(each for each in settings if each != "backend:native" and not each.startswith(_HOST_SETTINGS))
 
 
 def _settings(variable: str) -> dict[str, str]:
-    """Return the settings in the allocator's variable, as PyTorch's ``ConfigTokenizer`` reads it.
+    """Return the settings in the allocator's variable, as PyTorch's ``ConfigTokenizer`` parses it.
 
-    See c10/core/AllocatorConfig.h: white space is ignored, a list is in brackets, and the last value of a name counts.
+    White space is ignored, a list is in brackets, and the last value of a name counts (c10/core/AllocatorConfig.h).
     """
     return dict(re.findall(r"([^:,]+):(\[[^]]*\]|[^,]*)", "".join(variable.split())))
 
 
 @dataclass(frozen=True)
 class Completions:
-    """The lengths that are assumed for the completions that a training generates, in tokens.
+    """The assumed lengths of generated completions, in tokens.
 
     Attributes:
-        mean: of one completion.
-        widest: mean of the longest completion of a generation batch.
+        mean: mean length of a completion.
+        widest: mean length of the longest completion of a generation batch.
     """
 
     mean: float
@@ -92,18 +90,18 @@ class Completions:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The arguments of one training, for the probe and for the bundle alike.
+    """The arguments of one training, the same for its probe, its trace and its bundle.
 
     Attributes:
         trainer: the trainer's name, such as ``dpo``.
         args: fields of the trainer's configuration (``trl.DPOConfig``); ``deepspeed`` and ``fsdp_config`` as mappings.
         model: fields of ``trl.ModelConfig``: ``dtype``, ``attn_implementation``, ``use_peft``, ``load_in_4bit``, ….
-        truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
-            refuses ``max_length`` (padding-free without packing).
+        truncate_to: tokens to which every row is cut before training, or None; needed if the trainer refuses
+            ``max_length`` (padding-free without packing).
         launch: the launch of its processes.
         env: environment variables of the training process.
-        peft: a configuration in PEFT's own JSON; empty where ``model`` configures the adapter.
-        rewards: reward functions, in the words of TRL's ``reward_funcs``; empty for a trainer that takes none.
+        peft: a configuration in PEFT's own JSON; empty if ``model`` configures the adapter.
+        rewards: reward functions, as in TRL's ``reward_funcs``; empty for a trainer without them.
         completions: lengths of typical completions; None for a trainer that generates none.
     """
 
@@ -118,12 +116,12 @@ class TrainingPlan:
     completions: Completions | None = None
 
     def at(self, path: str) -> tuple[object, ...]:
-        """Return the entry at a path such as ``args.FIELD`` alone, or nothing where there is none."""
+        """Return a tuple of the entry at a path such as ``args.FIELD``, or an empty tuple if there is none."""
         head, *names = path.split(".")
-        return at(getattr(self, head), names)
+        return lookup(getattr(self, head), names)
 
     def entry(self, path: str) -> object:
-        """Return the entry at a path such as ``args.FIELD``, or None where there is none."""
+        """Return the entry at a path such as ``args.FIELD``, or None if there is none."""
         return next(iter(self.at(path)), None)
 
     def count(self, field: str) -> int:
@@ -137,43 +135,43 @@ class TrainingPlan:
 
     @property
     def rows(self) -> int:
-        """The rows of a micro-batch."""
+        """Rows of a micro-batch."""
         return self.count("per_device_train_batch_size")
 
     @property
     def micro_batches(self) -> int:
-        """The micro-batches of an optimizer step in one process; one is the default of transformers."""
+        """Micro-batches of an optimizer step in one process; transformers' default is one."""
         return self.number("gradient_accumulation_steps") or 1
 
     @property
-    def multiple(self) -> int:
-        """The number of tokens to a multiple of which a micro-batch is padded; 1 without rounding."""
+    def pad_multiple(self) -> int:
+        """The length of a micro-batch is padded to a multiple of this; 1 without rounding."""
         return self.number("pad_to_multiple_of") or 1
 
     @property
     def cut_to(self) -> int | None:
-        """The tokens to which sequences are cut, before the trainer sees them or by it; None: they are not cut."""
+        """Tokens to which sequences are cut, before training or by the trainer; None: they are not cut."""
         return self.truncate_to or self.number("max_length")
 
     @property
     def steps_per_generation(self) -> int:
-        """The micro-batches of a generation batch; TRL's default is those of an optimizer step."""
+        """Micro-batches of a generation batch; TRL's default is those of an optimizer step."""
         return self.number("steps_per_generation") or self.micro_batches
 
     @property
-    def uses(self) -> int:
-        """How many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
+    def micro_batches_per_generation(self) -> int:
+        """Number of micro-batches that train on one generation batch, all ``num_iterations`` included."""
         return self.steps_per_generation * (self.number("num_iterations") or 1)
 
     @property
     def epochs(self) -> float:
-        """How often the training passes over the dataset; a ``max_steps`` is left out of account."""
+        """Number of epochs; ``max_steps`` is ignored."""
         epochs = float(str(self.args.get(EPOCHS) or _EPOCHS))
         return epochs if epochs > 0 else _EPOCHS
 
     @property
     def pass_share(self) -> float:
-        """How many micro-batches of a reference's pass over the dataset come before one of training, on average."""
+        """Micro-batches of the reference model's pass over the dataset for each one of training, on average."""
         return self.rows / (self.number(PASS_ROWS) or self.rows) / self.epochs
 
     def steps_of_epoch(self, rows: int, *, drops_last: bool = False) -> int:
@@ -189,27 +187,27 @@ class TrainingPlan:
         """Return how many of the rows an epoch trains on.
 
         Args:
-            rows: of the dataset, packed if the trainer packs them.
-            drops_last: whether rows that do not fill a micro-batch of every process are left out
+            rows: rows of the dataset, packed if the trainer packs them.
+            drops_last: whether rows that do not fill a micro-batch of every process are dropped
                 (``dataloader_drop_last``).
         """
         return rows - rows % (self.rows * self.data_ranks) if drops_last else rows
 
     @property
     def in_group(self) -> bool:
-        """Whether a process group trains: several processes, or the one that DeepSpeed makes a group of."""
+        """Whether the training has a process group: with several processes, or with DeepSpeed."""
         return self.launch.processes > 1 or bool(self.args.get("deepspeed"))
 
     @property
     def expandable_segments(self) -> bool:
-        """Whether the segments of PyTorch's caching allocator grow, by its setting of that name."""
+        """Whether the segments of PyTorch's caching allocator can grow."""
         return _settings(allocator_settings(self.env)).get("expandable_segments") == "True"
 
     @property
     def empties_cache(self) -> bool:
         """Whether the allocator's cache is emptied before the backward pass of every micro-batch.
 
-        One that is emptied in every n-th step only does not lower the peak of the steps between.
+        If it is emptied only in every n-th step, the peak of the steps between stays.
         """
         return self.args.get("torch_empty_cache_steps") == 1
 
@@ -220,7 +218,7 @@ class TrainingPlan:
 
     @property
     def data_ranks(self) -> int:
-        """How many processes train on micro-batches of their own; the others share each of these with them."""
+        """Number of processes, or groups of processes that share rows, with micro-batches of their own."""
         ranks = self.launch.processes
         for name in SHARING_SIZES:
             size = self.parallelism.get(name)
@@ -229,12 +227,12 @@ class TrainingPlan:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the training is evaluated."""
+        """Whether the training evaluates."""
         return self.args.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
 
     @property
     def fingerprint(self) -> str:
-        """Hash that is equal for plans that train in the same way."""
+        """Hash of everything in the plan that changes the training."""
         parts: list[object] = [self.trainer, dict(self.args), dict(self.model), self.truncate_to]
         if self.launch != Launch():
             parts.append([self.launch.processes, self.launch.machines])

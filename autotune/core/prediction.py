@@ -1,4 +1,4 @@
-"""The predictions that a search uses before it probes a candidate, independent of where they come from."""
+"""The interface between a search and its predictions: :class:`Predictor` and :class:`Prediction`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autotune.units import format_bytes, format_share
 
 @dataclass(frozen=True)
 class Prediction:
-    """The memory and rate of a candidate that traces at its own sizes predict.
+    """The predicted memory and rate of a candidate, traced at its own sizes.
 
     Attributes:
-        need_bytes: predicted need of the memory that the limit applies to.
-        error: share by which that may be off, either way.
+        need_bytes: predicted need of the limited memory.
+        error: share by which the need may be off, either way.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
     """
 
@@ -29,16 +29,16 @@ class Prediction:
         return self.need_bytes * (1 - self.error) > limit_bytes
 
     def reason(self, limit_bytes: int) -> str:
-        """Return the need and the limit, in words."""
+        """Return the need and the limit."""
         need = format_bytes(self.need_bytes)
         return f"predicted to need {need} of the {format_bytes(limit_bytes)}, within {format_share(self.error)}"
 
 
 class Predictor:
-    """Predicts candidates of one problem, all in their normal form. This base class predicts nothing.
+    """Predicts candidates of one problem, in their normal form. This base class predicts nothing.
 
     The search calls :meth:`predict`, :meth:`traced` and :meth:`least` at any time, :meth:`trace` right before
-    every probe, and :meth:`learn` after each probe, and after each later run that ran out of memory.
+    every probe, and :meth:`learn` after each probe and each later run that ran out of memory.
 
     Attributes:
         traces: whether :meth:`trace` may predict what :meth:`predict` does not.
@@ -51,13 +51,13 @@ class Predictor:
         return None
 
     def trace(self, candidate: Candidate) -> Prediction | None:
-        """Trace the candidate, unless that was done, and return its prediction; None if traces fail."""
+        """Trace the candidate unless it was traced, and return its prediction; None if traces fail."""
         return None
 
     def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
-        """Return the legal candidate with the smallest predicted need of the space, traced at its own sizes.
+        """Return the legal candidate of the space with the smallest predicted need, traced at its own sizes.
 
-        None without predictions, and where there was no time to trace it.
+        None without predictions, or if there was no time to trace it.
 
         Args:
             goes_on: returns whether there is time for further traces.
@@ -65,8 +65,8 @@ class Predictor:
         return None
 
     def traced(self) -> Sequence[Candidate]:
-        """Return the legal candidates that were traced so far."""
+        """Return the legal candidates traced so far."""
         return ()
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Use a measurement; called once for each run, in their order, those of earlier searches included."""
+        """Correct the predictions by a measurement; called once for each run in order, earlier searches included."""

@@ -10,32 +10,30 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer step"
 AROUND_GENERATION = "tokenising and padding"
-"""The rest of a generation's time outside its phases; not a phase itself."""
+"""The part of a generation's time outside its phases; not a phase itself."""
 LOADING = "loading rows"
 """The time in which the device waits for rows to be read and collated; not a phase itself."""
 EVALUATE = "evaluate"
 SAVE = "save"
 SAVE_ELSEWHERE = "save on another rank"
-"""What a rank does in a save that is not the first one, to which engines gather; traced for the host's memory alone."""
+"""A save on a rank other than the first, to which engines gather; traced only for host memory."""
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """The phases of a run, in order, by their names in reports and errors: "ran out of memory in reference pass".
+    """The phases of a run, by their names in reports and errors: "ran out of memory in reference pass".
 
-    First those that come once, before the steps; then those of generations and of an optimizer step, its micro-batches
-    included; then those that come between steps or after the last one. Every trainer of TRL has construction,
-    micro-batches and optimizer steps; the attributes are phases in addition to these.
+    Every run has construction, micro-batches and optimizer steps; the attributes are further phases.
 
-    Example: DPO that computes its reference beforehand is ``StepProgram(before=("precompute",))``, and with a reference
-    model ``StepProgram(in_micro_batch=("reference pass",))``.
+    Example: DPO that precomputes reference log-probabilities is ``StepProgram(before=("precompute",))``; with a
+    reference model it is ``StepProgram(in_micro_batch=("reference pass",))``.
 
     Attributes:
         before: phases that run once, after construction.
         in_step: phases of each optimizer step, before its micro-batches or at the start of the first one; and those of
             each generation of completions, at the start of the first micro-batch that uses them.
-        leading: phases of each micro-batch, before its forward pass, with a peak of their own.
-        in_micro_batch: parts of each micro-batch, between forward and backward.
+        leading: phases of each micro-batch before its forward pass, with a peak of their own.
+        in_micro_batch: parts of each micro-batch between forward and backward.
         after: phases between two steps or after the last one: evaluation and saving.
     """
 
@@ -53,5 +51,5 @@ class StepProgram:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All phases, and the parts of a micro-batch, which errors can distinguish."""
+        """All phases and the parts of a micro-batch, as errors name them."""
         return (*self.phases, FORWARD, *self.in_micro_batch, BACKWARD)

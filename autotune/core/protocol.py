@@ -1,8 +1,7 @@
-"""The protocol between autotune and its isolated processes: the jobs, and their requests and replies as files.
+"""The protocol between autotune and its child processes: the jobs, their requests and their replies.
 
-A job has a folder. The parent writes ``request.json`` there and names the folder to the child. The child writes
-``reply.json`` in the same folder, under another name first, then renamed, so that a reply is whole or absent. Standard
-output and error of the child go to ``log.txt``.
+Each job has a folder. The parent writes ``request.json`` there and sends the folder's path to the child. The child
+writes ``reply.json`` there, atomically, so that a reply is whole or absent. Its stdout and stderr go to ``log.txt``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ REQUEST_FILE = "request.json"
 REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"
 RANK_FOLDER = "rank-{rank}"
-"""The folder of a rank in the folder of a probe with several processes: each has request, reply and log of its own."""
+"""The folder of a rank in the folder of a probe with several processes, with its own request, reply and log."""
 
 
 class Job(StrEnum):
@@ -45,12 +44,12 @@ class PrepareRequest:
 
     Attributes:
         tokenized_directory: directory for the tokenised rows.
-        rollouts: for trainers that generate completions.
+        rollouts: prompts and completions, for trainers that generate.
         peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
-        evaluation: the rows that training is evaluated on, or None.
-        evaluation_directory: directory for those, tokenised.
-        teacher: the model that the trained one imitates; None for trainers without one.
-        only_lengths: whether rows are not saved, and the processor is asked about smaller limits of its images.
+        evaluation: the rows to evaluate on, or None.
+        evaluation_directory: directory for these rows, tokenised.
+        teacher: the teacher model; None for trainers without one.
+        only_lengths: whether only lengths are needed: rows are not saved, and smaller image limits are tried.
     """
 
     model: ModelSource
@@ -70,8 +69,8 @@ class CheckPackingRequest:
     """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation.
 
     Attributes:
-        trainer: the trainer whose class of model is checked.
-        packs: whether rows may be packed; otherwise each attention only has to run.
+        trainer: the trainer, which determines the model's class.
+        packs: whether rows may be packed; otherwise it is only checked that each attention runs.
     """
 
     trainer: str
@@ -95,7 +94,7 @@ class ProbeRequest:
     Attributes:
         tokenized_directory: where ``prepare`` saved the tokenised rows.
         limit_bytes: memory that the process may use on its device (context included), or None for no limit.
-        seed: seed of the order in which typical batches are drawn.
+        seed: seed by which typical batches are drawn.
         evaluation_directory: where ``prepare`` saved the tokenised rows to evaluate on, or None without evaluation.
     """
 
@@ -117,27 +116,23 @@ class Failure:
         kind: name of the exception's class.
         message: its text.
         traceback: for ``--debug``.
-        transient: whether another try may succeed: the process lacked memory, or a file could not be used.
-        raised_at: of an error in a training, the line of TRL, or of a library below it that reads its arguments, and
-            that of the caller; else empty.
+        transient: whether a retry may succeed: the process lacked memory, or a file could not be used.
     """
 
     kind: str
     message: str
     traceback: str
     transient: bool = False
-    raised_at: str = ""
 
 
 @dataclass(frozen=True)
 class SpeedsRequest:
-    """Measure how fast this CPU computes and moves bytes, with the threads that a training step has, or how fast the
-    host has a GPU run operators.
+    """Measure the compute and memory speeds of this CPU with the threads of a training step, or a GPU's launch time.
 
     The reply is a :class:`autotune.core.gpu.GpuSpeeds`.
 
     Attributes:
-        gpu: the speeds of the GPU that this process uses, to which the host's is added; None: those of the CPU.
+        gpu: the known speeds of the GPU, to which the host's launch time is added; None: measure the CPU.
         seconds: approximate time for which each figure is measured.
     """
 
@@ -150,8 +145,8 @@ class OperatorsRequest:
     """Run operators of traces on the real device, each a few times, and time them.
 
     Attributes:
-        calls: as :class:`autotune.core.traced.TracedOperator` has them.
-        seconds: time after which no further call is begun.
+        calls: operators with their arguments (:attr:`autotune.core.traced.TracedOperator.call`).
+        seconds: time after which no further call starts.
         limit_bytes: memory that the process may use on the device, or None for no limit.
     """
 
@@ -163,7 +158,7 @@ class OperatorsRequest:
 
 @dataclass(frozen=True)
 class OperatorsReply:
-    """The seconds of one run of each call, None where it cannot be run by itself; without those of which none began."""
+    """The seconds of one run of each call that started; None if it cannot be run by itself."""
 
     seconds: Mapping[str, float | None]
 
@@ -174,16 +169,16 @@ class ReadCommandRequest:
 
     Attributes:
         words: the words after ``trl NAME``, with ``--config FILE``.
-        given: the keys and values of that file, without those that a parser outside of the classes takes.
-        device: the kind of device that the training is for.
-        capability: CUDA's compute capability of that device; None where it is not known.
-        processes: how many read the words together, each in its place: TRL's classes share sizes out among them. With
-            ``trl`` and ``accelerate launch``, accelerate determines the number.
-        launcher: the program that starts the processes.
+        given: the keys and values of that file, without those for parsers other than TRL's classes.
+        device: the kind of device of the training.
+        capability: its compute capability; None if it is not known.
+        processes: number of processes, by which TRL's classes divide sizes. With ``trl`` and ``accelerate launch``,
+            accelerate determines it.
+        launcher: the program that launches the processes.
         launch: its options before the script.
         gpus: number of the machine's GPUs.
-        default_file: the file that accelerate reads where none is named; empty if there is none.
-        own: options among the words that the user's script names, so that they may be no abbreviations of TRL's.
+        default_file: the file that accelerate reads by default; empty without one.
+        own: options among the words that the user's script names, which need not be abbreviations of TRL's.
     """
 
     trainer: str
@@ -206,7 +201,7 @@ class InputProblem:
     Attributes:
         message: one sentence that names the input.
         hint: advice for the user.
-        unread: whether the training may well run, and asks for something that autotune does not read.
+        unread: whether the training may run, but autotune does not support a part of it (:class:`UnreadError`).
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""The environment variables by which the processes of a group, on one machine, find one another."""
+"""The environment variables of a process group on one machine, and the reservation of its port."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ _HOST = "127.0.0.1"
 _LOOPBACK = "lo"
 
 
-def launched(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the variables by which torch finds the group (torch/distributed/rendezvous.py, ``env://``).
+def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
+    """Return the variables of a rank for torch's ``env://`` rendezvous (torch/distributed/rendezvous.py).
 
     Args:
-        port: of the first rank.
+        port: port of the first rank.
     """
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    found = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": _HOST}
-    # Otherwise gloo asks which address the host's name has, which a container may not know.
+    variables = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": _HOST}
+    # Otherwise gloo resolves the host's name, which may fail in a container.
     if any(name == _LOOPBACK for _, name in socket.if_nameindex()):
-        found["GLOO_SOCKET_IFNAME"] = _LOOPBACK
-    return found
+        variables["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+    return variables
 
 
 @contextmanager
-def held_port() -> Iterator[int]:
-    """Hold a port for a group: no other process gets it from the system, and the first rank can listen on it.
+def reserved_port() -> Iterator[int]:
+    """Reserve a free port for a group: the system gives it to no other process, but the first rank can listen on it.
 
-    Linux binds an address twice if both sockets allow it and none listens yet; torch's store allows it
+    With SO_REUSEADDR on both sockets, Linux binds an address twice while neither listens; torch's store sets it
     (torch/csrc/distributed/c10d/socket.cpp).
     """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((_HOST, 0))
-        yield int(held.getsockname()[1])
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((_HOST, 0))
+        yield int(reserved.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Memory, speed and cost of a training on each of several GPUs."""
+"""The document of ``autotune plan --gpu all``: memory, speed and cost of a training on each of several GPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.core.brief import Brief
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Estimate
 from autotune.core.gpu import Gpu
@@ -14,11 +15,11 @@ from autotune.core.step_time import TIME_ERROR
 SCHEMA = 1
 BILLION = 1_000_000_000
 Unit = Literal["epoch", "billion tokens"]
-"""What hours and costs are of: an epoch of the dataset or, where there is none, so many tokens."""
+"""The unit of times and costs: an epoch of the dataset or, without one, a billion tokens."""
 
 
 def cost_of(seconds: float | None, price: float | None, gpus: int) -> float | None:
-    """Return the cost of a time on a number of GPUs, given the price of an hour of one; None if one is not known."""
+    """Return the cost of a time on a number of GPUs at a price per hour of one; None without a time or a price."""
     return seconds / 3600 * price * gpus if seconds is not None and price is not None else None
 
 
@@ -27,15 +28,15 @@ class Offer:
     """Training on a number of GPUs of one kind.
 
     Attributes:
-        processes: number of GPUs, each with a process of its own.
-        estimate: of the fastest configuration that fits there; of the one that needs the least where none does; None
-            where nothing could be predicted.
-        differences: the choices in which that differs from TRL's default there.
-        tokens_per_second: of all GPUs together; None where the speed of the GPU is not known, or nothing fits.
-        seconds: time of the unit of the table.
-        price: of an hour of one GPU, in the currency of the user's prices; None if there is none.
-        cost: of the unit of the table on all GPUs, in that currency.
-        reason: why nothing fits, or why nothing could be predicted; empty where something fits.
+        processes: number of GPUs, each with one process.
+        estimate: estimate of the fastest configuration that fits, or else of the one that needs the least; None if
+            nothing could be predicted.
+        differences: its choices that differ from TRL's default.
+        tokens_per_second: rate of all GPUs together; None if the GPU's speed is not known, or nothing fits.
+        seconds: time of the table's unit.
+        price: price of an hour of one GPU, in the currency of the user's prices; None without one.
+        cost: cost of the table's unit on all GPUs, in that currency.
+        reason: why nothing fits or could be predicted; empty if something fits.
     """
 
     gpu: Gpu
@@ -50,7 +51,7 @@ class Offer:
 
     @property
     def gpus(self) -> str:
-        """The GPUs in words, such as ``4 x H100-SXM``."""
+        """Number and kind of the GPUs, such as ``4 x H100-SXM``."""
         return f"{self.processes} x {self.gpu.name}"
 
     @property
@@ -59,9 +60,9 @@ class Offer:
         return not self.reason
 
     @property
-    def sure(self) -> bool:
-        """Whether it fits even if its memory is underestimated by its stated error."""
-        return self.estimate is not None and self.estimate.sure
+    def fits_with_error(self) -> bool:
+        """Whether it fits even if the estimate is too low by its stated error."""
+        return self.estimate is not None and self.estimate.fits_with_error
 
     @property
     def time_error(self) -> float:
@@ -71,21 +72,21 @@ class Offer:
 
     @property
     def rate_of_each(self) -> float | None:
-        """Tokens per second of one of the GPUs; None where the speed is not known, or nothing fits."""
+        """Tokens per second of one of the GPUs; None if the speed is not known, or nothing fits."""
         return self.tokens_per_second / self.processes if self.tokens_per_second is not None else None
 
 
-@dataclass(frozen=True)
-class Rent:
+@dataclass(frozen=True, repr=False)
+class Rent(Brief):
     """The result of ``autotune plan --gpu all``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:
-        offers: those that fit, the cheapest first where there are prices, else the fastest; then those that do not fit.
-            Of a single kind of GPU, they are in the order of their number.
-        unit: unit that ``seconds`` and ``cost`` of the offers refer to.
+        offers: those that fit, the cheapest first with prices, else the fastest; then those that do not fit. For a
+            single kind of GPU, they are ordered by the number of GPUs.
+        unit: unit of ``seconds`` and ``cost`` of the offers.
         priced: whether prices were given.
-        trace_count, new_trace_count: number of traces of the table, and how many of them were run now.
-        environment: versions of the software that was traced, by package.
+        trace_count, new_trace_count: number of traces of the table, and how many of them ran now.
+        environment: versions of the traced software, by package.
     """
 
     schema: int
@@ -107,7 +108,7 @@ class Rent:
 
     @property
     def fastest(self) -> Offer | None:
-        """The offer that fits and takes the least time; None where no time is known."""
+        """The offer that fits and takes the least time; None if no time is known."""
         known = [offer for offer in self.offers if offer.fits and offer.seconds is not None]
         return min(known, key=lambda offer: offer.seconds or 0.0, default=None)
 

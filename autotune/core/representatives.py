@@ -1,4 +1,4 @@
-"""Chooses a few sizes of micro-batches whose weighted mean time is that of all micro-batches of an epoch."""
+"""Chooses a few sizes of micro-batches whose weighted mean time is that of all, by Gaussian quadrature."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ if TYPE_CHECKING:
 _SPREADS = (0.05, 0.3, 0.6)
 """Standard deviations of the sizes, as shares of their mean, up to which one, two and three of them are chosen.
 
-Time over sizes is constant while launches bound it, and then grows with the tokens and, in attention, with their
-square. With that shape, lengths of log-normal distributions and 19 places of the bend, the mean over the chosen sizes
-is off by 0.05 % in the median and 1.9 % in the 95th percentile, and by 0.1 % and 3.2 % with two and a known one.
+As a function of size, time is constant while launches bound it, and then grows with the tokens and, in attention, with
+their square. With such functions (19 positions of the bend) and log-normal lengths, the mean over the chosen sizes is
+off by 0.05 % in the median and 1.9 % in the 95th percentile, and by 0.1 % and 3.2 % with two and a known one.
 """
-_MOST_BESIDE_KNOWN = 2
-"""The most sizes that are chosen beside a known one; a third would lower the 3.2 % above to 2.1 %."""
+_MOST_WITH_KNOWN = 2
+"""Maximum number of sizes in addition to a prescribed one; a third would lower the 3.2 % above to 2.1 %."""
 MOST = len(_SPREADS) + 1
-"""The most sizes that are chosen."""
+"""Maximum number of sizes."""
 
 
 def representatives(
     tokens: Any,
     shape: Callable[..., Shape],
     shares: Any = None,
-    beside: Sequence[Any] = (),
+    figures: Sequence[Any] = (),
     *,
     most: int = MOST,
     most_tokens: float = inf,
-    known: float | None = None,
+    prescribed: float | None = None,
 ) -> tuple[Typical, ...]:
-    """Return sizes that stand for a distribution of sizes: one where they hardly differ, else up to four.
+    """Return sizes that represent a distribution of sizes: one if they hardly differ, else up to four.
 
     These are the nodes of Gaussian quadrature for the distribution (Golub and Welsch, Calculation of Gauss Quadrature
     Rules, Math. Comp. 23 (1969)) in whole tokens, with weights that keep as many moments as there are nodes. From two
-    nodes on, the mean of the sizes is exactly that of the distribution. So is the mean of each further figure, because
-    the sizes in ascending order are divided into successive quantiles by these weights, each node being in its own
-    (theorem of Chebyshev, Markov and Stieltjes).
+    nodes on, the mean of the sizes is exactly that of the distribution. So is the mean of each further figure: the
+    weights divide the ascending sizes into successive quantiles, and each node lies in its own (theorem of Chebyshev,
+    Markov and Stieltjes).
 
     Example: of sizes of 100 (three in four) and 500 tokens, both are chosen, with shares of 0.75 and 0.25.
 
     Args:
         tokens: the sizes, at least 1 each; not empty.
         shape: returns the shape of a size, given its tokens, a whole number, and the mean of each further figure over
-            the micro-batches that it stands for.
+            the micro-batches that it represents.
         shares: share of each size in the distribution; None: equal shares.
-        beside: further figures of the micro-batches of each size.
-        most: the most sizes to choose.
-        most_tokens: the largest size to choose.
-        known: a size whose time is known anyway, not below any other. Where the sizes differ, it is one of those
-            returned, and fewer others are chosen: the nodes are those of Gauss-Radau quadrature (Golub, Some Modified
-            Matrix Eigenvalue Problems, SIAM Review 15 (1973)), and keep the mean alike.
+        figures: further figures of the micro-batches of each size.
+        most: maximum number of sizes.
+        most_tokens: upper bound of the sizes.
+        prescribed: a size whose time is known, at least as large as all others. If the sizes differ, it is one of the
+            result, with fewer others: the nodes are those of Gauss-Radau quadrature (Golub, Some Modified Matrix
+            Eigenvalue Problems, SIAM Review 15 (1973)), which also keep the mean.
     """
     import numpy as np
 
@@ -66,37 +66,37 @@ def representatives(
     weights = weights / weights.sum()
     mean = float(weights @ sizes)
     spread = float(weights @ (sizes - mean) ** 2) ** 0.5
-    fixed = None if known is None or not spread else (known - mean) / spread
-    most = most if fixed is None else min(most, _MOST_BESIDE_KNOWN + 1)
+    fixed = None if prescribed is None or not spread else (prescribed - mean) / spread
+    most = most if fixed is None else min(most, _MOST_WITH_KNOWN + 1)
     for count in range(min(most, bisect_left(_SPREADS, spread / mean) + 1), 1, -1):
         nodes = _nodes((sizes - mean) / spread, weights, count, fixed) * spread + mean
-        largest = min(most_tokens, max(np.ceil(sizes[-1]), known or 0.0))
+        largest = min(most_tokens, max(np.ceil(sizes[-1]), prescribed or 0.0))
         whole = np.unique(np.rint(nodes).clip(np.floor(sizes[0]), largest))
         chosen = _weights((sizes - mean) / spread, weights, (whole - mean) / spread)
-        # Rounding moves nodes that are close together to places at which no positive weights keep the moments.
+        # After rounding, no positive weights may keep the moments if nodes are close together.
         if len(whole) > 1 and chosen.min() > 0:
             break
     else:
         whole, chosen = np.array([max(1.0, min(np.rint(mean), most_tokens))]), np.ones(1)
-    means = [_by_quantile(np.asarray(figures, dtype=float)[order], weights, chosen) for figures in beside]
+    means = [_by_quantile(np.asarray(figure, dtype=float)[order], weights, chosen) for figure in figures]
     return tuple(
         Typical(shape(int(size), *(each[place] for each in means)), float(share))
         for place, (size, share) in enumerate(zip(whole, chosen, strict=True))
     )
 
 
-def summed(counts: Any, rows: int) -> tuple[Numbers, Numbers]:
-    """Return the distribution of the sum of ``rows`` sizes that are drawn by chance: sizes, and the share of each.
+def distribution_of_sum(counts: Any, rows: int) -> tuple[Numbers, Numbers]:
+    """Return the distribution of the sum of ``rows`` random sizes: sizes, and the share of each.
 
     Args:
         counts: number of each size, from 0 tokens on.
     """
     import numpy as np
 
-    step = max(1, rows * len(counts) // _SUMS)
+    step = max(1, rows * len(counts) // _GRID)
     places, beyond = np.divmod(np.arange(len(counts)), step)
     single = np.zeros(len(counts) // step + 2)
-    # Between two places of the grid, a size is divided so that the mean stays.
+    # A size between two points of the grid is divided between them, so that the mean stays.
     np.add.at(single, places, counts * (1 - beyond / step))
     np.add.at(single, places + 1, counts * beyond / step)
     length = rows * (len(single) - 1) + 1
@@ -105,18 +105,18 @@ def summed(counts: Any, rows: int) -> tuple[Numbers, Numbers]:
     return known * step, shares[known]
 
 
-_SUMS = 1 << 14
-"""Places of the grid on which sums are distributed."""
+_GRID = 1 << 14
+"""Points of the grid of sums."""
 _NOISE = 1e-12
-"""What Fourier transforms leave of a share of zero."""
+"""Rounding error of the Fourier transforms, below which a share is zero."""
 
 
 def _nodes(sizes: Numbers, weights: Numbers, count: int, fixed: float | None = None) -> Numbers:
     """Return the nodes of Gaussian quadrature: eigenvalues of the recurrence of orthogonal polynomials.
 
     Args:
-        fixed: a size that is one of the nodes: the polynomial of their number is zero there if the last coefficient
-            of the recurrence is chosen so.
+        fixed: a size that must be one of the nodes: the last coefficient of the recurrence is chosen so that the
+            polynomial of degree ``count`` is zero there.
     """
     import numpy as np
 
@@ -132,7 +132,7 @@ def _nodes(sizes: Numbers, weights: Numbers, count: int, fixed: float | None = N
             diagonal[-1] += float(following[-1] / polynomial[-1])
         norm = float(weights @ following[: len(sizes)] ** 2) ** 0.5
         if norm < _NOISE:
-            # There are no more sizes than that.
+            # There are no more distinct sizes.
             break
         beside.append(norm)
         before, polynomial = polynomial, following / norm
@@ -141,7 +141,7 @@ def _nodes(sizes: Numbers, weights: Numbers, count: int, fixed: float | None = N
 
 
 def _weights(sizes: Numbers, weights: Numbers, nodes: Numbers) -> Numbers:
-    """Return the weights of nodes that keep as many moments of a distribution as there are nodes, from 0 on."""
+    """Return the weights of nodes with which the first moments, as many as nodes, are those of the distribution."""
     import numpy as np
 
     powers = range(len(nodes))
@@ -150,7 +150,7 @@ def _weights(sizes: Numbers, weights: Numbers, nodes: Numbers) -> Numbers:
 
 
 def _by_quantile(figures: Numbers, weights: Numbers, shares: Numbers) -> list[float]:
-    """Return the mean of figures in each of the successive quantiles that have these shares."""
+    """Return the mean of figures in each of the successive quantiles with these shares."""
     import numpy as np
 
     ends, bounds = np.cumsum(weights), np.append(0.0, np.cumsum(shares))

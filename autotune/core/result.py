@@ -1,10 +1,11 @@
-"""The result document of ``autotune probe``: ``result.json``, schema 1."""
+"""The document of ``autotune probe``, ``result.json``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autotune.core.brief import Brief
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.epoch import Epoch
 from autotune.core.length_report import LengthBin, LengthLimit
@@ -23,11 +24,11 @@ _TOKENS = ("hub_token", "model_init_kwargs.token")
 
 @dataclass(frozen=True)
 class LaterFailure:
-    """The first run of a candidate after its probe that did not end ``ok``.
+    """The first later run of a candidate, after its probe, that did not end ``ok``.
 
     Attributes:
-        longer: whether it is the longer run; else one of the short ones that follow it.
-        reason: why it did not, in words.
+        longer: whether it is the longer run; else it is a short one.
+        reason: why it failed.
     """
 
     longer: bool
@@ -37,11 +38,11 @@ class LaterFailure:
 
 @dataclass(frozen=True)
 class Smallest:
-    """The candidate with the smallest predicted need of the space.
+    """The candidate of the space with the smallest predicted need.
 
     Attributes:
         predicted_bytes: the prediction, as raised by probes that ran out of memory.
-        number: number of its trial, or of that of another with the same plan; None if it was not tried.
+        number: number of its trial, or of that of another candidate with the same plan; None if it was not tried.
     """
 
     candidate: Candidate
@@ -55,14 +56,14 @@ class Trial(HeldMemory):
 
     Attributes:
         number: the Optuna trial's number, and the name of its folder under ``probes/``.
-        reason: why it is not ``ok``, in words; empty otherwise.
-        start_seconds: time from the request to the first training step; None when there was none.
-        wall_seconds: time that the probe took; 0 for a vetoed candidate.
-        predicted_bytes: need as predicted before its probe; None when it was not predicted.
+        reason: why its status is not ``ok``; else empty.
+        start_seconds: time from the request to the first training step; None without a step.
+        wall_seconds: duration of the probe; 0 for a vetoed candidate.
+        predicted_bytes: need as predicted before its probe; None without a prediction.
         predicted_tokens_per_second: token rate as predicted before its probe.
-        illegal: why it may not be recommended even if it fits, in words; empty where it may.
-        later_failure: the first run after its probe that did not end ``ok``; None if all did.
-        device_bytes: CUDA: what the process held of it, context included.
+        illegal: why it may not be recommended even if it fits; else empty.
+        later_failure: the first later run that did not end ``ok``, or None.
+        device_bytes: CUDA: device memory of the process, context included.
     """
 
     number: int
@@ -82,34 +83,31 @@ class Trial(HeldMemory):
 
     @property
     def lacked_memory(self) -> bool:
-        """Whether its probe, or a later run, ran out of memory on the device or on the host."""
+        """Whether its probe or a later run ran out of memory, on the device or on the host."""
         later = self.later_failure
         return self.status in OUT_OF_MEMORY or (later is not None and later.status in OUT_OF_MEMORY)
 
 
-@dataclass(frozen=True)
-class Choosable(HeldMemory, Epoch):
-    """A candidate with its figures, for comparison: the recommendation, or the baseline.
-
-    Steps and epoch are as measured.
+@dataclass(frozen=True, repr=False)
+class Choosable(Brief, HeldMemory, Epoch):
+    """The recommendation or the baseline, with its figures; steps and epoch are measured.
 
     Attributes:
         number: number of its trial.
         plan: the training plan of the bundle.
         peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
         reserved_bytes: CUDA: peak reserved by the caching allocator.
-        device_bytes: CUDA: what the process held of it, context included.
-        tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step, which short runs
-            compose of micro-batches and one update; the geometric mean of ``runs`` runs.
-        tokens_per_second_error: standard error of that mean, as a share of it, from the spread between runs; None for
-            fewer than two runs.
-        tokens_per_second_low, tokens_per_second_high: range of one further run: the 95 % prediction interval
-            from the spread between runs; None for fewer than two runs.
-        runs: number of runs whose rates are averaged: the longer run and the short ones, or the probe without these.
-        peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
-        seconds: time of a mean optimizer step by phase, in seconds, of one run: the longer one, or the probe without
-            it; its phases that are timed apart.
-        evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
+        device_bytes: CUDA: device memory of the process, context included.
+        tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step; the geometric mean of
+            ``runs`` runs.
+        tokens_per_second_error: relative standard error of that mean, from the spread between runs; None for fewer than
+            two runs.
+        tokens_per_second_low, tokens_per_second_high: 95 % prediction interval of one further run, from the spread
+            between runs; None for fewer than two runs.
+        runs: number of averaged runs: the longer run and the short ones, or else the probe.
+        peaks: peak bytes on the device in each phase of the step program, by phase name.
+        seconds: time of the phases of a mean optimizer step, in seconds, of one run: the longer one, or else the probe.
+        evaluation_seconds: time of an evaluation on all its rows, which the token rate excludes; None without one.
         timeline: its traced memory through one step; None if nothing was traced.
     """
 
@@ -134,19 +132,19 @@ class Choosable(HeldMemory, Epoch):
 
 @dataclass(frozen=True)
 class Contribution:
-    """The contribution of one of the winner's choices, measured by changing only that one back to the baseline's.
+    """The contribution of one of the winner's choices, measured by changing that choice back to the baseline's.
 
     Attributes:
         knob: the technique.
         choice: the winner's choice.
         instead_of: the baseline's choice.
         status: status of the candidate with that choice changed back.
-        reason: why it was not measured, in words; empty otherwise.
-        speedup: the winner's token rate divided by that candidate's, each the mean of the runs after its probe, or the
-            probe's without any; None when not measured.
-        peak_bytes_saved: what that candidate held of the budget minus what the winner held; None when not measured.
-        told_apart: whether that candidate's rate is outside the range of a further run of the winner; None if either
-            was not measured.
+        reason: why it was not measured; else empty.
+        speedup: the winner's token rate divided by that candidate's, each the mean of its later runs, or else of its
+            probe; None if not measured.
+        peak_bytes_saved: memory of that candidate minus the winner's; None if not measured.
+        told_apart: whether that candidate's rate is outside the prediction interval of a further run of the winner;
+            None if either was not measured.
     """
 
     knob: str
@@ -164,17 +162,18 @@ class Contribution:
 class BaseFile:
     """The user's own configuration that a run started from, and the file edited by the recommendation.
 
+    Without a recommendation, all attributes but ``file`` are empty.
+
     Attributes:
         file: as the user named it.
-        keys: by technique, the keys that the file has for it and that the recommendation changes, with the file's
-            values; this and all that follows is empty without a recommendation.
+        keys: by technique, the file's keys and values that the recommendation changes.
         text: the body of the recommendation's ``config.yaml``.
-        diff: from the file to that text.
+        diff: the difference between the file and that text.
         args: the keys of that text that are fields of the trainer's configuration, with their values.
         further: those that are fields of TRL's other classes: of the model, the data, the rewards.
         env: environment variables that it sets.
-        launch: the document for ``accelerate launch`` that the file names; empty without.
-        withheld: keys of the file that are secret, such as ``env.HF_TOKEN``, and therefore never written.
+        launch: the document for ``accelerate launch`` that the file names; empty without one.
+        withheld: secret keys of the file, such as ``env.HF_TOKEN``, which are never written.
     """
 
     file: str
@@ -189,9 +188,9 @@ class BaseFile:
 
     @property
     def withheld_text(self) -> str:
-        """How to give a training the withheld secrets, in a sentence; empty if nothing is withheld.
+        """How to pass the withheld secrets to a training, in a sentence; empty if nothing is withheld.
 
-        Without a token of its own, a call of the hub takes that of the environment (``huggingface_hub.get_token``).
+        By default, calls of the hub use the token in the environment (``huggingface_hub.get_token``).
         """
         if not self.withheld:
             return ""
@@ -206,43 +205,43 @@ class BaseFile:
 
 @dataclass(frozen=True)
 class Timelines:
-    """The memory of recommendation and baseline through a step; encoded by ``core.codec``, ``timeline.json``."""
+    """The memory of recommendation and baseline through a step; encoded by ``core.codec``: ``timeline.json``."""
 
     recommended: MemoryTimeline | None
     baseline: MemoryTimeline | None
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Brief):
     """The result of a run. Encoded by ``core.codec``, this is ``result.json``.
 
     Attributes:
-        environment: versions of the software that the figures were measured with, by package; ``driver`` too.
+        environment: versions of the measured software, by package, and of the driver.
         budget_bytes: memory that a candidate may need, before the margin is subtracted.
         margin: share of the budget that was kept free while probing.
         recommended: the winner, or the best so far of an interrupted search; None if there is neither.
-        baseline: TRL's default at the same global batch, or the user's own configuration; None when it was never
+        baseline: TRL's default at the same global batch, or the user's own configuration; None if it was never
             measured.
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of
-            short runs, or the ratio of their probes if there are none; None when the baseline did not run.
-        confirmed: whether the recommendation passed the longer run, and every short one.
-        smallest_peak_bytes: the smallest need of any probe, for a budget that nothing fits in; for a run that ran
-            out of memory, with the failed request. Candidates that fit but are illegal are left out.
+            short runs, or else the ratio of their probes; None if the baseline did not run.
+        confirmed: whether the recommendation passed the longer run and all short ones.
+        smallest_peak_bytes: the smallest need of any probe, for a budget in which nothing fits; after an out-of-memory
+            error, including the failed request. Candidates that fit but are illegal are excluded.
         settings: the options of the run that differ from the defaults, by the names of the API's parameters.
         output_directory: directory of the bundle.
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
         pairs: number of pairs of alternating short runs of the recommendation and the baseline.
-        base: the user's configuration that the run started from, which is the baseline then; None: TRL's default is.
+        base: the user's configuration that the run started from, which is then the baseline; None without one.
         candidates: number of candidates in the search space.
         ended: the reason why the search ended; None if the user interrupted it.
-        compared: the number of candidates that the recommendation was compared with, and the end of the search, in
-            words that follow "it is"; empty without a recommendation, and where no candidate was left.
+        compared: the number of compared candidates, and the end of the search, as the words after "it is"; empty
+            without a recommendation, and if no candidate was left.
         smallest: the candidate with the smallest predicted need, if nothing is recommended, needs are predicted, and
-            there was time to look for it.
-        lengths: of the rows, as ``autotune lengths`` counts them; empty in documents of earlier versions.
-        limit: what the ``max_length`` of the recommendation keeps of them; None where a shorter one would cut and drop
-            none, as that of a trainer that has no ``max_length``, or without a recommendation.
-        shorter: if nothing is recommended, shorter maximum lengths with what they would keep.
+            there was time to trace it.
+        lengths: histogram of the row lengths, as in ``autotune lengths``; empty in documents of earlier versions.
+        limit: the tokens and rows that the recommendation's ``max_length`` keeps; None if no maximum length applies, or
+            without a recommendation.
+        shorter: if nothing is recommended, shorter maximum lengths with the tokens and rows that they would keep.
     """
 
     schema: int
@@ -282,7 +281,7 @@ class Result:
 
     @property
     def written(self) -> Result:
-        """The result as it is written to ``result.json``: the moments of timelines have a file of their own."""
+        """The result for ``result.json``, without the moments of timelines, which ``timeline.json`` has."""
         outlines = [timeline and timeline.outline for timeline in (self.timelines.recommended, self.timelines.baseline)]
         return replace(self._with(*outlines), workload=self.workload.summary)
 
@@ -292,7 +291,7 @@ class Result:
         return Timelines(*(one.timeline if one is not None else None for one in (self.recommended, self.baseline)))
 
     def with_moments(self, timelines: Timelines) -> Result:
-        """Return the result with the moments of timelines; those of another result are left out."""
+        """Return the result with the moments of timelines; timelines of another result are ignored."""
         own = self.timelines
         return self._with(
             *(

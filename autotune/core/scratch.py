@@ -1,4 +1,4 @@
-"""Temporary folders for jobs and rows; those of processes that were killed are removed by the next one."""
+"""Temporary folders for jobs and rows; a new process removes those of processes that were killed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-# With the machine's name: a lock on a file system that several machines share may hold on one of them alone.
+# With the machine's name: on a shared file system, a lock may not be visible to other machines.
 _PREFIX = f"autotune-scratch-{platform.node()}-"
 _LOCK = "in-use"
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a new temporary folder, which is removed when it is closed, or after this process was killed."""
-    _remove_left()
+    """Return a new temporary folder, removed when it is closed, or by a later process if this one is killed."""
+    _remove_abandoned()
     # A job that is being killed may still write.
     folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
     part, lock = Path(folder.name, f"{_LOCK}.part"), Path(folder.name, _LOCK)
@@ -27,19 +27,19 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     weakref.finalize(folder, os.close, file)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX)
-        # Held before another process finds it.
+        # Locked before another process can find it.
         part.rename(lock)
     return folder
 
 
 def is_temporary(folder: Path) -> bool:
-    """Return whether a folder is in one that is removed when the process that made it ends."""
+    """Return whether a folder is inside one of :func:`scratch_folder`."""
     system = Path(tempfile.gettempdir())
     return any(each.parent == system and each.name.startswith(_PREFIX) for each in folder.parents)
 
 
-def _remove_left() -> None:
-    """Remove the folders whose processes have ended without removing them, and so released their locks."""
+def _remove_abandoned() -> None:
+    """Remove the folders whose locks are released, since their processes were killed."""
     for lock in Path(tempfile.gettempdir()).glob(f"{glob.escape(_PREFIX)}*/{_LOCK}"):
         with suppress(OSError), lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The setting of a search: everything that a technique's rules may depend on, except the candidate itself."""
+"""The setting of a search: everything that the rules of techniques depend on, except the candidate."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from autotune.core.workload import Workload
 
 @dataclass(frozen=True)
 class Base:
-    """A user's configuration as a candidate, with what is not part of candidates.
+    """A user's configuration as a candidate, and its plan entries that techniques do not set.
 
     Attributes:
         file: the file, as the user named it.
-        choices: by technique, the choice that it has; of a technique without such a choice, the nearest.
-        held: by technique that is not searched, why: another choice would not be the same training, or the user's own
-            values are none of its choices.
-        own: those of the held techniques whose values are none of its choices: their entries are in ``entries``.
-        entries: by path, such as ``args.max_grad_norm``, the plan entries that every candidate has and that no
-            technique writes, those in ``own`` apart.
-        documents: by path, such as ``args.deepspeed``, the user's own engine document, without entries of
-            techniques. Candidates that use the engine have it.
+        choices: by technique, the user's choice, or the nearest one.
+        unsearched: by technique that keeps the user's choice, the reason: another choice would change the training, or
+            the value is not among the choices.
+        custom: the unsearched techniques whose value is not among the choices: their entries are in ``entries``.
+        entries: by path, such as ``args.max_grad_norm``, the plan entries of every candidate that no technique sets,
+            and those of ``custom``.
+        documents: by path, such as ``args.deepspeed``, the user's own engine document, without entries of techniques;
+            part of candidates that use the engine.
     """
 
     file: str
     choices: Mapping[str, Choice]
-    held: Mapping[str, str] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    unsearched: Mapping[str, str] = field(default_factory=dict)
+    custom: tuple[str, ...] = ()
     entries: Mapping[str, object] = field(default_factory=dict)
     documents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 GLOBAL_BATCH = "global_batch"
-"""The name in ``--allow`` for optimizer steps with another number of documents than was asked for."""
+"""The name in ``--allow`` that permits another number of documents per optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Wishes:
     """The user's options about single knobs.
 
     Attributes:
-        fixed: by knob, the only choice to consider.
+        fixed: by knob, the fixed choice.
         excluded: knobs that stay at TRL's default, or at the value of the user's configuration.
     """
 
@@ -57,19 +57,18 @@ class Setting:
     """The properties that all candidates of a search share.
 
     Attributes:
-        global_batch_size: documents per optimizer step, over all processes: rows of the dataset as the trainer takes
-            them apart (KTO takes a pair for two), before it packs them.
-        token_coverage: the share of dataset tokens, and of those that the loss counts, 0 to 1, that a candidate has to
-            keep.
-        allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
-            other global batches.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset before packing (for
+            KTO, a pair is two documents).
+        token_coverage: least share, 0 to 1, of the dataset's tokens and of those in the loss that a candidate keeps.
+        allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` allows other
+            global batches.
         base: the user's configuration that candidates start from; None: TRL's defaults.
         ranks_per_row: processes that share each row, as fixed by the user (``context_parallel``).
-        last_resorts: whether choices are searched that are for where nothing else fits.
+        last_resorts: whether to search choices that are only useful if nothing else fits.
         wishes: the user's options about single knobs.
-        loss_depends_on: by knob that the loss of the training depends on, how; see ``Trainer.loss_depends_on``.
-        checked: the plan of a user's configuration that is checked; None elsewhere.
-        impossible: by technique and choice, why it is impossible in every candidate, as far as that was asked.
+        loss_depends_on: by knob that changes the loss, how; see ``Trainer.loss_depends_on``.
+        checked: the plan of a configuration in ``autotune check``; None elsewhere.
+        impossible: cache of the reasons why a technique's choice is impossible in every candidate, or None.
     """
 
     workload: Workload
@@ -92,12 +91,12 @@ class Setting:
         """Documents of an optimizer step per process, or per group of processes that share rows."""
         return self.global_batch_size * self.ranks_per_row // self.machine.hardware.processes
 
-    def users_own(self, knob: str, choice: Choice) -> bool:
-        """Return whether a choice is the user's own, so that it does not change the user's training."""
+    def is_users_choice(self, knob: str, choice: Choice) -> bool:
+        """Return whether a choice is that of the user's own configuration, so that it changes nothing."""
         return self.base is not None and self.base.choices.get(knob) == choice
 
     def users_entry(self, path: str) -> object:
-        """Return a plan entry of the user's own configuration that no technique writes, or None without one."""
+        """Return a plan entry of the user's own configuration that no technique sets, or None without one."""
         if self.base is not None:
             return self.base.entries.get(path)
         return self.checked.entry(path) if self.checked is not None else None

@@ -1,7 +1,7 @@
-"""Statistics of repeated runs: the mean rate, the interval of a further run, and ratios of pairs.
+"""Statistics of repeated runs: the mean rate, its prediction interval, and the mean ratio of pairs of runs.
 
-Runs differ by factors (another process, a busier machine), so everything is computed on logarithms: means are
-geometric, and an interval lies around its mean as a factor either way.
+Rates of runs differ by factors, so everything is computed on logarithms: means are geometric, and intervals are
+symmetric in ratio.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ class Interval:
 
 
 def mean_rate(rates: Sequence[float]) -> float:
-    """Return the geometric mean of rates, all above 0; there is at least one."""
-    # Divided by the first rate, so that equal rates have exactly that mean.
+    """Return the geometric mean of rates, all above 0; at least one."""
+    # Divided by the first rate, so that the mean of equal rates is exact.
     return rates[0] * math.exp(fmean(math.log(rate / rates[0]) for rate in rates))
 
 
-def next_run(rates: Sequence[float], in_turn: Sequence[float] = ()) -> Interval | None:
-    """Return the interval that one further run is expected in; None for fewer than two runs, which show no spread.
+def prediction_interval(rates: Sequence[float], in_turn: Sequence[float] = ()) -> Interval | None:
+    """Return the prediction interval of one further run; None for fewer than two runs.
 
-    The prediction interval of a normal distribution of unknown mean and variance, on logarithms:
-    mean ± t(n - 1) s sqrt(1 + 1/n) (Hahn and Meeker, Statistical Intervals, 1991, section 4.7). With the runs of
-    another candidate, s is the larger one of its own and the pooled standard deviation, and t has the degrees of
-    freedom of both: a few runs that agree by chance do not make a narrow interval on a machine that varies. If the
-    other candidate's runs scatter 0.7 to 3 times as much, 94 to 99.6 % of further runs are within.
+    On logarithms, for a normal distribution of unknown mean and variance: mean ± t(n - 1) s sqrt(1 + 1/n) (Hahn and
+    Meeker, Statistical Intervals, 1991, section 4.7). With the runs of another candidate, s is the larger one of its
+    own and the pooled standard deviation, and t has the degrees of freedom of both: a few runs that agree by chance do
+    not make a narrow interval on a machine that varies. If the other candidate's runs scatter 0.7 to 3 times as much,
+    94 to 99.6 % of further runs are within.
 
     Args:
         in_turn: rates of another candidate, whose runs alternated with these on the same machine.
     """
-    return _around(rates, math.sqrt(1 + 1 / len(rates)), in_turn) if len(rates) > 1 else None
+    return _interval(rates, math.sqrt(1 + 1 / len(rates)), in_turn) if len(rates) > 1 else None
 
 
-def mean_of(ratios: Sequence[float]) -> Interval | None:
+def mean_interval(ratios: Sequence[float]) -> Interval | None:
     """Return the confidence interval of the mean of ratios; None for fewer than two.
 
     Student's, on logarithms: mean ± t(n - 1) s / sqrt(n).
     """
-    return _around(ratios, math.sqrt(1 / len(ratios))) if len(ratios) > 1 else None
+    return _interval(ratios, math.sqrt(1 / len(ratios))) if len(ratios) > 1 else None
 
 
 def relative_error(rates: Sequence[float]) -> float | None:
@@ -66,21 +66,21 @@ def relative_error(rates: Sequence[float]) -> float | None:
 
 @cache
 def student_t(degrees: int) -> float:
-    """Return the t for which a Student-distributed value of these degrees of freedom lies between -t and t.
+    """Return the t for which a Student-distributed value lies between -t and t with probability :data:`CONFIDENCE`.
 
-    By bisection of :func:`_within`, which falls short of :data:`CONFIDENCE` below the answer and exceeds it above.
+    By bisection of :func:`_probability_within`.
     """
     low, high = 0.0, 1.0
-    while _within(high, degrees) < CONFIDENCE:
+    while _probability_within(high, degrees) < CONFIDENCE:
         high *= 2
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < CONFIDENCE else (low, middle)
+        low, high = (middle, high) if _probability_within(middle, degrees) < CONFIDENCE else (low, middle)
     return high
 
 
-def _within(t: float, degrees: int) -> float:
-    """Return the probability that a Student-distributed value is between -t and t.
+def _probability_within(t: float, degrees: int) -> float:
+    """Return the probability that a Student-distributed value lies between -t and t.
 
     Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 (odd degrees) and 26.7.4 (even ones).
     """
@@ -94,7 +94,7 @@ def _within(t: float, degrees: int) -> float:
     return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
-def _around(values: Sequence[float], deviations: float, in_turn: Sequence[float] = ()) -> Interval:
+def _interval(values: Sequence[float], deviations: float, in_turn: Sequence[float] = ()) -> Interval:
     samples = [[math.log(value) for value in sample] for sample in (values, in_turn) if len(sample) > 1]
     degrees = sum(len(sample) - 1 for sample in samples)
     pooled = sum((len(sample) - 1) * variance(sample) for sample in samples) / degrees

@@ -1,4 +1,4 @@
-"""The statuses that a probe, a candidate and a whole run can end with."""
+"""The statuses of a probe, of a candidate and of a whole run, and the reasons why a search ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ProbeStatus(StrEnum):
-    """How one candidate ended. All but ``VETOED`` are results of a probe."""
+    """The status of a candidate; all but ``VETOED`` are results of a probe."""
 
     OK = "ok"
     OUT_OF_MEMORY = "out_of_memory"
@@ -18,16 +18,16 @@ class ProbeStatus(StrEnum):
 
 
 OUT_OF_MEMORY = frozenset({ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY})
-"""The statuses of a probe that needed more memory than there was, on the device or on the host."""
+"""The statuses of a probe that ran out of memory, on the device or on the host."""
 
 
 class RunStatus(StrEnum):
-    """How a whole run of ``autotune probe`` ended.
+    """The status of a run of ``autotune probe``.
 
     Attributes:
-        FAILED: no candidate can be recommended, and none that was probed lacked memory: probes crashed, could not run,
-            or ran what may not be recommended.
-        UNDECIDED: a limit ended the search before any probe decided whether a candidate fits that may be recommended.
+        FAILED: no candidate can be recommended, and none lacked memory: probes crashed, could not run, or their
+            candidates may not be recommended.
+        UNDECIDED: a limit ended the search before any probe showed whether a candidate that may be recommended fits.
         INTERRUPTED: the user, or a signal, ended it.
     """
 
@@ -42,8 +42,8 @@ class Ending(StrEnum):
     """The reason why the search ended.
 
     Attributes:
-        NO_GAIN: by any candidate left.
-        SAMPLED: the space is too large to enumerate.
+        NO_GAIN: the expected gain of every candidate left is below 1 %.
+        SAMPLED: the space is too large to enumerate, and its sample is probed.
         EXHAUSTED: no candidate was left.
     """
 

@@ -1,4 +1,4 @@
-"""The predicted time of a training step, and the factors that it depends on apart from the GPU."""
+"""The predicted time of a training step, and the host's time per operator."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from enum import StrEnum
 
 
 class Caller(StrEnum):
-    """Who has the host launch an operator, on which its time depends.
+    """The caller of an operator, on which the host's time to launch it depends.
 
     Attributes:
-        MODULE: a module's Python in a forward pass, for which autograd records it.
-        HOOKED: the same where hooks save what the backward pass needs, as checkpointing and offloading do, and in the
-            recomputation of a checkpoint.
-        SELECTIVE: the same where Python decides for each operator whether to save its result, as selective
-            checkpointing does.
+        MODULE: Python of a module in a forward pass, recorded by autograd.
+        HOOKED: the same with hooks on saved tensors, as in checkpointing and offloading, and the recomputation of a
+            checkpoint.
+        SELECTIVE: the same with a Python policy for each operator, as in selective checkpointing.
         ENGINE: autograd's engine, in a backward pass.
         PLAIN: Python without autograd, as in generation, in the optimizer and in functions with a backward pass of
             their own.
         LOOP: PyTorch's own loop within an operator, as over the groups of a product.
         UPDATE: Python of bitsandbytes that launches an optimizer's kernel for one parameter.
-        LIBRARY: Python that launches a kernel of a library, as Triton's and those of bitsandbytes.
+        LIBRARY: Python that launches a kernel of a library such as Triton or bitsandbytes.
     """
 
     MODULE = "module"
@@ -35,24 +34,24 @@ class Caller(StrEnum):
 
 @dataclass(frozen=True)
 class Pace:
-    """Factors of a training's speed, apart from the rates that the GPU achieves.
+    """The host's time per operator, and whether TF32 is allowed.
 
-    The host's times are multiples of the one for a module's operators. They were fitted to 70 steps of plain
-    fine-tuning on the hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with a time of each host
-    of its own. In brackets what tiny models, whose kernels take next to no time, showed on the host of an H100
-    (`benchmarks/gpu/results/host.md`).
+    The host's times are ``launch_seconds`` times a factor for each :class:`Caller`. They were fitted to 70 steps of
+    plain fine-tuning on the hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with one
+    ``launch_seconds`` for each host. In brackets are measurements of tiny models, whose kernels take next to no time,
+    on the host of an H100 (`benchmarks/gpu/results/host.md`).
 
     Attributes:
-        launch_seconds: host time for one operator of a module, with its Python and autograd's. It depends on the host:
-            on those four, 40, 50, 52 and 56 µs (44). Steps of PEFT's method comparison, to which nothing was fitted,
-            would be predicted right with 30 (`benchmarks/published/speeds.md`).
+        launch_seconds: host time for one operator of a module, Python and autograd included. It depends on the host: on
+            those four, 40, 50, 52 and 56 µs (44). PEFT's method comparison, to which nothing was fitted, agrees with 30
+            (`benchmarks/published/speeds.md`).
         hooked: 1.1 (1.4 in a forward pass, 1.5 in the recomputation).
         selective: 2.2 (2.8 and 3.4).
         engine: 0.5 (0.6).
-        plain: 0.5, with which the seven steps with generation are within 37 % (1.0).
+        plain: 0.5: with it, the seven steps with generation are within 37 % (1.0).
         loop: 0.2: on null GPUs (A100, H100), 3 to 4 µs for each product, and 11 to 22 µs for a module's.
-        update: 2, fitted to two rows alone, ``adamw_bnb_8bit`` of 0.5B and 1.5B on one H100: their updates took 143
-            and 215 µs for each tensor, kernels included.
+        update: 2, fitted to two steps only, ``adamw_bnb_8bit`` of 0.5B and 1.5B on one H100: their updates took 143 and
+            215 µs for each tensor, kernels included.
         library: 8.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
@@ -73,11 +72,11 @@ class Pace:
 
 
 TIME_ERROR, HOST_BOUND_ERROR = 0.25, 0.5
-"""Shares by which a predicted time may be off; the second where the host bounds it, whose time per operator is assumed.
-How many measured steps are within them: `docs/accuracy.md`."""
+"""Stated relative errors of predicted times; the second if the host bounds the step, since its time per operator is
+assumed. `docs/accuracy.md` has the shares of measured steps within them."""
 
 USUAL_PACE = Pace()
-"""That of transformers' Trainer in eager mode, without TF32."""
+"""The pace of transformers' Trainer in eager mode, without TF32."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,10 @@ class StepTime:
 
     @property
     def busiest_seconds(self) -> float:
-        """How long the busiest of device, copies, links and host works."""
+        """Busy time of the busiest of device, copies, links and host."""
         return max(self.device_seconds, self.copy_seconds, self.launch_seconds, self.communication_seconds)
 
     @property
     def host_bound(self) -> bool:
-        """Whether the host launches operators for longer than anything else works."""
+        """Whether the host is the busiest."""
         return self.launch_seconds == self.busiest_seconds

@@ -1,4 +1,4 @@
-"""Compact tables of whole numbers, such as the lengths of every row of a large dataset."""
+"""A compact table of whole numbers, such as the lengths of all rows of a large dataset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[Any]
 
-# numpy is imported where it is needed: `--help` does not need it, and takes twice as long with it.
+# numpy is imported in functions: it would double the time of `--help`.
 _PART_ROWS = 1 << 16
 _FASTEST = 1
 
 
 class Table:
-    """Columns of equally many whole numbers from 0 on, each in the smallest type that holds its largest.
+    """Columns of equally many non-negative integers, each in the smallest type for its largest number.
 
-    Calculations are on :meth:`parts`, whose numbers are large enough for sums and products.
+    :meth:`parts` returns 64-bit integers, large enough for sums and products.
 
     Args:
         columns: arrays or sequences of numbers; at least one.
@@ -34,10 +34,10 @@ class Table:
 
     @classmethod
     def of_text(cls, text: str) -> Table:
-        """Return the table of which :attr:`text` is the text.
+        """Return the table with this :attr:`text`.
 
         Raises:
-            ValueError: it is no such text.
+            ValueError: it is not the text of a table.
         """
         import numpy as np
 
@@ -45,11 +45,11 @@ class Table:
             columns = [part.split(":") for part in text.split(" ")]
             return cls([np.frombuffer(zlib.decompress(base64.b64decode(data)), kind) for kind, data in columns])
         except (TypeError, zlib.error) as error:
-            raise ValueError(f"no table: {error}") from error
+            raise ValueError(f"not the text of a table: {error}") from error
 
     @property
     def text(self) -> str:
-        """The table as a short text: of each column the type, and the compressed numbers."""
+        """The table as text: for each column, its type and its compressed numbers."""
 
         def compressed(column: Any) -> str:
             return base64.b64encode(zlib.compress(column, _FASTEST)).decode()
@@ -65,14 +65,14 @@ class Table:
         return len(self._columns[0])
 
     def parts(self) -> Iterator[Numbers]:
-        """Yield successive rows, not too many at once; shape (rows, columns)."""
+        """Yield successive parts of at most 65,536 rows; shape (rows, columns)."""
         for start in range(0, len(self), _PART_ROWS):
             yield self._stacked(slice(start, start + _PART_ROWS))
 
     def rows(self, chosen: Table | None = None) -> Numbers:
-        """Return all rows, or those that the only column of another table numbers; shape (rows, columns).
+        """Return all rows, or those whose indices are the only column of ``chosen``; shape (rows, columns).
 
-        They have 32 bits, which is enough for lengths and half of what :meth:`parts` takes.
+        They are 32-bit integers, enough for lengths, in half of the memory of :meth:`parts`.
         """
         return self._stacked(slice(None) if chosen is None else chosen._columns[0], "int32")
 

@@ -1,30 +1,30 @@
-"""Texts from outside: escapes of line breaks and control characters, and names of files."""
+"""Escapes unprintable characters in messages, and handles suffixes and encodings of file names."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePath
 
 COMPRESSIONS = frozenset({".gz", ".bz2", ".xz", ".zst"})
-"""Last suffixes of compressed files, which ``datasets`` decompresses."""
+"""Suffixes of compressed files that ``datasets`` decompresses."""
 
 
 def printable(text: str) -> str:
-    """Return a text with what is not printable escaped as in Python's literals.
+    """Return a text with unprintable characters escaped as in Python's literals.
 
-    That is control characters, terminal escapes among them, every line end that Unicode knows (YAML takes U+0085 and
-    U+2028 for one), and bytes of a file's name that are no UTF-8.
+    These are control characters, terminal escapes among them, all of Unicode's line ends (also YAML's U+0085 and
+    U+2028), and bytes of a file name that are not UTF-8.
     """
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def uncompressed(name: str | PurePath) -> PurePath:
-    """Return a path without the suffix of a compression: ``rows.jsonl`` for ``rows.jsonl.gz``."""
+    """Return a path without a compression's suffix: ``rows.jsonl`` for ``rows.jsonl.gz``."""
     path = PurePath(name)
     return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def decodable(path: Path) -> bool:
-    """Return whether a path is UTF-8, as everything that is written about it has to be."""
+    """Return whether a path is UTF-8, and so can be written to documents."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

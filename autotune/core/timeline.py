@@ -1,4 +1,4 @@
-"""The course of memory through one traced optimizer step, part by part, in a form that can be scaled to other sizes."""
+"""Memory and time of each part of one traced optimizer step, from which larger models are extrapolated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.core.step_time import StepTime
 
 
 class Occurrence(StrEnum):
-    """Which occurrence of a phase a part of a run is. Gradients are held from the second micro-batch on."""
+    """The occurrence of a phase in a run; from the second micro-batch on, gradients are allocated."""
 
     BEFORE = "before the steps"
     ONCE = "once in a step"
@@ -21,7 +21,7 @@ class Occurrence(StrEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: a phase of the step program, and which of its occurrences."""
+    """A part of a run: an occurrence of a phase of the step program."""
 
     phase: str
     occurrence: Occurrence
@@ -34,16 +34,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """Memory in one part of a run at each of its moments, which are the points right before memory is freed.
+    """Memory and time of one part of a run; its moments are the points right before memory is freed.
 
     Attributes:
-        moments: name of the operator that allocated last before each moment, with the shape of its result, in order.
-        levels: by PyTorch's category, the bytes on the device at each moment; each as long as ``moments``.
+        moments: for each moment, the last operator before it that allocated, with the shape of its result.
+        levels: by PyTorch's category, the bytes on the device at each moment.
         host_bytes: peak bytes on the host.
         time: time of this part, or None if the speed of the device is not known.
-        backward: index of the first moment in the backward pass; the number of moments if there is none.
-        machine_bytes: peak bytes on the host of all ranks in one machine together, the first rank among them.
-        operators: number of runs of each operator of the trace, by its index there; empty unless requested.
+        backward: index of the first moment of the backward pass, or the number of moments.
+        machine_bytes: peak bytes on the host of all ranks in the first rank's machine together.
+        operators: number of runs of each operator, by its index in the trace; empty unless requested.
     """
 
     part: Part
@@ -57,5 +57,5 @@ class Section:
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """Bytes on the device at each moment, all categories together."""
+        """Bytes on the device at each moment, summed over all categories."""
         return tuple(map(sum, zip(*self.levels.values(), strict=True))) if self.levels else (0,) * len(self.moments)

@@ -1,4 +1,4 @@
-"""The job ``trace``: its request, its reply, and the figures in it."""
+"""The request and the reply of the job ``trace``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autotune.core.workload import ModelSource
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes that tensors held at once, without any allocator's rounding.
+    """The peak of tensor bytes, without an allocator's rounding.
 
     Attributes:
-        bytes: sum of the parts.
-        categories: the parts, by PyTorch's names: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
-            ``activation``, ``temporary``. Those of zero bytes are left out.
+        bytes: sum of the categories.
+        categories: bytes by PyTorch's category: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
+            ``activation``, ``temporary``; without empty ones.
     """
 
     bytes: int = 0
@@ -32,12 +32,12 @@ class Peak:
 
 @dataclass(frozen=True)
 class TracedOperator:
-    """An operator on arguments of certain metadata, which a trace ran once or several times.
+    """An operator with the metadata of its arguments, which a trace ran once or several times.
 
     Attributes:
         call: the operator with its arguments, as text that a process on the real device can run.
-        seconds: predicted time of one run on the device, from its peak speeds.
-        kind: the figure of :class:`autotune.core.step_time.StepTime` that this time is part of.
+        seconds: predicted time of one run on the device.
+        kind: the field of :class:`autotune.core.step_time.StepTime` that includes this time.
     """
 
     call: str
@@ -46,10 +46,10 @@ class TracedOperator:
 
 
 def tensors_in(arguments: Any) -> list[Any]:
-    """Return shape, strides, type, and whether it is on the device, of each tensor in the arguments of a call.
+    """Return the metadata of each tensor in the arguments of a call: shape, strides, type, whether on the device.
 
     Args:
-        arguments: as parsed from the text of :attr:`TracedOperator.call`.
+        arguments: parsed from the text of :attr:`TracedOperator.call`.
     """
     if isinstance(arguments, dict):
         return [arguments["tensor"]] if "tensor" in arguments else []
@@ -58,15 +58,15 @@ def tensors_in(arguments: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Peaks of the caching allocator for a trace, with segments of fixed size or with growing ones.
+    """Peaks of the simulated caching allocator for a trace, with fixed or expandable segments.
 
     Attributes:
-        allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
-            workspaces included, context excluded). CPU: the peak of tensor bytes.
-        reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
-        needed_bytes: peak of what it would reserve on a device that is short of memory, to which it returns its cache.
-        varied_bytes: bytes that it would reserve in addition after micro-batches of other lengths; None if that was not
-            requested.
+        allocated_bytes: CUDA: peak of allocated bytes (rounding and library workspaces included, context excluded).
+            CPU: peak of tensor bytes.
+        reserved_bytes: CUDA: peak of reserved bytes. CPU: None.
+        needed_bytes: peak of reserved bytes on a device that is short of memory, to which the allocator returns its
+            cache.
+        varied_bytes: bytes reserved in addition after micro-batches of other lengths; None unless requested.
     """
 
     allocated_bytes: int
@@ -80,10 +80,10 @@ class GpuFigures:
     """The figures of a trace that differ between GPUs with the same kernels.
 
     Attributes:
-        capability, speeds: of these GPUs.
-        replays: with segments of fixed size, then with growing ones; empty with the target ``cpu``, which has no such
-            allocator, and for steps alone.
-        times: of its sections, in their order; None without a GPU whose speeds are known.
+        capability, speeds: compute capability and speeds of these GPUs.
+        replays: with fixed segments, then with expandable ones; empty with the target ``cpu``, which has no such
+            allocator, and for traces of steps only.
+        times: times of the trace's sections, in order; None without known speeds.
     """
 
     capability: tuple[int, int] | None
@@ -92,13 +92,13 @@ class GpuFigures:
     times: tuple[StepTime | None, ...]
 
     def are_of(self, gpu: Gpu | None) -> bool:
-        """Return whether they are the figures of a GPU; of none means without times."""
-        asked = (gpu.compute_capability, gpu.speeds) if gpu is not None else (None, None)
-        return (self.capability, self.speeds) == asked
+        """Return whether these are the figures of a GPU; None: of a trace without times."""
+        expected = (gpu.compute_capability, gpu.speeds) if gpu is not None else (None, None)
+        return (self.capability, self.speeds) == expected
 
     @property
     def gpu(self) -> Gpu:
-        """A GPU that has these figures, with all else left open."""
+        """A GPU with this compute capability and these speeds, and nothing else known."""
         return Gpu("", 0, "given", "", 0, speeds=self.speeds, compute_capability=self.capability)
 
 
@@ -106,27 +106,24 @@ class GpuFigures:
 class TraceRequest:
     """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
 
-    The job ``build`` takes plan, model, device and rows of one, and builds the trainer alone; it replies with a
-    :class:`autotune.core.configuration.Built`.
-
     The rows are dataset rows as ``prepare`` returns them: the trainer truncates, packs and pads them. Each is given by
     the tokens of its parts, in the trainer's order: ``(100, 50, 80)`` for prompt, chosen and rejected.
 
     Attributes:
-        target: the device that is simulated: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
-        worst: the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
-            as many as a micro-batch has (fewer are repeated). With packing: enough rows to fill one.
+        target: the simulated device: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
+        worst: the rows of the largest micro-batch. Without packing: the longest rows of the dataset, as many as a
+            micro-batch has (fewer are repeated). With packing: enough rows to fill one.
         trainable: share of the tokens, the last of each row, that the loss counts if the parts do not determine it.
         layers: number of the model's first layers to trace, or None for all.
-        gpu: the device that is planned for; its speeds give the time of a step, its compute capability the kernels. A
-            CPU whose speeds were measured is described in the same way. None: no time is predicted.
+        gpu: the device; its speeds determine the time of a step, its compute capability the kernels. A CPU with
+            measured speeds is described in the same way. None: no time is predicted.
         emptied: whether the cache of the allocator is emptied before every backward pass.
-        varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
-        steps_alone: whether only the steps are traced, for their time or what they hold between micro-batches: there is
-            no evaluation, no save and no replay.
-        others: further GPUs that the reply may stand for, if their kernels are the same.
+        varied: whether to trace the memory that micro-batches of varied lengths add, with the target ``cuda``.
+        steps_alone: whether to trace only steps, for their time or their memory between micro-batches, without
+            evaluation, save and replay.
+        others: further GPUs for which the reply holds if their kernels are the same.
         operators: whether the reply has the operators of the steps.
-        chosen: the rows with images that take the place of ``worst``; None for text.
+        chosen: the rows with images, in place of ``worst``; None for text.
         compiled_again: see :func:`autotune.trainers.micro_batches.MicroBatches.compiled_again`.
     """
 
@@ -147,23 +144,40 @@ class TraceRequest:
 
 
 @dataclass(frozen=True)
+class BuildRequest:
+    """Build the trainer of a plan on the virtual accelerator, and train two steps with it.
+
+    The reply is a :class:`autotune.core.configuration.Built`.
+
+    Attributes:
+        plan: the plan, at its own sizes.
+        trained: the trace of its largest micro-batch, with few layers.
+        further: the user's arguments on which no trace depends.
+    """
+
+    plan: TrainingPlan
+    trained: TraceRequest
+    further: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TraceReply:
     """The traced memory of training, and the predicted times of an optimizer step's parts.
 
     Attributes:
         device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
             With the target ``cpu`` everything is on the device. With several processes, all peaks are those of the
-            rank that holds the most.
+            rank with the highest one.
         host: peak of tensors on the host (offloaded activations, batches).
-        worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
+        worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that ran.
         tokens_per_step: dataset tokens of an optimizer step on that micro-batch on all ranks, padding excluded.
-        between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
-            processes exchange gradients in the last one alone.
-        assumptions: assumptions where the step depends on the values of real data, with counts.
-        seconds: time that the trace took.
+        between: the occurrence that represents the micro-batches between the first and the last of a step; several
+            processes exchange gradients only in the last one.
+        assumptions: assumptions about values of real data on which the step depends, with counts.
+        seconds: duration of the trace.
         sections: memory over the second step on the worst micro-batch, part by part.
-        gpus: the figures of all GPUs that the trace stands for, those of the request's own first.
-        operators: the different operators of the sections, if they were requested.
+        gpus: the figures of all GPUs for which the trace holds, those of the request's own first.
+        operators: the distinct operators of the sections, if requested.
     """
 
     device: Peak
@@ -189,5 +203,5 @@ class TraceReply:
         return self.own.replays
 
     def replayed(self, expandable_segments: bool = False) -> Replayed:
-        """Return the figures of the caching allocator with such segments; without replays, those of tensors."""
+        """Return the allocator's peaks with expandable or fixed segments; without replays, the peak of tensors."""
         return self.replays[expandable_segments] if self.replays else Replayed(self.device.bytes, None, None)

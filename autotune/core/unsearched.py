@@ -1,4 +1,4 @@
-"""The choices of a search space that are not searched: what cannot be done here, and what the user could allow."""
+"""The choices of a search space that are not searched: impossible ones, and those that ``--allow`` would add."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Unlockable:
     """Choices that ``--allow KNOB`` would add to the search. None of them was measured.
 
     Attributes:
-        choices: the choices that would be searched.
-        changes: how they change training, in words.
+        choices: the choices that it would add.
+        changes: how they change training.
     """
 
     knob: str

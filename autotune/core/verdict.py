@@ -1,4 +1,4 @@
-"""The verdict of ``autotune check``: whether a configuration runs, its silent behaviour, and whether it fits."""
+"""The document of ``autotune check``: whether a configuration runs and fits, and its silent behaviour."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.core.brief import Brief
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
 from autotune.core.yaml_text import yaml_line
@@ -18,10 +19,9 @@ SCHEMA = 1
 class Outcome(StrEnum):
     """The answer of a check.
 
-    ``FITS``, ``DOES_NOT_FIT``: the need is below or above the budget by more than the figures may be off, or a real
-    run showed it. ``TOO_CLOSE``: the budget lies within the error. ``UNKNOWN``: the need is not known, with a reason.
-    ``CANNOT_RUN``: the configuration cannot be read, or TRL refuses it. ``READ``: it can be read, and whether it fits
-    was not asked.
+    ``FITS``, ``DOES_NOT_FIT``: the need is below or above the budget by more than its error, or a real run showed it.
+    ``TOO_CLOSE``: the budget lies within the error. ``UNKNOWN``: the need is not known, with a reason. ``CANNOT_RUN``:
+    the configuration cannot be read, or TRL refuses it. ``READ``: it can be read, and memory was not checked.
     """
 
     FITS = "fits"
@@ -61,9 +61,9 @@ class Finding:
 
     Attributes:
         message: a sentence.
-        key: the key that it is about, or empty.
-        file: the file that has the key, as the user wrote its name, or empty.
-        line: the line of the key in that file, from 1 on; None where there is none.
+        key: the key, or empty.
+        file: the file with the key, as the user wrote its name, or empty.
+        line: the line of the key in that file, from 1; None without one.
     """
 
     severity: Severity
@@ -87,15 +87,15 @@ class Need:
 
     Attributes:
         source: source of the figures.
-        bytes: the need; of a run that ran out of memory, what it held and then asked for.
-        least_bytes, most_bytes: bounds of it, by the stated error; equal to ``bytes`` if it was measured. The upper one
-            also has ``varied_bytes``, and on a CPU what a process holds outside tensors.
-        rows, tokens: of the largest micro-batch; one row of all tokens where rows are laid end to end.
-        phase: the phase of the run that was the largest, or in which memory ran out; empty where it is not known.
-        memory: the parts of a traced need; None if it was measured.
-        tokens_per_second: dataset tokens per second; None where it is not known.
+        bytes: the need; after an out-of-memory error, the memory in use plus the failed request.
+        least_bytes, most_bytes: bounds of the need, by the stated error; equal to ``bytes`` if it was measured. The
+            upper bound includes ``varied_bytes``, and on a CPU the process's memory outside tensors.
+        rows, tokens: size of the largest micro-batch; one row of all tokens if rows are laid end to end.
+        phase: the phase with the peak, or in which memory ran out; empty if it is not known.
+        memory: the estimate of a traced need; None if it was measured.
+        tokens_per_second: dataset tokens per second; None if it is not known.
         varied_bytes: bytes of ``most_bytes`` that the caching allocator may reserve after micro-batches of many
-            lengths; without room for it, it frees cached blocks, which takes time. None if it was not traced.
+            lengths; without room for them, it frees cached blocks, which takes time. None if it was not traced.
     """
 
     source: Source
@@ -115,12 +115,12 @@ class Remedy:
     """The smallest change of the configuration that makes it fit.
 
     Attributes:
-        keys: the keys to change, with their new values; None drops the key.
-        diff: the change of the file, as a unified diff; empty if there is no file.
-        bytes: the traced need afterwards.
-        most_bytes: upper bound of it, by the stated error.
-        slower: time of a step of the largest micro-batches afterwards, divided by that of now; None where it is not
-            known.
+        keys: the keys to change, with their new values; None removes the key.
+        diff: the change of the file, as a unified diff; empty without a file.
+        bytes: the traced need after the change.
+        most_bytes: its upper bound, by the stated error.
+        slower: time of a step of the largest micro-batches after the change, divided by the time before; None if it is
+            not known.
     """
 
     keys: Mapping[str, object]
@@ -131,34 +131,35 @@ class Remedy:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The changed keys as lines of YAML, and ``no KEY`` for one that is dropped."""
+        """The changed keys as lines of YAML; ``no KEY`` for a removed key."""
         return tuple(f"no {key}" if value is None else f"{key}: {yaml_line(value)}" for key, value in self.keys.items())
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(Brief):
     """The result of a check. Encoded by ``core.codec``, this is the document of ``autotune check --json``.
 
     Attributes:
         outcome: the answer.
         headline: the answer in one line.
-        reason: why the need is not known, or why it cannot run; empty otherwise.
-        trainer: name of the trainer; empty where it could not be found out.
-        model, dataset: as the configuration names them; empty where it names none.
-        device: name of the device that it was checked for; empty without one.
+        reason: why the need is not known, or why the training cannot run; else empty.
+        trainer: name of the trainer; empty if it is not known.
+        model, dataset: as named in the configuration; empty without them.
+        device: name of the device; empty without one.
         budget_bytes: memory that the training may need; 0 without a device.
-        need: None if it is not known.
+        need: the need; None if it is not known.
         findings: errors, silent behaviour and notes, in the order of the file.
-        remedy: the smallest change that fits, if the need does not; None if none of up to three techniques was found.
-        plan: the training plan that was checked; None if the configuration could not be read.
-        documents_per_step: documents of an optimizer step over all processes; None where it is not known.
-        processes: training processes that would be started; None where it is not known.
-        environment: versions of the software that the verdict holds for.
+        remedy: the smallest change that makes the training fit, if it does not; None if no change of up to three
+            techniques was found.
+        plan: the training plan; None if the configuration could not be read.
+        documents_per_step: documents of an optimizer step over all processes; None if not known.
+        processes: number of training processes; None if not known.
+        environment: versions of the software, by package.
         settings: the options of the check.
-        from_cache: whether an earlier check of the same files and versions gave this answer.
-        cacheable: whether it holds until one of these changes; False where rows name the files of their images.
-        passes: for ``TOO_CLOSE`` and ``UNKNOWN``: what ``--when-unsure`` turns it into; None: unchanged.
-        wall_seconds: time that the check took.
+        from_cache: whether this is the verdict of an earlier check of the same files and versions.
+        cacheable: whether it holds until one of these changes; False if rows have paths of image files.
+        passes: for ``TOO_CLOSE`` and ``UNKNOWN``: whether ``--when-unsure`` passes or fails; None: neither.
+        wall_seconds: duration of the check.
     """
 
     schema: int
@@ -192,7 +193,7 @@ class Verdict:
 
 
 class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as what it means)
-    """A configuration was checked, and will not run or not fit.
+    """A checked configuration will not run or will not fit.
 
     Attributes:
         verdict: the :class:`autotune.Verdict`.
@@ -214,12 +215,12 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Fixed:
-    """The result of rewriting the keys of a file that TRL no longer has.
+    """The result of replacing a file's removed keys.
 
     Attributes:
-        file: the file that was written, or the one that was read if nothing changed.
-        diff: the change, as a unified diff; empty if there is none.
-        left: changes that only the user can decide.
+        file: the written file, or the file that was read if nothing changed.
+        diff: the change, as a unified diff; empty without one.
+        left: findings that the user has to resolve by hand.
     """
 
     file: str
@@ -227,8 +228,8 @@ class Fixed:
     left: tuple[Finding, ...]
 
 
-def judged(need: Need, budget_bytes: int) -> Outcome:
-    """Return whether a need fits a budget, by more than it may be off."""
+def outcome_for(need: Need, budget_bytes: int) -> Outcome:
+    """Return the outcome for a need and a budget, by the bounds of the need."""
     if need.most_bytes <= budget_bytes:
         return Outcome.FITS
     return Outcome.DOES_NOT_FIT if need.least_bytes > budget_bytes else Outcome.TOO_CLOSE
@@ -240,15 +241,15 @@ def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str
         reason = "no error was found, and memory was not checked"
     if need is None:
         return f"{outcome.value}: {reason.removesuffix('.')}" if reason else outcome.value
-    held, spread = f"{format_bytes(need.bytes)} of {format_bytes(budget_bytes)}", ""
+    size, bounds = f"{format_bytes(need.bytes)} of {format_bytes(budget_bytes)}", ""
     if outcome is Outcome.TOO_CLOSE:
-        spread = f" ({format_bytes(need.least_bytes)} to {format_bytes(need.most_bytes)})"
+        bounds = f" ({format_bytes(need.least_bytes)} to {format_bytes(need.most_bytes)})"
         if need.most_bytes <= budget_bytes:
-            held = f"the host may have too little memory; on the device {held}"
+            size = f"the host may have too little memory; on the device {size}"
     batch = f"{counted(need.rows, 'row')} of {need.tokens:,} tokens"
-    return f"{outcome.value}: {held}{spread} at the worst batch, {batch}, {need.source.value}"
+    return f"{outcome.value}: {size}{bounds} at the worst batch, {batch}, {need.source.value}"
 
 
-def fatal(found: Iterable[Finding]) -> bool:
-    """Return whether something that was found keeps the training from starting."""
-    return any(item.severity is Severity.ERROR for item in found)
+def has_error(findings: Iterable[Finding]) -> bool:
+    """Return whether a finding is an error, so that the training cannot start."""
+    return any(item.severity is Severity.ERROR for item in findings)

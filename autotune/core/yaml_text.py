@@ -1,4 +1,4 @@
-"""Writes YAML: one key a line, in the order given, and each text as PyYAML's safe loader reads it back."""
+"""Writes YAML with the keys in order, one a line, and strings that PyYAML's safe loader reads back unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text_node(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # Quoted otherwise, a line end is written as one, and U+0085 is read back as a space.
+    # In other styles, PyYAML writes line ends unescaped, and reads U+0085 back as a space.
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if _NOT_PLAIN.search(value) else None)
 
 
@@ -26,15 +26,15 @@ _Dumper.add_representer(str, _text_node)
 
 def yaml_text(document: object) -> str:
     """Return a document as YAML."""
-    return _dumped(document, in_one_line=False)
+    return _dump(document, in_one_line=False)
 
 
 def yaml_line(value: object) -> str:
-    """Return a value in one line of YAML, which is the same inside and outside of brackets."""
-    return _dumped([value], in_one_line=True).strip()[1:-1]
+    """Return a value as YAML in one line, valid inside and outside of brackets."""
+    return _dump([value], in_one_line=True).strip()[1:-1]
 
 
-def _dumped(document: object, *, in_one_line: bool) -> str:
+def _dump(document: object, *, in_one_line: bool) -> str:
     text: str = yaml.dump(
         document,
         Dumper=_Dumper,

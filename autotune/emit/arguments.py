@@ -13,10 +13,10 @@ PEFT_CONFIG = "peft_config.json"
 """The bundle's adapter file, if the adapter is PEFT's own JSON."""
 
 THREADS = "OMP_NUM_THREADS"
-"""The variable for the CPU threads of a process."""
+"""Environment variable for the CPU threads of a process."""
 
-BY_ACCELERATE = frozenset({"deepspeed", "parallelism_config"})
-"""Arguments of a plan that are written to accelerate's file instead (:mod:`autotune.emit.launch`)."""
+ACCELERATE_ARGUMENTS = frozenset({"deepspeed", "parallelism_config"})
+"""Arguments of a plan that go to accelerate's file instead (:mod:`autotune.emit.launch`)."""
 
 
 def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
@@ -32,7 +32,7 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         "output_dir": f"{short_name(source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}",
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
-        **{name: value for name, value in args.items() if name not in BY_ACCELERATE},
+        **{name: value for name, value in args.items() if name not in ACCELERATE_ARGUMENTS},
     }
 
 

@@ -27,17 +27,17 @@ PLAN = "plan.json"
 UNFINISHED = "unfinished.json"
 """Marks the directory of a planned bundle while it is written, so that an unfinished one can be replaced."""
 _SERVER_SCRIPTS = (SERVE, TRAIN)
-_HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
-"""The line of a script, which may be started from anywhere, that finds the files in its own directory."""
-_TRAINING = (CONFIG, SCRIPT, PEFT_CONFIG, ACCELERATE, DEEPSPEED, *_SERVER_SCRIPTS)
-"""The files that a training may need, except its rows."""
+_FIND_DIRECTORY = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
+"""Shell line that finds the script's own directory, wherever the script is started."""
+_TRAINING_FILES = (CONFIG, SCRIPT, PEFT_CONFIG, ACCELERATE, DEEPSPEED, *_SERVER_SCRIPTS)
+"""The files of a training, except its rows."""
 
 
 def write_bundle(result: Result, directory: Path) -> None:
     """Write ``result.json`` with its ``timeline.json``, and for a recommendation ``config.yaml``, ``train.py`` and the
     files that they need.
 
-    There is no ``config.yaml`` where TRL's command line cannot train by the plan.
+    ``config.yaml`` is missing if TRL's command line cannot run the plan.
 
     If nothing fits or every probe failed, an earlier run's configuration is removed; an undecided run keeps it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
@@ -69,7 +69,7 @@ def write_planned_bundle(document: PlannedBundle, handover: Handover, directory:
 
 
 def remove_planned_bundle(directory: Path) -> None:
-    """Remove an earlier planned bundle whose directory gets no new one.
+    """Remove an earlier planned bundle from a directory that gets no new one.
 
     Raises:
         InputError: a file cannot be removed.
@@ -80,7 +80,7 @@ def remove_planned_bundle(directory: Path) -> None:
 
 
 def _remove_training(directory: Path) -> None:
-    for name in _TRAINING:
+    for name in _TRAINING_FILES:
         remove(directory / name)
     remove_rows(directory)
 
@@ -89,17 +89,17 @@ def _write_training(handover: Handover, directory: Path) -> None:
     """Write the files of a training, and remove files that only an earlier training needed."""
     plan = handover.plan
     rows = write_rows(handover.workload, plan, directory)
-    own_launch = handover.base.launch if handover.base is not None else {}
+    user_document = handover.base.launch if handover.base is not None else {}
     texts = {
         SCRIPT: script_text(handover, rows),
-        **launch_files(plan, directory, own_launch),
+        **launch_files(plan, directory, user_document),
         **_server_scripts(handover),
     }
     if find_trainer(plan.trainer).runs_by_command(plan):
         texts[CONFIG] = config_text(handover, rows, directory)
     if plan.peft:
         texts[PEFT_CONFIG] = json.dumps(dict(plan.peft), indent=2) + "\n"
-    for name in _TRAINING:
+    for name in _TRAINING_FILES:
         if name in texts:
             write_text(directory / name, texts[name], executable=name in _SERVER_SCRIPTS)
         else:
@@ -116,12 +116,12 @@ def _server_scripts(handover: Handover) -> dict[str, str]:
         start = f'trl {plan.trainer} --config "$here/{CONFIG}"'
     elif plan.in_group:
         start = f'accelerate launch --config_file "$here/{ACCELERATE}" "$here/{SCRIPT}"'
-    how = f"{handover.basis.value.capitalize()} by autotune"
+    origin = f"{handover.basis.value.capitalize()} by autotune"
     serve = (
-        f"{how}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
+        f"{origin}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
     )
-    train = f"{how}: the training, which gets its completions from the server of {SERVE}."
+    train = f"{origin}: the training, which gets its completions from the server of {SERVE}."
     return {
         SERVE: shell_script(serve, split.serve),
-        TRAIN: shell_script(train, f"{visible(training_gpus(split))} {start}", _HERE),
+        TRAIN: shell_script(train, f"{visible(training_gpus(split))} {start}", _FIND_DIRECTORY),
     }

@@ -1,4 +1,4 @@
-"""Writes comments into the files of a bundle; names in them, such as a dataset's, may contain any character."""
+"""Formats comments of a bundle's files, and escapes names in them, such as a dataset's."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from autotune.core.text import printable
 _WIDTH = 100
 
 
-def filled(sentence: str, first: str = "", further: str = "") -> str:
+def wrap_comment(sentence: str, first_prefix: str = "", other_prefix: str = "") -> str:
     """Return a sentence as lines of a comment.
 
     Args:
-        first: prefix of the first line.
-        further: prefix of the other lines.
+        first_prefix: prefix of the first line.
+        other_prefix: prefix of the other lines.
     """
     return textwrap.fill(
         one_line(sentence),
         _WIDTH,
-        initial_indent=first,
-        subsequent_indent=further,
+        initial_indent=first_prefix,
+        subsequent_indent=other_prefix,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -18,4 +18,4 @@ def json_text(document: object) -> str:
     """
     written = encode(getattr(document, "written", document))
     text = json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False)
-    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+    return _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"

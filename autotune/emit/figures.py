@@ -1,4 +1,4 @@
-"""The figures of a bundle in sentences: a result's measurements, or a plan's predictions."""
+"""States the figures of a bundle in sentences: a result's measurements, or a plan's predictions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def measured(result: Result, chosen: Choosable) -> Handover:
         workload=result.workload,
         hardware=result.hardware,
         basis=Basis.MEASURED,
-        figures=tuple(filter(None, _measured(result, chosen))),
+        figures=tuple(filter(None, _measured_sentences(result, chosen))),
         threads=result.hardware.threads,
         base=result.base,
     )
 
 
-def _measured(result: Result, chosen: Choosable) -> Iterator[str]:
+def _measured_sentences(result: Result, chosen: Choosable) -> Iterator[str]:
     """Yield sentences, some of them empty."""
     workload, hardware = result.workload, result.hardware
     yield (
@@ -43,13 +43,13 @@ def _measured(result: Result, chosen: Choosable) -> Iterator[str]:
     device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
     processes = counted(hardware.processes, "process", "processes")
     software = _software_text(result.environment)
-    known = (device, processes, hardware.variables, software and f"with {software}")
-    yield f"Measured on {', '.join(filter(None, known))}."
+    details = (device, processes, hardware.variables, software and f"with {software}")
+    yield f"Measured on {', '.join(filter(None, details))}."
     parts = []
     if chosen.peak_bytes is not None:
         held, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
-        of_it = "" if held == allocated else f" ({allocated} allocated)"
-        parts.append(f"memory held {held}{of_it} on the worst batch")
+        allocated_text = "" if held == allocated else f" ({allocated} allocated)"
+        parts.append(f"memory held {held}{allocated_text} on the worst batch")
     if chosen.tokens_per_second is not None:
         parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected_text(chosen)}")
     yield f"Result: {' and '.join(parts)}." if parts else ""
@@ -81,14 +81,14 @@ def planned(
         workload=workload,
         hardware=hardware,
         basis=document.basis,
-        figures=tuple(_planned(document, workload, max_tokens)),
+        figures=tuple(_planned_sentences(document, workload, max_tokens)),
         timed=document.tokens_per_second is not None,
         threads=threads,
         server=document.server,
     )
 
 
-def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None) -> Iterator[str]:
+def _planned_sentences(document: PlannedBundle, workload: Workload, max_tokens: int | None) -> Iterator[str]:
     plan, split, source = document.plan, document.server, workload.model_source
     yield (
         f"Planned by autotune for {document.model} on {document.dataset}, global batch {document.global_batch_size}, "
@@ -96,8 +96,8 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
     )
     each = f"{document.processes} x {document.device}" if document.processes > 1 else document.device
     software = _software_text(document.environment)
-    by = f", with {software}" if software else ""
-    yield f"Predicted for {each}{by}, by tracing TRL's own step without such a device."
+    software_text = f", with {software}" if software else ""
+    yield f"Predicted for {each}{software_text}, by tracing TRL's own step without such a device."
     need = f"{format_bytes(document.needed_bytes)}{' of each' if document.processes > 1 else ''} on the worst batch"
     rate = document.tokens_per_second
     speed = f", and {format_rate(rate)} on typical ones" if rate is not None else ""
@@ -105,15 +105,15 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
     if document.host_bytes and plan.launch.processes > 1:
         yield f"A machine needs up to {format_bytes(document.host_bytes)} of host memory, for all processes on it."
     yield from document.doubts
-    asks = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
+    needs_server = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
     if split is not None:
-        yield from _of_split(split)
-    elif asks:
+        yield from _split_sentences(split)
+    elif needs_server:
         yield (
             "A vLLM server on further GPUs has to run before the training starts, on as many as it needs: "
             f"{serve_command(source.name, None, max_tokens, source.revision)}; vllm_server_host is its address."
         )
-    if asks:
+    if needs_server:
         yield f"Server and training need {SUPPORTED} in addition to TRL. autotune probe starts no server."
     if plan.launch.machines > 1:
         yield (
@@ -121,12 +121,12 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
             f" --machine_rank, from 0 on, to `trl` or, before train.py, to `accelerate launch`; or write both into"
             f" {ACCELERATE} there."
         )
-    measures = "" if asks else "; autotune probe measures on the device itself"
+    measures = "" if needs_server else "; autotune probe measures on the device itself"
     yield f"Predictions are for this model, dataset, device and software alone{measures}."
     yield "Paths are those of the machine that planned: change them in these files to train on another one."
 
 
-def _of_split(split: ServerSplit) -> Iterator[str]:
+def _split_sentences(split: ServerSplit) -> Iterator[str]:
     seconds = split.training_seconds
     step = f" A step is predicted to take {format_seconds(seconds)}, without the generation." if seconds else ""
     yield (
@@ -150,5 +150,5 @@ def _gpus(numbers: range, alone: str, several: str) -> str:
 
 
 def _software_text(environment: Mapping[str, str]) -> str:
-    """Return names and versions of the software that memory and speed depend on the most; empty if none is known."""
+    """Return names and versions of the software that affects memory and speed the most; empty if unknown."""
     return ", ".join(f"{name} {environment[name]}" for name in _SOFTWARE if name in environment)

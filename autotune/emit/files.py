@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.core.files import remove_left, written_atomically
+from autotune.core.files import remove_partial_files, written_atomically
 from autotune.errors import InputError
 
 
@@ -23,7 +23,7 @@ def written(file: Path) -> Iterator[Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with written_atomically(file) as part:
             yield part
-            remove_left(file)
+            remove_partial_files(file)
     except OSError as error:
         raise _cannot_write(file, error) from error
 

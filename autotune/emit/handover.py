@@ -1,4 +1,4 @@
-"""The content of a bundle: one training with its figures, measured or planned, and the sentences above its files."""
+"""Content of a bundle: a training with its measured or planned figures, and the comments above its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.units import counted
 
 @dataclass(frozen=True)
 class Handover:
-    """One training as the files of a bundle have it.
+    """One training with its figures, as the files of a bundle state it.
 
     Attributes:
         plan: the arguments of the training.
@@ -89,8 +89,8 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
                 f"{profile.lengths.rows + profile.dropped.rows}: those with prompts over "
                 f"{profile.dropped.longest_kept:,} tokens, which the trainer would not cut."
             )
-    yield from _of_completions(handover)
-    yield from _of_launch(handover)
+    yield from _completion_sentences(handover)
+    yield from _launch_sentences(handover)
     if plan.peft:
         yield f"The adapter is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
     elif trainer.has_command and not trainer.runs_by_command(plan):
@@ -104,27 +104,27 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
             yield f"{model.name} holds no weights; put them there, or name a model that has them."
 
 
-def _of_launch(handover: Handover) -> Iterator[str]:
+def _launch_sentences(handover: Handover) -> Iterator[str]:
     plan = handover.plan
     if plan.in_group:
         processes = counted(plan.launch.processes, "process", "processes")
-        moved = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
-        yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{moved}"
+        note = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
+        yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{note}"
     if handover.threads is None and optimizer_on_host(plan):
         yield (
             f"The optimizer runs on the host, and without {THREADS} a launcher gives each process one thread: set it to"
             " the cores of a machine divided by its processes."
         )
     if handover.hardware.kind == "cpu" and plan.args.get("fsdp"):
-        does = (
+        behaviour = (
             "refuses the groups of processes there"
             if plan.parallelism
             else f"trains with DDP there, which needs more memory than was {handover.basis.value}"
         )
-        yield f"On a CPU, accelerate has no FSDP: trl {does}."
+        yield f"On a CPU, accelerate has no FSDP: trl {behaviour}."
 
 
-def _of_completions(handover: Handover) -> Iterator[str]:
+def _completion_sentences(handover: Handover) -> Iterator[str]:
     rollouts, completions, basis = handover.workload.rollouts, handover.plan.completions, handover.basis.value
     if completions is None:
         return

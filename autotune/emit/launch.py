@@ -1,4 +1,4 @@
-"""``accelerate.yaml`` and ``deepspeed.json``: how ``accelerate launch`` starts the processes of a plan."""
+"""Writes ``accelerate.yaml`` and ``deepspeed.json``, with which ``accelerate launch`` starts a plan's processes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FROM_TRAINER_ARGUMENTS = "no"
 # machine. Without a named file, `accelerate launch` takes engine, precision and GPUs from the file that
 # `accelerate config` wrote to the user's home (accelerate 1.15, `_validate_launch_command`).
 _SINGLE_PROCESS_KEYS: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: FROM_TRAINER_ARGUMENTS}
-_NOTHING: Mapping[str, object] = {}
+_EMPTY: Mapping[str, object] = {}
 _KEYS_SET_BY_AUTOTUNE = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
-# Keys that a plan sets by the trainer's arguments, such as `torch_compile`, or by DeepSpeed's document.
-_OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config", "dynamo_config"})
+# Keys that the trainer's arguments, such as `torch_compile`, or DeepSpeed's document replace.
+_ENGINE_KEYS = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config", "dynamo_config"})
 # The trainer's arguments set the precision. For float32, transformers takes accelerate's (`TrainingArguments`), and
 # with DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
-_PRECISION = frozenset({PRECISION, "fp16"})
-_GPUS = "gpu_ids"
-_LAUNCHERS = frozenset({
+_PRECISION_KEYS = frozenset({PRECISION, "fp16"})
+_GPU_IDS = "gpu_ids"
+_LAUNCHER_KEYS = frozenset({
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
 })  # fmt: skip
 
@@ -48,8 +48,8 @@ def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
     )
 
 
-def launch_files(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _NOTHING) -> dict[str, str]:
-    """Return the texts of the files that a plan needs in the bundle's directory, by their names.
+def launch_files(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _EMPTY) -> dict[str, str]:
+    """Return the texts of the launch files of a plan, by name.
 
     Args:
         user_document: the user's document for ``accelerate launch``; empty without one.
@@ -65,7 +65,7 @@ def launch_files(plan: TrainingPlan, directory: Path, user_document: Mapping[str
 
 
 def accelerate_document(
-    plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _NOTHING
+    plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _EMPTY
 ) -> dict[str, object]:
     """Return the document for ``accelerate launch --config_file``; the user's own keys stay unless an engine sets them.
 
@@ -89,21 +89,21 @@ def accelerate_document(
         "same_network": True,
         "use_cpu": False,
     }
-    decided = {name: value for name, value in defaults.items() if name in _KEYS_SET_BY_AUTOTUNE}
-    others = _OF_ENGINES | _PRECISION
+    required = {name: value for name, value in defaults.items() if name in _KEYS_SET_BY_AUTOTUNE}
+    dropped = _ENGINE_KEYS | _PRECISION_KEYS
     # The user's `gpu_ids` are for another number of processes: too few GPUs, or several for one process.
-    named = str(user_document.get(_GPUS)).count(",") + 1
-    others = others | {_GPUS} if named != plan.launch.per_machine else others
-    kept = {name: value for name, value in user_document.items() if name not in others}
-    return {**defaults, **kept, **decided}
+    listed_gpus = str(user_document.get(_GPU_IDS)).count(",") + 1
+    dropped = dropped | {_GPU_IDS} if listed_gpus != plan.launch.per_machine else dropped
+    user_keys = {name: value for name, value in user_document.items() if name not in dropped}
+    return {**defaults, **user_keys, **required}
 
 
 def _deepspeed_config(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object]) -> dict[str, object]:
-    given = mapping(user_document.get("deepspeed_config"))
-    kept = {name: value for name, value in given.items() if name in _LAUNCHERS}
+    user_config = mapping(user_document.get("deepspeed_config"))
+    user_keys = {name: value for name, value in user_config.items() if name in _LAUNCHER_KEYS}
     file = str(directory.absolute() / DEEPSPEED)
     # The default launcher is pdsh, which without a hostfile trains on each machine separately (accelerate 1.15,
     # `prepare_deepspeed_cmd_env`; deepspeed 0.19, `launcher/runner.py`).
-    started = {"deepspeed_multinode_launcher": "standard"} if plan.launch.machines > 1 else {}
+    launcher = {"deepspeed_multinode_launcher": "standard"} if plan.launch.machines > 1 else {}
     # With stage 3, each process then loads only its shard of the weights, as in a probe.
-    return {**started, **kept, "deepspeed_config_file": file, "zero3_init_flag": zero_stage(plan) == 3}
+    return {**launcher, **user_keys, "deepspeed_config_file": file, "zero3_init_flag": zero_stage(plan) == 3}

@@ -1,4 +1,4 @@
-"""The training rows that the bundle's configuration names: the user's own, or a shortened copy."""
+"""Locates the training rows of a bundle's configuration: the user's own, or a copy, which it writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BOTH_COPIED = (f"{BOTH_ROWS}/{_TRAIN}.parquet", f"{BOTH_ROWS}/{_TEST}.parquet")
 _CARD = f"{BOTH_ROWS}/README.md"
 FILES = (COPIED_ROWS, *_BOTH_COPIED, _CARD)
 """The files of rows that a bundle may have."""
-ROWS = (
+ROW_ARGUMENTS = (
     "datasets", "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming",
     "streaming", "test_split_size",
 )  # fmt: skip
@@ -38,9 +38,9 @@ class TrainingRows:
     """The location of the rows, in the terms of ``datasets.load_dataset``.
 
     Attributes:
-        in_bundle: name of the bundle's file or directory with the rows; empty if they are loaded from the user's place.
-        cut: whether they were tokenised and cut for the bundle.
-        evaluated: the split that training is evaluated on; None without evaluation.
+        in_bundle: name of the bundle's file or directory with the rows; empty for rows outside of the bundle.
+        cut: whether they are tokenised and cut.
+        evaluated: the split to evaluate on; None without evaluation.
         config: the configuration, where the dataset has several; None: the only one.
     """
 
@@ -73,7 +73,7 @@ class TrainingRows:
 
 
 def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
-    """Return the place of a plan's rows: the user's dataset, or its copy in the bundle's directory."""
+    """Return the location of a plan's rows: the user's dataset, or its copy in the bundle's directory."""
     source, evaluation, here = workload.dataset_source, workload.evaluation_source, directory.absolute()
     cut, copied = cut_length(workload, plan) is not None, copies_rows(workload, plan)
     if evaluation is None or not plan.evaluates:
@@ -106,17 +106,17 @@ def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Train
     return rows
 
 
-def remove_rows(directory: Path, but: Collection[str] = ()) -> None:
+def remove_rows(directory: Path, keep: Collection[str] = ()) -> None:
     """Remove the files of rows from a bundle.
 
     Args:
-        but: those of :data:`FILES` that stay.
+        keep: those of :data:`FILES` that stay.
 
     Raises:
         InputError: a file cannot be removed.
     """
     for name in FILES:
-        if name not in but:
+        if name not in keep:
             remove(directory / name)
 
 
@@ -139,10 +139,10 @@ def copies_rows(workload: Workload, plan: TrainingPlan) -> bool:
 
 
 def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int | None, file: Path) -> None:
-    """Write tokenised rows, cut to so many tokens from the start, or rows as the user wrote them, as Parquet.
+    """Write tokenised rows, cut to a length, or the user's rows unchanged, as Parquet.
 
     Args:
-        trainer: the trainer whose way of cutting rows is applied.
+        trainer: the trainer that defines the cut.
         tokenized_directory: a directory written by ``datasets.Dataset.save_to_disk``.
         truncate_to: tokens to keep; None: rows stay uncut, without the columns that tokenising added.
         file: output file.

@@ -1,4 +1,4 @@
-"""``config.yaml``, which ``trl NAME --config`` runs, and ``train.py``, the same training through TRL's Python API."""
+"""Writes ``config.yaml`` for ``trl NAME --config``, and ``train.py``, the same training through TRL's Python API."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from autotune.core.bundle import Basis
 from autotune.core.yaml_text import yaml_text
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
-from autotune.emit.comment import filled, one_line
+from autotune.emit.comment import one_line, wrap_comment
 from autotune.emit.handover import Handover, provenance
 from autotune.emit.launch import ACCELERATE, launch_keys
-from autotune.emit.rows import ROWS, TrainingRows
+from autotune.emit.rows import ROW_ARGUMENTS, TrainingRows
 from autotune.emit.serving import SERVE, TRAIN, training_gpus, visible
 from autotune.trainers import find_trainer
 
@@ -21,7 +21,7 @@ IGNORED_BUFFERS = "ignore_bias_buffers"
 
 
 def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
-    """Return the YAML document, the user's own if the training changes one, with its provenance above as a comment."""
+    """Return the YAML document, or the user's edited one, with its provenance as a comment above."""
     plan = handover.plan
     if handover.base is not None and handover.base.text:
         body = handover.base.text
@@ -37,16 +37,16 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
     command = f"trl {plan.trainer} --config config.yaml"
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if handover.server is not None else command
     # In `env` of this file, it would override the user's own setting.
-    several = (
+    one_gpu_note = (
         f"One process trains on one GPU, and TRL refuses to start it if several are visible: name one, as in "
         f"{visible([0])} {command}."
     )
-    shown = [several] if handover.on_one_gpu and handover.server is None else []
+    notes = [one_gpu_note] if handover.on_one_gpu and handover.server is None else []
     if handover.hardware.variables:
         # `env` of this file is read too late: after torch, OpenMP and oneDNN have been loaded.
-        shown.append(f"For the memory and speed of the probes, run: {handover.hardware.variables} {command}")
-    lines = [f"Run with: {run}", *shown, *provenance(handover, rows)]
-    head = "\n".join(filled(line, "# ", "#   ") for line in lines)
+        notes.append(f"For the memory and speed of the probes, run: {handover.hardware.variables} {command}")
+    lines = [f"Run with: {run}", *notes, *provenance(handover, rows)]
+    head = "\n".join(wrap_comment(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"
 
 
@@ -60,21 +60,21 @@ def script_text(handover: Handover, rows: TrainingRows) -> str:
     arguments = training_arguments(plan, handover.workload, rows)
     if base is not None and base.text:
         # The user's own keys for TRL's command; the script loads the rows itself.
-        own = {**base.further, **base.args}
-        kept = {name: value for name, value in own.items() if name not in ROWS}
+        user_arguments = {**base.further, **base.args}
+        remaining = {name: value for name, value in user_arguments.items() if name not in ROW_ARGUMENTS}
         # The script handles it like TRL's own script; the classes that it parses need not have the field.
-        ignores_bias_buffers = bool(kept.pop(IGNORED_BUFFERS, False)) and trainer.ignores_bias_buffers
-        arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
+        ignores_bias_buffers = bool(remaining.pop(IGNORED_BUFFERS, False)) and trainer.ignores_bias_buffers
+        arguments = {**remaining, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
         env = base.env
     expressions = {name: repr(value) for name, value in arguments.items()}
     if rows.in_bundle:
-        here = f"str(BUNDLE / {rows.in_bundle!r})"
+        path = f"str(BUNDLE / {rows.in_bundle!r})"
         expressions |= {
-            name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
+            name: expressions[name].replace(repr(rows.place), path) for name in rows.arguments() if name in expressions
         }
     evaluates = rows.evaluated is not None
     rows_class = "ScriptArguments" if evaluates else "DatasetMixtureConfig"
-    of_trainer = (trainer.config_class, trainer.trainer_class) if trainer.module == "trl" else ()
+    trainer_classes = (trainer.config_class, trainer.trainer_class) if trainer.module == "trl" else ()
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -90,7 +90,7 @@ def script_text(handover: Handover, rows: TrainingRows) -> str:
         changes_environment=env or handover.on_one_gpu or handover.hardware.environment,
         expressions=expressions,
         rows_class=rows_class,
-        classes=sorted(("ModelConfig", "TrlParser", rows_class, *of_trainer)),
+        classes=sorted(("ModelConfig", "TrlParser", rows_class, *trainer_classes)),
         word="planned" if handover.basis is Basis.PLANNED else "recommended",
         is_planned=handover.basis is Basis.PLANNED,
         start=f"accelerate launch --config_file {ACCELERATE}" if plan.in_group else "python",
@@ -103,4 +103,4 @@ def script_text(handover: Handover, rows: TrainingRows) -> str:
 
 
 def _docstring_lines(sentence: str) -> str:
-    return filled(one_line(sentence).replace("\\", "\\\\").replace('"""', r"\"\"\""))
+    return wrap_comment(one_line(sentence).replace("\\", "\\\\").replace('"""', r"\"\"\""))

@@ -1,4 +1,4 @@
-"""Parses a training command for its trainer, file and arguments, without running anything."""
+"""Parses a training command, such as ``accelerate launch train.py --config c.yaml``, without running anything."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 """Names of the program Python."""
 _OPTION = re.compile(r"--|-\D")
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
-# A shell's option whose value is the text of a command, alone or combined with other flags.
-_OPTION_OF_SHELL = re.compile(r"-[A-Za-z]*c")
+# A shell's option -c, alone or combined with other flags: its value is a command as text.
+_SHELL_COMMAND_OPTION = re.compile(r"-[A-Za-z]*c")
 _SEPARATORS = ";&|()\n"
 _REDIRECTION = re.compile(r"\d*[<>]")
 TRL, TORCHRUN, DEEPSPEED, ACCELERATE = "trl", "torchrun", "deepspeed", "accelerate"
-"""The programs that start the processes of a script; of these, ``trl`` starts its own by accelerate."""
+"""The programs that launch the processes of a script; ``trl`` does so through accelerate."""
 _LAUNCHERS = frozenset({TRL, ACCELERATE, TORCHRUN, DEEPSPEED})
-# Modules behind `python -m` that are the same programs.
+# The same programs as modules for `python -m`.
 _MODULES = {
     **{name: (name,) for name in _LAUNCHERS},
     "torch.distributed.run": (TORCHRUN,),
@@ -36,24 +36,24 @@ _MODULES = {
     "deepspeed.launcher.runner": (DEEPSPEED,),
     "accelerate.commands.launch": (ACCELERATE, "launch"),
 }
-# Options that name a module instead of a script; for launchers they are flags.
-_OF_MODULE = frozenset({"-m", "--module"})
-_WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
+# Options that name a module instead of a script; launchers have them as flags.
+_MODULE_OPTIONS = frozenset({"-m", "--module"})
+_COMMANDS_WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
 _TRL_SCRIPTS = "trl/scripts"
 _HINT = "Give `trl NAME --config FILE`, or `accelerate launch … SCRIPT.py --config FILE`."
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that trains.
+    """A parsed training command.
 
     Attributes:
         trainer: name of the trainer, or None if the command does not determine it.
-        words: the words that TRL's parser reads: ``--config FILE`` and further arguments.
-        launch: the words of the launcher before the script.
+        words: the script's arguments, which TRL's parser reads, such as ``--config FILE``.
+        launch: the launcher's arguments before the script.
         env: variables that are set before the command.
         source: the user's own script, or None for TRL's.
-        launcher: the program that starts the processes; empty where it is ``python``.
+        launcher: the program that launches the processes; empty for ``python``.
     """
 
     trainer: str | None
@@ -76,26 +76,26 @@ class Command:
 
     @property
     def stray(self) -> str:
-        """The first word if it is no option, such as the file in ``train.py config.json``; else empty."""
+        """The script's first argument if it is positional, such as the file in ``train.py config.json``; else empty."""
         return self.words[0] if self.words and not _OPTION.match(self.words[0]) else ""
 
     @property
     def parser(self) -> str:
-        """The class that reads the words; empty if the script reads them by itself."""
+        """The class that parses the arguments; empty if the script does so itself."""
         if self.source is None:
             return TRL_PARSER
-        # TRL's parser takes no positional file; a script with transformers' parser may read it.
+        # TRL's parser accepts no positional argument; a script with transformers' parser may read it.
         by_itself = self.stray and (self.source.parser != TRL_PARSER or self.source.reads_words)
         return "" if by_itself else self.source.parser
 
     @property
     def takes_more(self) -> bool:
-        """Whether its script may take keys that TRL does not have."""
+        """Whether the script may accept keys that TRL does not have."""
         return self.source is not None and self.source.takes_more
 
 
 def split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the file that the first ``--config`` of words names, and the words without both."""
+    """Return the value of the first ``--config`` among arguments, and the other arguments."""
     for index, word in enumerate(words):
         if word == CONFIG and words[index + 1 : index + 2]:
             return words[index + 1], [*words[:index], *words[index + 2 :]]
@@ -105,18 +105,18 @@ def split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def options_of(words: Sequence[str]) -> dict[str, object]:
-    """Return the options among words with their values: True for a switch, a list where an option has several."""
-    found: dict[str, list[str]] = {}
+    """Return the options among arguments with their values: True for a switch, a list for several values."""
+    options: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words:
         if _OPTION.match(word):
             name, equals, value = word.partition("=")
             values = []
             if word.startswith("--"):
-                found[name[2:].replace("-", "_")] = [value] if equals else values
+                options[name[2:].replace("-", "_")] = [value] if equals else values
         else:
             values.append(word)
-    return {name: several if several[1:] else next(iter(several), True) for name, several in found.items()}
+    return {name: several if several[1:] else next(iter(several), True) for name, several in options.items()}
 
 
 def read_command_line(words: Sequence[str]) -> Command:
@@ -128,41 +128,41 @@ def read_command_line(words: Sequence[str]) -> Command:
     """
     refused = InputError(f"{' '.join(words) or 'An empty text'} is not a command that trains with TRL.", hint=_HINT)
     errors = []
-    for part in _parts(words):
-        # A program's name may also be an option value of its wrapper: `uv run --with trl trl dpo`.
+    for part in _commands(words):
+        # The name of a program may also be the value of a wrapper's option: `uv run --with trl trl dpo`.
         for start in (index for index, word in enumerate(part) if launches(word)):
             try:
                 assigned = (word.partition("=") for word in part[:start] if ASSIGNMENT.fullmatch(word))
-                return _of_program(part[start:], {name: value for name, _, value in assigned})
+                return _parse_program(part[start:], {name: value for name, _, value in assigned})
             except InputError as error:
                 errors.append(error)
     raise errors[0] if errors else refused
 
 
-def _parts(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the commands in the text that a shell among the words is given, or else the words themselves.
+def _commands(words: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the commands in the text of a shell's ``-c``, or else the words themselves.
 
     Raises:
-        InputError: the text has a quotation mark without a second one.
+        InputError: the text has an unclosed quotation mark.
     """
     for place in (index for index, word in enumerate(words) if PurePath(word).name in _SHELLS):
         options = list(takewhile(_OPTION.match, words[place + 1 :]))
         text = words[place + 1 + len(options) :][:1]
-        if text and any(_OPTION_OF_SHELL.fullmatch(option) for option in options):
+        if text and any(_SHELL_COMMAND_OPTION.fullmatch(option) for option in options):
             assigned = [word for word in words[:place] if ASSIGNMENT.fullmatch(word)]
-            for part in _split(text[0]):
+            for part in _split_shell_text(text[0]):
                 if part[0] == "export":
                     assigned += part[1:]
-                yield from _parts([*assigned, *part])
+                yield from _commands([*assigned, *part])
             return
     yield words
 
 
-def _split(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command in a text for a shell, up to where it redirects.
+def _split_shell_text(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command in a text for a shell, without redirections.
 
     Raises:
-        InputError: the text has a quotation mark without a second one.
+        InputError: the text has an unclosed quotation mark.
     """
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
@@ -170,37 +170,37 @@ def _split(text: str) -> Iterator[list[str]]:
         tokens = list(lexer)
     except ValueError as error:
         raise InputError(f"The text for the shell cannot be read: {error}.", hint=_HINT) from error
-    for separates, part in groupby(tokens, key=_separates):
+    for separates, part in groupby(tokens, key=_is_separator):
         command = list(takewhile(lambda word: not _REDIRECTION.match(word), part))
         if command and not separates:
             yield command
 
 
-def _separates(token: str) -> bool:
+def _is_separator(token: str) -> bool:
     return bool(token) and not token.strip(_SEPARATORS)
 
 
 def launches(word: str) -> bool:
-    """Return whether a word of a command is a program that starts trainings, or Python."""
+    """Return whether a word of a command is a launcher or Python."""
     name = PurePath(word).name
     return name in _LAUNCHERS or PYTHON.fullmatch(name) is not None
 
 
-def _of_program(words: Sequence[str], env: Mapping[str, str]) -> Command:
-    """Return the command whose first word is its program."""
+def _parse_program(words: Sequence[str], env: Mapping[str, str]) -> Command:
+    """Return the command of words that begin with a launcher or Python."""
     name, rest = PurePath(words[0]).name, tuple(words[1:])
     if name == TRL:
-        return _of_trl(rest, env)
+        return _parse_trl(rest, env)
     if name == ACCELERATE:
         if rest[:1] != ("launch",):
             raise InputError(f"`accelerate {' '.join(rest[:1])}` starts no training.", hint=_HINT)
         rest = rest[1:]
-    return _of_script(rest, env, name if name in _LAUNCHERS else "")
+    return _parse_script(rest, env, name if name in _LAUNCHERS else "")
 
 
-def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
+def _parse_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
     name = words[0] if words else ""
-    if name in _WITHOUT_TRAINING or not name:
+    if name in _COMMANDS_WITHOUT_TRAINING or not name:
         raise InputError(f"`trl {name}` trains nothing.".replace(" `", "`"), hint=_HINT)
     known = trainers().get(name)
     if known is None and name not in REMOVED:
@@ -211,22 +211,22 @@ def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
     return Command(name, tuple(words[1:]), env=env, launcher=TRL)
 
 
-def _of_script(words: Sequence[str], env: Mapping[str, str], launcher: str) -> Command:
+def _parse_script(words: Sequence[str], env: Mapping[str, str], launcher: str) -> Command:
     """Return the command of a script or a module.
 
     Args:
-        words: those behind the program.
+        words: after the program.
         launcher: the program; empty for ``python``.
     """
-    place = next((index for index, word in enumerate(words) if word.endswith(".py") or word in _OF_MODULE), len(words))
-    launch, (script, *own) = tuple(words[:place]), words[place:] or [""]
+    end = next((i for i, word in enumerate(words) if word.endswith(".py") or word in _MODULE_OPTIONS), len(words))
+    launch, (script, *own) = tuple(words[:end]), words[end:] or [""]
     if not script or not _are_options(launch, launcher):
         raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
-    if script in _OF_MODULE:
+    if script in _MODULE_OPTIONS:
         module, *own = own or [""]
         if not launcher and module in _MODULES:
-            return _of_program([*_MODULES[module], *own], env)
-        launch, script = (*launch, script), _file_of(module)
+            return _parse_program([*_MODULES[module], *own], env)
+        launch, script = (*launch, script), _module_file(module)
     if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
         return Command(PurePath(script).stem, tuple(own), launch, env, launcher=launcher)
     source = read_script(script)
@@ -236,17 +236,17 @@ def _of_script(words: Sequence[str], env: Mapping[str, str], launcher: str) -> C
 def _are_options(words: Sequence[str], launcher: str) -> bool:
     """Return whether words before a script may be options of its launcher, with at most one value each.
 
-    Otherwise the launcher's name is an option value of its wrapper: ``srun --job-name python torchrun …``.
+    If not, the launcher's name is the value of a wrapper's option: ``srun --job-name python torchrun …``.
     """
     several = any(not _OPTION.match(before) and not _OPTION.match(word) for before, word in pairwise(("", *words)))
     return not several and (bool(launcher) or not any(word.startswith("--") for word in words))
 
 
-def _file_of(module: str) -> str:
-    """Return the path of a module's file, from the working directory.
+def _module_file(module: str) -> str:
+    """Return the path of a module's file, relative to the working directory.
 
     Raises:
-        UnreadError: it has none there, and is none of TRL's scripts.
+        UnreadError: there is no such file, and the module is not one of TRL's scripts.
     """
     path = module.replace(".", "/")
     files = [f"{path}.py", f"{path}/__main__.py"]

@@ -12,21 +12,21 @@ from pathlib import Path
 
 from autotune.core.machine import Hardware
 
-# Variables for how long a thread spins before it sleeps: of all OpenMP runtimes, of GNU's, and of LLVM's and Intel's.
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+# How long a waiting thread spins before it sleeps: the standard's variable, GNU's, and LLVM's and Intel's.
+_SPIN_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # Cache sizes of oneDNN, which compiles code for each matrix shape, and of ideep, PyTorch's interface to it.
-_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-_CACHED = "32"
+_CACHE_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_CACHE_SIZE = "32"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that control groups set for this process; None where they set no limit.
+    """The tightest limits that control groups set for this process; None without a limit.
 
     Attributes:
-        memory_bytes: the tightest memory limit.
-        memory_left_bytes: the smallest amount of memory left under a limit.
-        cores: the tightest CPU quota, in cores.
+        memory_bytes: memory limit.
+        memory_left_bytes: memory left under a limit.
+        cores: CPU quota, in cores.
     """
 
     memory_bytes: int | None = None
@@ -35,12 +35,12 @@ class Limits:
 
 
 def cpu(root: Path = Path("/")) -> Hardware:
-    """Return the CPU as the files of the kernel describe it.
+    """Return the CPU as the kernel reports it.
 
     Memory counted in ``used_by_others_bytes`` cannot be allocated without swapping.
 
     Args:
-        root: of the file system in which ``proc`` and ``sys`` lie.
+        root: directory with ``proc`` and ``sys``.
     """
     import psutil
 
@@ -50,7 +50,7 @@ def cpu(root: Path = Path("/")) -> Hardware:
     left_bytes = memory.available if limits.memory_left_bytes is None else limits.memory_left_bytes
     return Hardware(
         kind="cpu",
-        name=_name(root),
+        name=_cpu_name(root),
         memory_bytes=total_bytes,
         used_by_others_bytes=total_bytes - min(total_bytes, memory.available, left_bytes),
         cores=int(min(len(core_numbers(root)), openmp_threads())),
@@ -59,53 +59,53 @@ def cpu(root: Path = Path("/")) -> Hardware:
 
 
 def core_numbers(root: Path) -> tuple[int, ...]:
-    """Return the numbers of the cores that this process may use, at least one; threads of one core are adjacent.
+    """Return the numbers of the CPUs that this process may use, at least one; hyper-threads of one core are adjacent.
 
-    A control-group quota limits their number.
+    A CPU quota limits their number.
 
     Args:
-        root: of the file system in which ``proc`` and ``sys`` lie.
+        root: directory with ``proc`` and ``sys``.
     """
     quota = control_group_limits(root).cores
     allowed = os.sched_getaffinity(0)
     count = len(allowed) if quota is None else max(1, min(len(allowed), int(quota)))
-    return tuple(sorted(allowed, key=partial(_place, root))[:count])
+    return tuple(sorted(allowed, key=partial(_core_sort_key, root))[:count])
 
 
-def _place(root: Path, number: int) -> tuple[int, int, int]:
-    """Return a sort key of a core: its package, its physical core, and its own number."""
+def _core_sort_key(root: Path, number: int) -> tuple[int, int, int]:
+    """Return a sort key of a CPU: its package, its physical core, and its own number."""
     topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
     package, core = (_number(topology / name) for name in ("physical_package_id", "core_id"))
     return (package or 0, number if core is None else core, number)
 
 
 def openmp_threads() -> float:
-    """Return the threads that OMP_NUM_THREADS leaves to a training (OpenMP 5.2, section 21.2.1), or infinity."""
+    """Return the threads that OMP_NUM_THREADS allows (OpenMP 5.2, section 21.2.1), or infinity."""
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(threads) if threads.isdigit() and int(threads) > 0 else math.inf
 
 
 def cpu_variables() -> dict[str, str]:
-    """Return the variables that a training on a CPU is started with, or the user's own values of them.
+    """Return the environment variables of a training on a CPU; values that the user has set are kept.
 
-    Waiting threads sleep instead of spinning: with other programs running, a spinning thread may occupy the core that
-    the thread it waits for needs. All OpenMP runtimes read the standard's variable at load: GNU's, which torch's Linux
-    wheels include, LLVM's and Intel's.
+    Waiting threads sleep instead of spinning: if other programs run, a spinning thread may occupy the core of the
+    thread that it waits for. GNU's OpenMP runtime, which torch's Linux wheels include, and LLVM's and Intel's read
+    OMP_WAIT_POLICY when they are loaded.
 
     The caches of compiled code are small. With the default size, 1,024, the memory of a bfloat16 training grows with
     each new row length (640 MiB in 1,000 lengths for 128 x 128 weights), long after a probe has ended. With 32, steps
     of a model of 3 layers with rows of up to 1,723 tokens took the same processor time as with 1,024, within 2 %.
     """
-    given = {name: "".join(os.environ.get(name, "").split()) for name in (*_WAITING, *_CACHES)}
-    waiting = {name: given[name] for name in _WAITING if given[name]} or {"OMP_WAIT_POLICY": "PASSIVE"}
-    return waiting | {name: given[name] or _CACHED for name in _CACHES}
+    given = {name: "".join(os.environ.get(name, "").split()) for name in (*_SPIN_VARIABLES, *_CACHE_VARIABLES)}
+    waiting = {name: given[name] for name in _SPIN_VARIABLES if given[name]} or {"OMP_WAIT_POLICY": "PASSIVE"}
+    return waiting | {name: given[name] or _CACHE_SIZE for name in _CACHE_VARIABLES}
 
 
 def control_group_limits(root: Path) -> Limits:
-    """Return the limits of all control groups that this process is in, version 1 and 2.
+    """Return the tightest limits of all control groups of this process, version 1 and 2.
 
     Args:
-        root: of the file system in which ``proc`` and ``sys`` lie.
+        root: directory with ``proc`` and ``sys``.
     """
     memory: list[tuple[int, int]] = []
     cores: list[float] = []
@@ -126,10 +126,10 @@ def control_group_limits(root: Path) -> Limits:
 
 
 def control_groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
-    """Yield the controllers and the folder of each group this process is in, its ancestors included.
+    """Yield the controllers and the folder of each control group of this process, ancestors included.
 
-    In a container the folder named in ``/proc/self/cgroup`` may be the host's: then only the mount's root is there, and
-    it is the container's own group.
+    In a container, ``/proc/self/cgroup`` may name the host's folder: then only the root of the mount exists, which is
+    the container's own group.
     """
     listing = root / "proc/self/cgroup"
     if not listing.is_file():
@@ -149,13 +149,13 @@ def control_groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
 
 
 def out_of_memory_kills(root: Path = Path("/")) -> int:
-    """Return the number of out-of-memory kills in this process's control group and those above it.
+    """Return the number of out-of-memory kills in this process's control group and its ancestors.
 
-    It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
-    whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.
+    It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). An
+    unreadable file counts as 0. So an increase proves a kill, but no increase does not exclude one.
 
     Args:
-        root: of the file system in which ``proc`` and ``sys`` lie.
+        root: directory with ``proc`` and ``sys``.
     """
     return sum(
         _oom_kills(group / ("memory.oom_control" if "memory" in controllers else "memory.events"))
@@ -179,9 +179,9 @@ def _quota(group: Path) -> float | None:
 
 
 def _reclaimable_bytes(file: Path) -> int:
-    """Return the page cache that a group's use counts and that its next allocation may take.
+    """Return the inactive page cache of a group, which its memory usage includes and the kernel reclaims on demand.
 
-    Like a container's working set in Kubernetes, use excludes inactive file pages.
+    Kubernetes subtracts it as well, for a container's working set.
     """
     words = _words(file)
     values = dict(zip(words[::2], words[1::2], strict=False))
@@ -197,7 +197,7 @@ def _words(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").split() if file.is_file() else []
 
 
-def _name(root: Path) -> str:
+def _cpu_name(root: Path) -> str:
     listing = root / "proc/cpuinfo"
     lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""The CUDA devices that training processes would get, as the driver describes them (NVML)."""
+"""Lists the CUDA devices that a training process would see, by NVML, without initialising CUDA."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from autotune.inspection.cpu import cpu
 
 
 class NoGpuError(Exception):
-    """There is no CUDA device to train on; the text has the reason."""
+    """There is no CUDA device to train on; the message has the reason."""
 
 
 def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
-    """Return the devices that ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order; at least one.
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` makes visible, in its order; at least one.
 
-    Indices are taken in the driver's order, by PCI address, as torch's own NVML functions take them.
-    Their memory is what CUDA can allocate: the card's less what the driver reserves for itself.
+    Indices are in the driver's order, by PCI address, as in torch's NVML functions. The memory excludes what the
+    driver reserves for itself.
 
     Args:
-        visible: the value of the variable for other processes; None: that of this process.
+        visible: the value of the variable for another process; None: that of this process.
 
     Raises:
-        NoGpuError: there is no driver, no device, or none that is visible.
+        NoGpuError: there is no driver, no device, or no visible device.
     """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver does not answer ({error})") from error
     try:
-        return tuple(map(_describe, _visible(visible)))
+        return tuple(map(_describe, _visible_handles(visible)))
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver failed to describe the device ({error})") from error
     finally:
@@ -42,34 +42,34 @@ def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
 
 
 def visible_words(count: int) -> tuple[str, ...]:
-    """Return the words of ``CUDA_VISIBLE_DEVICES`` for the first visible devices, in order."""
-    return tuple(_words(os.environ.get("CUDA_VISIBLE_DEVICES"), count)[:count])
+    """Return the entries of ``CUDA_VISIBLE_DEVICES`` for the first ``count`` visible devices, in order."""
+    return tuple(_variable_words(os.environ.get("CUDA_VISIBLE_DEVICES"), count)[:count])
 
 
-def _words(visible: str | None, count: int) -> list[str]:
-    """Return the words of the variable or, where it is not set, those that name so many devices."""
+def _variable_words(visible: str | None, count: int) -> list[str]:
+    """Return the entries of the variable; if it is not set, the indices of ``count`` devices."""
     words = map(str, range(count)) if visible is None else visible.split(",")
     return [word.strip() for word in words]
 
 
-def _visible(visible: str | None) -> list[Any]:
+def _visible_handles(visible: str | None) -> list[Any]:
     count = pynvml.nvmlDeviceGetCount()
     if count == 0:
         raise NoGpuError("the NVIDIA driver reports no device")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    # CUDA sees the devices before the first word that names none.
-    found = list(itertools.takewhile(bool, (_named(word, count) for word in _words(visible, count))))
-    if not found:
+    # CUDA ignores the entries from the first invalid one on.
+    named = list(itertools.takewhile(bool, (_handle_of(word, count) for word in _variable_words(visible, count))))
+    if not named:
         raise NoGpuError(f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device visible")
-    used = [device for device in map(_whole_or_instance, found) if device]
+    used = [device for device in map(_card_or_mig_instance, named) if device]
     if not used:
-        raise NoGpuError("MIG is enabled, and no instance is there")
-    # Of cards with MIG, a process gets a single instance (NVIDIA's MIG user guide, "CUDA Device Enumeration").
-    return used if used == found else used[:1]
+        raise NoGpuError("MIG is enabled, and there is no instance")
+    # With MIG, a process gets a single instance (NVIDIA's MIG user guide, "CUDA Device Enumeration").
+    return used if used == named else used[:1]
 
 
-def _whole_or_instance(device: Any) -> Any:
-    """Return a device as CUDA uses it: a card with MIG by its first instance, or None if it has none."""
+def _card_or_mig_instance(device: Any) -> Any:
+    """Return a device as CUDA uses it: the first instance of a card with MIG, or None if it has no instance."""
     with suppress(pynvml.NVMLError):  # neither cards without MIG nor instances have the mode
         if pynvml.nvmlDeviceGetMigMode(device)[0]:
             for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
@@ -79,8 +79,8 @@ def _whole_or_instance(device: Any) -> Any:
     return device
 
 
-def _named(word: str, count: int) -> Any:
-    """Return the device that a word of ``CUDA_VISIBLE_DEVICES`` names, or None."""
+def _handle_of(word: str, count: int) -> Any:
+    """Return the device of an entry of ``CUDA_VISIBLE_DEVICES``, or None for an invalid entry."""
     if word.isdigit() and int(word) < count:
         return pynvml.nvmlDeviceGetHandleByIndex(int(word))
     if word.startswith("MIG-"):
@@ -88,7 +88,7 @@ def _named(word: str, count: int) -> Any:
     if word.startswith("GPU-"):
         for index in range(count):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            # CUDA takes the beginning of an identifier too.
+            # CUDA accepts a prefix of a UUID.
             if pynvml.nvmlDeviceGetUUID(handle).startswith(word):
                 return handle
     return None

@@ -1,4 +1,4 @@
-"""Finds the dataset that a user named on disk, with fast checks only."""
+"""Resolves the user's dataset, a hub id or a local path, with fast checks only."""
 
 from __future__ import annotations
 
@@ -15,40 +15,38 @@ from autotune.inspection.paths import local_path, unreadable
 from autotune.inspection.rows import CHECKED_BYTES, check_json, compression
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-"""From the suffix of a file to the builder of ``datasets.load_dataset`` that reads it."""
+"""The builder of ``datasets.load_dataset`` for each suffix of a file."""
 
 _TRAIN = "train"
-_UNDERSTOOD = f"{', '.join(BUILDERS)}, each also compressed ({', '.join(sorted(COMPRESSIONS))})"
+_FORMATS_TEXT = f"{', '.join(BUILDERS)}, each also compressed ({', '.join(sorted(COMPRESSIONS))})"
 _SUFFIXES = frozenset({*BUILDERS, *COMPRESSIONS})
 # The first and last four bytes of every file; four bytes of footer length are between (Apache Parquet, File Format).
 _PARQUET_MAGIC = b"PAR1"
-_SMALLEST_PARQUET_BYTES = 12
+_MIN_PARQUET_BYTES = 12
 # As datasets.splits.NamedSplit checks it.
 _SPLIT = re.compile(r"\w+(\.\w+)*")
-# Written by Dataset.save_to_disk, whose directories load_dataset refuses, and by DatasetDict.save_to_disk: of these,
-# datasets 4.8 takes state.json for the rows, and 5.2 the splits train, validation and test alone for what they are.
+# Files of Dataset.save_to_disk and DatasetDict.save_to_disk. load_dataset refuses the first; of the second, datasets
+# 4.8 loads state.json as rows, and 5.2 finds only splits named train, validation and test.
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
-# The card of a dataset (datasets.config.REPOCARD_FILENAME), whose YAML may name files that are elsewhere.
-_CARD, _NAMES_FILES = "README.md", re.compile(r"---\n(?:(?!---).*\n)*?\s*(?:- )?data_files:")
+# The card of a dataset (datasets.config.REPOCARD_FILENAME); its YAML may name files in other directories.
+_CARD, _CARD_WITH_FILES = "README.md", re.compile(r"---\n(?:(?!---).*\n)*?\s*(?:- )?data_files:")
 
 
 def builder_of(name: str | PurePath) -> str | None:
-    """Return the builder of ``datasets`` that reads a file of that name; None: none does."""
+    """Return the builder of ``datasets`` for a file's suffix, or None."""
     return BUILDERS.get(uncompressed(name).suffix.lower())
 
 
 def dataset_source(text: str | Path, split: str | None = None, config: str | None = None) -> DatasetSource:
-    """Return the source of the dataset that ``text`` names: a file, a directory of files, or a hub id.
-
-    A hub id is not checked here; loading fails if it does not exist or lacks the split.
+    """Return the source of a dataset named by a file, a directory, or a hub id (not checked here).
 
     Args:
-        split: the one to train on, or a part of it, such as ``train[:1000]``; None: ``train``.
-        config: its configuration, where it has several; None: the only one.
+        split: the split to train on, or a part of it, such as ``train[:1000]``; None: ``train``.
+        config: the configuration, if the dataset has several; None: the only one.
 
     Raises:
-        InputError: it is missing, empty, in no supported format, broken in a way that the fast checks detect, or a file
-            that has no such split or configuration.
+        InputError: the path does not exist, is empty or visibly broken, has an unsupported format, or is a file, which
+            has no such split or configuration.
     """
     text, split = str(text), split or _TRAIN
     path = local_path(text, "dataset", _SUFFIXES)
@@ -62,7 +60,7 @@ def dataset_source(text: str | Path, split: str | None = None, config: str | Non
         raise unreadable("dataset", text, error) from error
     builder = builder_of(path)
     if builder is None:
-        raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
+        raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_FORMATS_TEXT}.")
     if glob.has_magic(str(path)):
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
     if split.partition("[")[0] != _TRAIN:
@@ -94,17 +92,17 @@ def evaluation_source(
     trained: str | None = None,
     config: str | None = None,
 ) -> DatasetSource | None:
-    """Return the source of the rows to evaluate on, or None if neither a dataset nor a split is named for them.
-
-    A split of the training dataset or, if ``evaluation`` names another dataset, of that one. Without a split it is the
-    only one that a file has, and else ``test``, which is what ``trl`` evaluates on (``ScriptArguments``).
+    """Return the source of the rows to evaluate on; None if neither ``evaluation`` nor ``split`` is given.
 
     Args:
+        dataset: the dataset to train on.
+        evaluation: the dataset to evaluate on; None: ``dataset``.
+        split: the split to evaluate on; None: all rows of a file, else ``test``, as in TRL's ``ScriptArguments``.
         trained: the split of ``dataset`` to train on; None: ``train``.
-        config: the configuration of both, where they have several; None: the only one.
+        config: the configuration of both, if they have several; None: the only one.
 
     Raises:
-        InputError: the dataset cannot be used, or has no such split.
+        InputError: the dataset cannot be used, has no such split, or has the same rows as the training.
     """
     if evaluation is None and split is None:
         return None
@@ -116,27 +114,27 @@ def evaluation_source(
         check_split(split)
     if source.data_files is None:
         split = split or "test"
-        found = replace(source, split=split, name=f"{source.name} ({split})")
+        rows = replace(source, split=split, name=f"{source.name} ({split})")
     elif split in (None, source.split):
-        found = source
+        rows = source
     else:
         raise InputError(
             f"{source.name} is a file, and has no split but {source.split}.",
             hint="Name the file with the rows to evaluate on: --eval-dataset FILE.",
         )
-    if dataset is not None and found == replace(dataset_source(dataset, trained, config), name=found.name):
+    if dataset is not None and rows == replace(dataset_source(dataset, trained, config), name=rows.name):
         raise InputError(
-            f"Evaluation rows and training rows are the same: {found.name}.",
+            f"Evaluation rows and training rows are the same: {rows.name}.",
             hint="Give other rows, or another split, such as --eval-split test.",
         )
-    return found
+    return rows
 
 
 def check_split(split: str) -> None:
-    """Check the name of a split that ``trl`` looks up in a dataset by its name, as it does to evaluate.
+    """Check that a split is a name, which ``trl`` looks up in the loaded dataset.
 
     Raises:
-        InputError: it is none, such as ``train[:1000]``.
+        InputError: it is something else, such as ``train[:1000]``.
     """
     if not _SPLIT.fullmatch(split):
         raise InputError(
@@ -147,7 +145,7 @@ def check_split(split: str) -> None:
 
 
 def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:
-    """Check that ``trl`` can load the training and evaluation rows, which it loads in a single call.
+    """Check that one call of ``load_dataset``, as ``trl`` makes it, can load training and evaluation rows.
 
     Raises:
         InputError: they are neither whole splits of one dataset, nor two files of one format.
@@ -170,16 +168,15 @@ def _check_directory(directory: Path) -> None:
     if not _has_data(directory):
         # Rows of other formats, such as .arrow and .txt, are for ``datasets`` alone.
         kind = UnreadError if any(directory.iterdir()) else InputError
-        raise kind(f"{directory} holds no dataset that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
+        raise kind(f"{directory} holds no dataset that autotune reads.", hint=f"It reads {_FORMATS_TEXT}.")
 
 
 def _has_data(directory: Path) -> bool:
-    """Whether ``datasets`` may find a file: named by a card, as in a bundle, or at any depth.
-
-    Hidden and ``__private`` names are left out.
+    """Whether ``datasets`` may find a file of rows: at any depth, hidden and ``__private`` names excluded, or named by
+    the dataset's card, as in a bundle.
     """
     card, hidden = directory / _CARD, (".", "__")
-    if card.is_file() and _NAMES_FILES.match(card.read_text(encoding="utf-8", errors="replace")):
+    if card.is_file() and _CARD_WITH_FILES.match(card.read_text(encoding="utf-8", errors="replace")):
         return True
     for _, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(hidden)]
@@ -189,10 +186,10 @@ def _has_data(directory: Path) -> bool:
 
 
 def check_file(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
-    """Check that a file has rows, as far as that is fast or its first bytes are read.
+    """Check that a file is not empty, and the form of JSON and Parquet.
 
     Args:
-        limit_bytes: how much of a JSON file is read.
+        limit_bytes: bytes of a JSON file that are checked.
 
     Raises:
         InputError: it is empty or broken.
@@ -210,7 +207,7 @@ def check_file(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
 
 
 def _check_parquet(file: Path) -> None:
-    whole = file.stat().st_size >= _SMALLEST_PARQUET_BYTES
+    whole = file.stat().st_size >= _MIN_PARQUET_BYTES
     if whole:
         with file.open("rb") as stream:
             start = stream.read(len(_PARQUET_MAGIC))

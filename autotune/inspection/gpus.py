@@ -1,4 +1,4 @@
-"""The catalogue of GPUs to plan for, and the lookup of a GPU by name or size."""
+"""Reads the catalogue of GPUs, and finds a GPU by name or memory size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.core.machine import Hardware
 from autotune.errors import InputError
 from autotune.units import GIB, MIB, format_bytes, parse_size
 
-# For GPUs without a report of it. Before Hopper, reported values are between 0.13 (T4) and 0.49 GiB (A100).
+# For GPUs without a reported value. Before Hopper, reports are between 0.13 (T4) and 0.49 GiB (A100).
 UNMEASURED_CONTEXT_BYTES = GIB // 2
 
 
@@ -28,26 +28,26 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def find_gpu(word: str | int) -> Gpu:
-    """Return the GPU that a name such as ``H100-80GB``, a size such as ``24GiB`` or a number of bytes means.
+    """Return a GPU by its name, such as ``H100-80GB``, or by its memory, such as ``24GiB`` or a number of bytes.
 
-    Case, spaces, punctuation and a leading manufacturer's name are ignored. A size means a GPU with that much memory
-    and unknown speeds.
+    Case, spaces, punctuation and a leading manufacturer's name are ignored. The speeds of a GPU given by its memory
+    are unknown.
 
     Raises:
         InputError: it is neither a name in the catalogue nor a size.
     """
     if isinstance(word, int):
-        return _of_size(format_bytes(word), word)
-    names = _names()
-    gpu = names.get(_plain(word))
+        return _gpu_of_size(format_bytes(parse_size(word)), word)
+    names = _gpus_by_name()
+    gpu = names.get(_normalized(word))
     if gpu is not None:
         return gpu
-    # A number alone is no size of a GPU: it is a part of a name, such as 4090, more often than bytes.
+    # A number without a unit is more often a part of a name, such as 4090, than bytes.
     if word.strip()[-1:].isalpha():
         with suppress(InputError):
-            return _of_size(word.strip(), parse_size(word))
-    # Names that begin with the word, since a variant may have been left out, or else similar ones.
-    plain = _plain(word)
+            return _gpu_of_size(word.strip(), parse_size(word))
+    # The variant of a name may be missing, so names that begin with the word come first, then similar ones.
+    plain = _normalized(word)
     near = [name for name in names if plain and name.startswith(plain)] or get_close_matches(plain, names, n=3)
     close = dict.fromkeys(names[match].name for match in near)
     known = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
@@ -55,14 +55,14 @@ def find_gpu(word: str | int) -> Gpu:
 
 
 def listed_gpu(name: str) -> Gpu | None:
-    """Return the GPU of the catalogue with a name, understood as by :func:`find_gpu`, or None."""
-    return _names().get(_plain(name))
+    """Return the GPU of the catalogue with a name, normalised as in :func:`find_gpu`, or None."""
+    return _gpus_by_name().get(_normalized(name))
 
 
-def described(hardware: Hardware) -> Gpu:
-    """Return a present GPU: its memory from the driver, its speeds from the catalogue if it is listed there."""
-    known = _names().get(_plain(hardware.name))
-    gpu = known or Gpu(hardware.name, hardware.memory_bytes, "usable", "", UNMEASURED_CONTEXT_BYTES)
+def present_gpu(hardware: Hardware) -> Gpu:
+    """Return a GPU of this machine: its memory from the driver, its speeds from the catalogue if listed there."""
+    listed = _gpus_by_name().get(_normalized(hardware.name))
+    gpu = listed or Gpu(hardware.name, hardware.memory_bytes, "usable", "", UNMEASURED_CONTEXT_BYTES)
     return replace(
         gpu,
         memory_bytes=hardware.memory_bytes,
@@ -72,18 +72,18 @@ def described(hardware: Hardware) -> Gpu:
     )
 
 
-def _of_size(name: str, memory_bytes: int) -> Gpu:
+def _gpu_of_size(name: str, memory_bytes: int) -> Gpu:
     if memory_bytes < MIB:
         raise InputError(f"A GPU with {memory_bytes} bytes is not possible.", hint="Write for instance 24GiB.")
     return Gpu(name, memory_bytes, "given", "", UNMEASURED_CONTEXT_BYTES)
 
 
 @cache
-def _names() -> Mapping[str, Gpu]:
-    return {_plain(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases)}
+def _gpus_by_name() -> Mapping[str, Gpu]:
+    return {_normalized(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases)}
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     plain = "".join(letter for letter in name.lower() if letter.isalnum())
     return plain.removeprefix("nvidia").removeprefix("amd")
 
@@ -106,17 +106,17 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
 
 
 def _speeds(name: str, row: Mapping[str, Any]) -> GpuSpeeds:
-    """Return the figures of a card's row in operations and bytes per second, with those that it achieves."""
+    """Return the speeds of a GPU's row in operations and bytes per second, with its achieved rates."""
     units = dict.fromkeys(("bandwidth", "pcie", "nvlink"), 1e9) | dict.fromkeys(("fp32", "fp16", "bf16", "tf32"), 1e12)
     figures = {key: value and value * units.get(key, 1) for key, value in row.items()}
     return GpuSpeeds(**figures, achieved=_achieved(name))
 
 
 def _achieved(name: str) -> AchievedRates:
-    """Return the rates of a card: its own figures, over what is common to all."""
-    known = _read("achieved.yaml")
-    own: Mapping[str, Any] = next((card for card in known["cards"] if name in card["names"]), {})
-    figures = {**known["common"], **own}
+    """Return the achieved rates of a GPU: its own figures, and common ones for the rest."""
+    rates = _read("achieved.yaml")
+    own: Mapping[str, Any] = next((card for card in rates["cards"] if name in card["names"]), {})
+    figures = {**rates["common"], **own}
     figures.pop("names", None)
     for key in ("links", "attention_kernels"):
         figures[key] = tuple(sorted(figures[key].items()))

@@ -1,4 +1,4 @@
-"""Removed, deprecated and never valid keys and values of TRL configurations, and their replacements."""
+"""Looks up keys and values of TRL configurations that are removed, deprecated or invalid, with their replacements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import yaml
 from autotune.core.yaml_text import yaml_line
 
 SHARED = ("model", "script", "transformers", "any")
-"""Sections of the table that hold for every trainer, in addition to its own."""
-_PLACE = "<value>"
-_NONE: Mapping[str, Any] = {}
+"""Sections of the table that apply to every trainer, after its own."""
+_VALUE = "<value>"
+_EMPTY: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Legacy:
 
     Attributes:
         key: the key.
-        library: ``TRL`` or ``transformers``, whose releases are counted.
+        library: ``TRL`` or ``transformers``; ``gone`` and ``since`` are releases of it.
         value: the user's value.
-        of_value: whether this is about the value, and the key has other values that are legal.
-        same: whether nothing changes when the key is left out, since the value is what happens without it.
+        of_value: whether only this value is affected; other values of the key are legal.
+        same: whether the value is the default, so that the key can be removed without effect.
         gone: the first release without the key, or without the value.
-        since: it is still taken, and deprecated or without effect from this release on.
-        no_effect: whether a key that is still taken has no effect.
+        since: the release from which on the key is deprecated or has no effect; the library still accepts it.
+        no_effect: whether an accepted key has no effect.
         never: whether no release has had the key.
-        write: keys and values that mean the same today, with the user's value filled in; None where nothing does.
-        by_hand: whether a person has to decide what to write.
-        note: sentences on what that is about, or an empty string.
+        write: equivalent keys and values of today, with the user's value filled in; None if there are none.
+        by_hand: whether the user has to choose the replacement.
+        note: sentences on the choice, or an empty string.
     """
 
     key: str
@@ -54,11 +54,11 @@ class Legacy:
 
     @property
     def accepted(self) -> bool:
-        """Whether the installed library still takes it."""
+        """Whether the installed library still accepts the key."""
         return self.since is not None
 
     def sentence(self) -> str:
-        """Return in words what has become of it and what to do, such as ``a went in TRL 0.20.0: write b: 1.``."""
+        """Return the status and the remedy, such as ``a went in TRL 0.20.0: write b: 1.``."""
         what = f"{self.key}: {yaml_line(self.value)}" if self.of_value else self.key
         return f"{self._became(what)}{self._advice()}{f' {self.note}' if self.note else ''}"
 
@@ -82,21 +82,21 @@ class Legacy:
 
 
 def legacy_of(trainer: str, key: str, value: object) -> Legacy | None:
-    """Return the table's entry for a key with a value, or None when it is not in the table.
+    """Return the table's entry for a key with a value, or None without one.
 
     Args:
-        trainer: the trainer's name; a name without a section has what all trainers share.
-        key: a key at the top of a configuration.
-        value: its value, as YAML gives it. If it is a list, one of its items may be what went.
+        trainer: the trainer's name; without a section of that name, only :data:`SHARED` applies.
+        key: a top-level key of a configuration.
+        value: its value, as YAML loads it; an entry may be about one item of a list.
     """
     for section in (trainer, *SHARED):
-        row = table().get(section, _NONE).get(key)
+        row = table().get(section, _EMPTY).get(key)
         if row is None:
             continue
         library = "transformers" if section == "transformers" else "TRL"
-        found = _of_value(key, value, row, library) or (_legacy(key, value, row, library) if _whole(row) else None)
-        if found is not None:
-            return found
+        entry = _for_value(key, value, row, library) or (_entry(key, value, row, library) if _any_value(row) else None)
+        if entry is not None:
+            return entry
     return None
 
 
@@ -108,49 +108,49 @@ def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     return {section: rows or {} for section, rows in sections.items()}
 
 
-def _whole(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is about its key with any value."""
+def _any_value(row: Mapping[str, Any]) -> bool:
+    """Return whether a row applies to its key with any value."""
     return bool({"gone", "since", "never"} & row.keys())
 
 
-def _of_value(key: str, value: object, row: Mapping[str, Any], library: str) -> Legacy | None:
-    of_value = not _whole(row)
-    for legacy_value, more in row.get("values", _NONE).items():
+def _for_value(key: str, value: object, row: Mapping[str, Any], library: str) -> Legacy | None:
+    of_value = not _any_value(row)
+    for legacy_value, more in row.get("values", _EMPTY).items():
         merged = {**row, **more}
         if _equal(value, legacy_value):
-            return _legacy(key, value, merged, library, of_value=of_value)
+            return _entry(key, value, merged, library, of_value=of_value)
         if isinstance(value, list) and any(_equal(item, legacy_value) for item in value):
-            found = _legacy(key, legacy_value, merged, library, of_value=of_value)
-            return _in_list(found, value, legacy_value)
+            found = _entry(key, legacy_value, merged, library, of_value=of_value)
+            return _for_list(found, value, legacy_value)
     return None
 
 
-def _in_list(found: Legacy, values: Sequence[object], legacy_value: object) -> Legacy:
-    """Return an entry for an item of a list as an entry for the whole list."""
+def _for_list(found: Legacy, values: Sequence[object], legacy_value: object) -> Legacy:
+    """Return the entry for a whole list, given that for one of its items."""
     new = (found.write or {}).get(found.key)
     if new is None:
         return found
     return replace(found, write={found.key: [new if _equal(item, legacy_value) else item for item in values]})
 
 
-def _legacy(key: str, value: object, row: Mapping[str, Any], library: str, *, of_value: bool = False) -> Legacy:
+def _entry(key: str, value: object, row: Mapping[str, Any], library: str, *, of_value: bool = False) -> Legacy:
     same = any(_equal(value, other) for other in row.get("same", ()))
     without = {"same", "values", *(("write", "by_hand", "note") if same else ())}
     facts = {name: fact for name, fact in row.items() if name not in without}
     if "write" in facts:
-        facts["write"] = _filled(facts["write"], value)
+        facts["write"] = _fill_value(facts["write"], value)
     return Legacy(key, library, value, of_value, same, **facts)
 
 
-def _filled(template: Any, value: object) -> Any:
-    """Return the replacement text with the user's value filled in."""
+def _fill_value(template: Any, value: object) -> Any:
+    """Return the replacement with the user's value filled in."""
     if isinstance(template, Mapping):
-        return {key: _filled(inner, value) for key, inner in template.items()}
+        return {key: _fill_value(inner, value) for key, inner in template.items()}
     if isinstance(template, list):
-        return [_filled(inner, value) for inner in template]
-    return value if template == _PLACE else template
+        return [_fill_value(inner, value) for inner in template]
+    return value if template == _VALUE else template
 
 
 def _equal(one: object, other: object) -> bool:
-    """Return whether two values are equal; true is not 1."""
+    """Return whether two values are equal; True does not equal 1."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other

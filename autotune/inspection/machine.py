@@ -16,40 +16,40 @@ from autotune.inspection.software import check_required, installed_packages, tor
 from autotune.units import MIB, counted, format_bytes, parse_size
 
 Workers = int | Literal["auto"]
-"""How many workers probe at the same time; ``auto``: as many as the GPUs are enough for, or one on a CPU."""
+"""Number of workers that probe at the same time; ``auto``: as many as the GPUs allow, or one on a CPU."""
 
 
 def machine(
     device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | None = None, visible: str | None = None
 ) -> Machine:
-    """Return this machine, with the device asked for; ``auto`` takes a GPU where torch can use one.
+    """Return this machine with the requested device; ``auto``: a GPU if torch can use one, else the CPU.
 
     Args:
-        processes: how many train together, each on a GPU of its own, or with an equal share of a CPU's memory; None:
-            one on each visible GPU, or one on a CPU.
+        processes: processes that train together, each on a GPU of its own, or with an equal share of a CPU's memory;
+            None: one on each visible GPU, or one on a CPU.
         visible: their ``CUDA_VISIBLE_DEVICES``; None: that of this process.
 
     Raises:
-        InputError: required software is missing or too old, or GPUs were asked for that cannot be used.
+        InputError: required software is missing or has an unsupported version, or the GPUs cannot be used.
     """
-    return divided(device, processes, None, visible)[0]
+    return divide_among_workers(device, processes, None, visible)[0]
 
 
-def divided(
+def divide_among_workers(
     device: Literal["auto", "cuda", "cpu"],
     processes: int | None,
     workers: Workers | None,
     visible: str | None = None,
 ) -> tuple[Machine, tuple[Share, ...]]:
-    """Return this machine as one worker has it, and the share of each of the workers among which it is divided.
+    """Return the machine of one worker, and the shares of all workers of this machine.
 
     Args:
-        processes: how many train together; None: one if there are workers, else as in :func:`machine`.
-        workers: how many probe at the same time; None: a single one, which has all of the machine.
+        processes: processes that train together; None: one if there are workers, else as in :func:`machine`.
+        workers: number of workers; None: a single one with the whole machine.
         visible: as in :func:`machine`, without workers.
 
     Raises:
-        InputError: as in :func:`machine`; or it cannot be divided in that way, or the GPUs differ.
+        InputError: as in :func:`machine`; or there are too few GPUs or cores, or the GPUs differ.
     """
     packages = installed_packages()
     check_required(packages)
@@ -67,15 +67,17 @@ def divided(
             ) from error
         return _divided_cpu(Machine(host, packages, str(error)), processes or 1, workers)
     if workers is None:
-        return Machine(replace(_joined(gpus, processes), cores=host.cores), packages), (WHOLE,)
+        return Machine(replace(_tightest(gpus, processes), cores=host.cores), packages), (WHOLE,)
     each = processes or 1
     shares = _shares_of_gpus(gpus, each, workers)
     cores = max(1, host.cores // len(shares))
-    return Machine(replace(_joined(gpus[: each * len(shares)], None), processes=each, cores=cores), packages), shares
+    return Machine(replace(_tightest(gpus[: each * len(shares)], None), processes=each, cores=cores), packages), shares
 
 
 def _divided_cpu(whole: Machine, processes: int, workers: Workers | None) -> tuple[Machine, tuple[Share, ...]]:
-    """Return a CPU of which each worker gets equal parts of the cores and the memory, and each process of the memory.
+    """Return the CPU of one worker, with an equal share of cores and memory, and the shares of all workers.
+
+    The memory is that of one process.
 
     Raises:
         InputError: there are too few cores.
@@ -101,10 +103,10 @@ def _divided_cpu(whole: Machine, processes: int, workers: Workers | None) -> tup
 
 
 def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) -> tuple[Share, ...]:
-    """Return groups of so many GPUs, one group for each worker.
+    """Return the share of each worker: ``processes`` GPUs.
 
     Raises:
-        InputError: there are too few, they make no whole groups, or they differ, so that measurements would too.
+        InputError: there are too few GPUs, their number is not a multiple of ``processes``, or they differ.
     """
     visible = _visible_text(gpus)
     if workers == "auto":
@@ -138,11 +140,11 @@ def _workers_text(count: int, processes: int) -> str:
     return counted(count, "worker") + (f" of {processes} processes" if processes > 1 else "")
 
 
-def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
-    """Return the first GPUs as one description: each process may need as much as the one with the least memory left.
+def _tightest(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
+    """Return the one of the first ``processes`` GPUs that has the least free memory, which limits every process.
 
     Raises:
-        InputError: there are fewer than that.
+        InputError: there are fewer GPUs.
     """
     count = processes or len(gpus)
     if count > len(gpus):
@@ -154,34 +156,44 @@ def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
 
 
 def environment(machine: Machine) -> dict[str, str]:
-    """Return the versions of the software that figures are measured with: packages, Python, and the driver."""
+    """Return the versions of the software that measurements depend on: packages, Python, and the driver."""
     versions = {"python": platform.python_version(), **machine.packages}
     if machine.hardware.driver is not None:
         versions["driver"] = machine.hardware.driver
     return versions
 
 
-def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
-    """Return the memory budget in bytes: as requested, or all device memory that other processes do not use.
+def parse_budget(budget: str | int) -> int:
+    """Return a memory budget in bytes.
+
+    Raises:
+        InputError: it is not a size, or too small for anything.
+    """
+    budget_bytes = parse_size(budget)
+    # A user who writes 24 means GiB.
+    if budget_bytes < MIB:
+        raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
+    return budget_bytes
+
+
+def memory_budget(budget: str | int | None, hardware: Hardware) -> int:
+    """Return the memory budget in bytes; without one, all device memory that other processes do not use.
 
     Args:
-        asked: a size such as ``24GiB``, a number of bytes, or None.
+        budget: a size such as ``24GiB``, a number of bytes, or None.
         hardware: the device.
 
     Raises:
-        InputError: it is not a size or is larger than the device, or no device memory is left.
+        InputError: it is not a size or is larger than the device, or the device has no free memory.
     """
-    if asked is None:
+    if budget is None:
         if hardware.available_bytes == 0:
             raise InputError(
                 f"Others use all {format_bytes(hardware.memory_bytes)} of {hardware.name}.",
-                hint="End what uses it, or take another device.",
+                hint="End the processes that use it, or choose another device.",
             )
         return hardware.available_bytes
-    budget_bytes = parse_size(asked) if isinstance(asked, str) else asked
-    # Somebody who writes 24 means GiB.
-    if budget_bytes < MIB:
-        raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
+    budget_bytes = parse_budget(budget)
     if budget_bytes > hardware.memory_bytes:
         shared = hardware.kind == "cpu" and hardware.processes > 1
         each = f" for each of {hardware.processes} processes" if shared else ""

@@ -1,4 +1,4 @@
-"""Finds and checks the model that a user named, without reading large files."""
+"""Resolves and checks the user's model, a hub id or a local path, without reading large files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autotune.inspection.paths import local_path, unreadable
 
 CONFIG_FILE = "config.json"
 _ADAPTER_FILE = "adapter_config.json"
-# What transformers' tokenizers are saved as: the fast ones, their configuration, SentencePiece, BPE and WordPiece
-# vocabularies, and Mistral's own format.
+# The files of transformers' tokenizers: fast ones, their configuration, SentencePiece, BPE and WordPiece vocabularies,
+# and Mistral's own format.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,33 +25,31 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
-_WITHOUT = "`autotune plan --seq-len` takes a configuration alone, in a file of any name."
+_CONFIG_ALONE = "`autotune plan --seq-len` takes a configuration alone, in a file of any name."
 _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 
 
 def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> ModelSource:
-    """Return the source of the model that ``text`` names: a local directory, a ``config.json``, or a hub id.
-
-    A hub id is not checked here; fetching its configuration fails if it does not exist.
+    """Return the source of a model named by a local directory, a ``config.json``, or a hub id (not checked here).
 
     Args:
         tokenizes: whether rows will be tokenised. If not, no tokenizer is needed, and the configuration may be a file
             of any name.
 
     Raises:
-        InputError: the path is missing or holds no model, no tokenizer, or no weights where they are asked for.
+        InputError: the path does not exist, or has no model, no tokenizer, or no weights to load.
     """
     text = str(text)
     path = local_path(text, "model", _FILE_SUFFIXES)
     if path is None:
         return ModelSource(name=text, init=init)
     try:
-        return _local(path, init, tokenizes=tokenizes)
+        return _local_source(path, init, tokenizes=tokenizes)
     except OSError as error:
         raise unreadable("model", text, error) from error
 
 
-def _local(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
+def _local_source(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
     if not tokenizes and path.is_file() and path.name != CONFIG_FILE:
         _check_config(path)
         return ModelSource(name=str(path), init=init, tokenizer=False)
@@ -61,7 +59,7 @@ def _local(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
     if tokenizes and not tokenizer:
         raise InputError(
             f"{directory} has no tokenizer.",
-            hint=f"Save one next to {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_WITHOUT}",
+            hint=f"Save one next to {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_CONFIG_ALONE}",
         )
     if init == "pretrained" and not any(any(directory.glob(pattern)) for pattern in _WEIGHT_FILES):
         raise InputError(
@@ -76,7 +74,7 @@ def _directory(path: Path) -> Path:
         if path.name != CONFIG_FILE:
             raise InputError(
                 f"{path} is a file, but no {CONFIG_FILE}.",
-                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id. {_WITHOUT}",
+                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id. {_CONFIG_ALONE}",
             )
         path = path.parent
     if not path.is_dir():
@@ -85,8 +83,8 @@ def _directory(path: Path) -> Path:
     if (path / _ADAPTER_FILE).is_file():
         if has_model:  # `maybe_load_adapters` of transformers
             raise InputError(
-                f"{path} holds a PEFT adapter beside a model. A training would load both, and none is planned or probed"
-                " from that.",
+                f"{path} has a model and a PEFT adapter. transformers would load both, which autotune does not plan or"
+                " probe.",
                 hint=f"Give the model alone, without {_ADAPTER_FILE}.",
             )
         raise adapter_alone(str(path), path / _ADAPTER_FILE)
@@ -96,19 +94,19 @@ def _directory(path: Path) -> Path:
 
 
 def adapter_alone(name: str, file: Path) -> InputError:
-    """Return the error for a model that is a PEFT adapter alone, given the file of the adapter's configuration."""
-    trained = _read(file).get("base_model_name_or_path")
-    hint = f"It was trained on {trained}: give that." if trained else "Give the model that it was trained on."
+    """Return the error for an adapter without its model; ``file`` is the adapter's configuration."""
+    base_model = _read_config(file).get("base_model_name_or_path")
+    hint = f"It was trained on {base_model}: give that." if base_model else "Give the model that it was trained on."
     return InputError(f"{name} holds a PEFT adapter, not a model.", hint=hint)
 
 
 def _check_config(file: Path) -> None:
-    if not isinstance(_read(file).get("model_type"), str):
+    if not isinstance(_read_config(file).get("model_type"), str):
         raise InputError(f"{file} names no model_type.", hint='transformers needs it, such as "model_type": "llama".')
 
 
-def _read(file: Path) -> Mapping[str, object]:
-    """Return the fields of a configuration; none where the file holds something else."""
+def _read_config(file: Path) -> Mapping[str, object]:
+    """Return the fields of a configuration; none if the file has no JSON object."""
     try:
         config = read_json(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Decides whether a user's text names a local path or a repository on the hub."""
+"""Resolves users' paths, and distinguishes paths from ids of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _PATH_STARTS = (".", "/", "~")
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path that a user names, with the home directory in the place of ``~``.
+    """Return a user's path with ``~`` expanded.
 
     Raises:
-        InputError: it is ``-``, has a NUL, or ``~NAME`` is the home of a user that there is not.
+        InputError: it is empty or ``-``, has a NUL character, or has the ``~NAME`` of an unknown user.
     """
     if "\0" in str(text):
         raise InputError(f"{str(text)!r} has a NUL character, which no path can have.", hint="Give another name.")
+    if text == "":
+        raise InputError("The name of a file or directory is empty.", hint="Give a name.")
     if text == "-":
         raise InputError(
             "'-' is not the name of a file or directory.",
@@ -34,65 +36,65 @@ def user_path(text: str | Path) -> Path:
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether a path exists; False where that is unknown, as for a name that is too long."""
+    """Return whether a path exists; False if that cannot be found out, as for a name that is too long."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists raises there)
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a file exists; False where that is unknown, as for a name that is too long."""
+    """Return whether a file exists; False if that cannot be found out, as for a name that is too long."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises there)
 
 
 def unreadable(kind: str, text: str, error: OSError) -> InputError:
-    """Return the error that what ``text`` names cannot be accessed."""
-    # Of what is asked for here, only the working directory has no name.
+    """Return the error for a model or dataset that cannot be accessed."""
+    # Only os.getcwd raises an OSError without a filename here.
     why = error.strerror if error.filename else "the working directory was removed"
     return InputError(f"The {kind} {text!r} cannot be accessed: {why}.")
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
-    """Return the absolute path that ``text`` names, or None when it is a hub id.
+    """Return the absolute path that ``text`` names, or None if it is a hub id.
 
-    A text that names something existing is a path, as it is for transformers and datasets. One that exists nowhere is
-    a path when it looks like one: it starts with ``.``, ``/`` or ``~``, has several slashes, or ends with one of
-    ``suffixes``.
+    An existing path wins over a hub id, as in transformers and datasets. A text looks like a path if it starts with
+    ``.``, ``/`` or ``~``, has several slashes, or ends with one of ``suffixes``.
 
     Args:
         text: the user's input.
         kind: ``model`` or ``dataset``, for messages.
-        suffixes: endings, in lower case and with their dot, that only a file has.
+        suffixes: suffixes of files, in lower case and with their dot.
 
     Raises:
-        InputError: it looks like a path and nothing is there, or it can be neither a path nor a hub id.
+        InputError: it looks like a path that does not exist, or is neither a path nor a hub id.
     """
     if not text.strip():
         raise InputError(f"The {kind} is an empty text.", hint="Give a path or a hub id.")
     try:
         path = Path(text).expanduser().absolute()
-        if _is_there(path):
-            # A link to a file keeps its own name: those of hub caches and of DVC lead to names without a suffix.
-            found = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
-            if not decodable(found):
+        if _exists_or_raise(path):
+            # A link to a file keeps its name: targets in hub caches and of DVC have names without a suffix.
+            resolved = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+            if not decodable(resolved):
                 raise InputError(
-                    f"The {kind} {printable(str(found))} has a name that is not UTF-8.",
+                    f"The {kind} {printable(str(resolved))} has a name that is not UTF-8.",
                     hint="Rename it; datasets cannot load it.",
                 )
-            return found
+            return resolved
         if text.startswith(_PATH_STARTS) or text.count("/") > 1 or Path(text).suffix.lower() in suffixes:
-            raise InputError(f"The {kind} {text!r} does not exist.", hint=_nearest(path))
+            raise InputError(f"The {kind} {text!r} does not exist.", hint=_existing_part_text(path))
     except OSError as error:
         raise unreadable(kind, text, error) from error
-    except RuntimeError as error:  # what expanduser raises for ~NAME where there is no such user
+    except RuntimeError as error:  # from expanduser: ~NAME of an unknown user
         raise InputError(f"The home of the {kind} {text!r} is not known.") from error
     if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
         raise InputError(f"The {kind} {text!r} is neither a path nor a hub id.", hint="A hub id is NAME or ORG/NAME.")
     return None
 
 
-def _is_there(path: Path) -> bool:
-    """Return whether a path exists, and raise OSError where that is unknown.
+def _exists_or_raise(path: Path) -> bool:
+    """Return whether a path exists.
 
-    ``Path.exists`` returns False there from Python 3.14 on, for example in a directory that may not be read.
+    Raises:
+        OSError: that cannot be found out, as in an unreadable directory; ``Path.exists`` of Python 3.14 returns False.
     """
     try:
         path.stat()
@@ -101,7 +103,7 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _nearest(path: Path) -> str:
+def _existing_part_text(path: Path) -> str:
     parent = next(parent for parent in path.parents if parent.exists())
     if parent == path.parent:
         return f"{parent} exists, but has no {path.name!r}."

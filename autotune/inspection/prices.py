@@ -1,4 +1,4 @@
-"""Reads the user's prices of GPUs, per hour of one GPU, from YAML or CSV."""
+"""Reads the user's prices, per hour of one GPU, from YAML or CSV."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from autotune.errors import InputError
 from autotune.inspection.gpus import gpus, listed_gpu
 from autotune.inspection.paths import user_path
-from autotune.inspection.yaml_file import MAX_BYTES, loaded
+from autotune.inspection.yaml_file import MAX_BYTES, load_document
 
 _EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
 
 
 def read_prices(prices: str | Path | Mapping[str, float]) -> Mapping[str, float]:
-    """Return prices by the catalogue's name of the GPU, as given or from a file ending in ``.csv`` or else in YAML.
+    """Return prices by the catalogue's name of the GPU, from a mapping, a ``.csv`` file, or a YAML file.
 
     Raises:
-        InputError: the file cannot be read, has another form, or what :func:`checked_prices` refuses.
+        InputError: the file cannot be read or has another form, or as in :func:`checked_prices`.
     """
     if isinstance(prices, Mapping):
         return checked_prices(prices.items(), "prices")
@@ -32,7 +32,7 @@ def read_prices(prices: str | Path | Mapping[str, float]) -> Mapping[str, float]
         raise InputError(f"{path} cannot be read: {error.strerror}.", hint="Give a file of prices.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text in UTF-8.", hint=_EXAMPLE) from error
-    return checked_prices(_of_csv(path, text) if path.suffix.lower() == ".csv" else _of_yaml(path, text), str(path))
+    return checked_prices(_read_csv(path, text) if path.suffix.lower() == ".csv" else _read_yaml(path, text), str(path))
 
 
 def checked_prices(prices: Iterable[tuple[object, object]], where: str) -> Mapping[str, float]:
@@ -40,26 +40,26 @@ def checked_prices(prices: Iterable[tuple[object, object]], where: str) -> Mappi
 
     Args:
         prices: name and price of each.
-        where: name of their source in messages.
+        where: name of the source, for messages.
 
     Raises:
-        InputError: a GPU is not in the catalogue or named twice, or a price is not a number above zero.
+        InputError: a GPU is not in the catalogue or is named twice, or a price is not a number above zero.
     """
-    found: dict[str, float] = {}
+    checked: dict[str, float] = {}
     for name, price in prices:
         gpu = listed_gpu(str(name))
         if gpu is None:
             known = ", ".join(each.name for each in gpus())
             raise InputError(f"{where}: {str(name)!r} is not a known GPU.", hint=f"There are {known}.")
-        if gpu.name in found:
+        if gpu.name in checked:
             raise InputError(f"{where} has two prices of {gpu.name}.", hint="Give one.")
-        found[gpu.name] = _number(price, f"{where}: the price of {name}")
-    if not found:
+        checked[gpu.name] = _checked_price(price, f"{where}: the price of {name}")
+    if not checked:
         raise InputError(f"{where} has no prices.", hint=_EXAMPLE)
-    return found
+    return checked
 
 
-def _number(price: object, what: str) -> float:
+def _checked_price(price: object, what: str) -> float:
     try:
         number = float(price) if isinstance(price, int | float | str) and not isinstance(price, bool) else None
     except (ValueError, OverflowError):
@@ -69,14 +69,14 @@ def _number(price: object, what: str) -> float:
     return number
 
 
-def _of_yaml(path: Path, text: str) -> Iterator[tuple[object, object]]:
-    _, document = loaded(text, path)
+def _read_yaml(path: Path, text: str) -> Iterator[tuple[object, object]]:
+    _, document = load_document(text, path)
     if document is not None and not isinstance(document, Mapping):
         raise InputError(f"{path} does not map names of GPUs to prices.", hint=_EXAMPLE)
     yield from (document or {}).items()
 
 
-def _of_csv(path: Path, text: str) -> Iterator[tuple[object, object]]:
+def _read_csv(path: Path, text: str) -> Iterator[tuple[object, object]]:
     stripped = ([cell.strip() for cell in row] for row in csv.reader(text.splitlines()))
     rows = [(number, cells) for number, cells in enumerate(stripped, 1) if any(cells)]
     for number, cells in rows:

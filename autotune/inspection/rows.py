@@ -1,4 +1,4 @@
-"""Checks that a JSON file, which may be compressed, contains rows, and finds the first broken line."""
+"""Checks that a JSON file, compressed or not, has rows, and reports the first broken line."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from autotune.errors import InputError
 from autotune.units import MIB
 
 CHECKED_BYTES = 64 * MIB
-"""How much of a file is read to find its first broken line: about a second's reading; later broken lines are
-found when the dataset is loaded."""
+"""Bytes of a file that are checked, in about a second; ``datasets`` finds later broken lines when it loads the file."""
 
-_SHOWN_CHARACTERS = 60
+_QUOTED_CHARACTERS = 60
 _ZSTANDARD = "zstandard"
-"""Package by which ``datasets`` decompresses; Python itself cannot before 3.14."""
+"""The package with which ``datasets`` decompresses ``.zst``; Python has a module for it from 3.14 on."""
 _FIRST_BYTES = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": _ZSTANDARD}
-"""First bytes of compressed files, by which ``datasets`` recognises them (``datasets.utils.extract``)."""
+"""The first bytes by which ``datasets`` recognises a compressed file (``datasets.utils.extract``)."""
 _READERS: Mapping[str | None, Callable[[BufferedReader], BufferedIOBase]] = {
     "gzip": lambda stream: gzip.GzipFile(fileobj=stream), "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile,
     None: lambda stream: stream,
@@ -35,24 +34,24 @@ _READERS: Mapping[str | None, Callable[[BufferedReader], BufferedIOBase]] = {
 
 
 def compression(file: Path) -> str | None:
-    """Return how a file is compressed; None: it is not.
+    """Return the compression of a file by its first bytes, or None.
 
     Raises:
-        InputError: ``datasets`` cannot decompress it here.
+        InputError: the package that decompresses it is not installed.
     """
     with file.open("rb") as stream:
         start = stream.read(max(map(len, _FIRST_BYTES)))
-    found = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
-    if found == _ZSTANDARD and find_spec(_ZSTANDARD) is None:
+    name = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
+    if name == _ZSTANDARD and find_spec(_ZSTANDARD) is None:
         raise InputError(
             f"{file} cannot be decompressed without the package {_ZSTANDARD}.", hint=f"pip install {_ZSTANDARD}"
         )
-    return found
+    return name
 
 
 @contextmanager
-def _opened(file: Path, compressed: str | None) -> Iterator[BufferedIOBase]:
-    """Open a file to read its uncompressed content."""
+def _decompressed(file: Path, compressed: str | None) -> Iterator[BufferedIOBase]:
+    """Open a file to read its decompressed bytes."""
     try:
         with file.open("rb") as stream, _READERS[compressed](stream) as content:
             yield content
@@ -61,45 +60,45 @@ def _opened(file: Path, compressed: str | None) -> Iterator[BufferedIOBase]:
 
 
 def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
-    """Check a JSON file as ``datasets`` reads it: JSON Lines, or an array of rows.
+    """Check that a JSON file has rows for ``datasets``: one object per line (JSON Lines), or an array of objects.
 
-    A ``.jsonl`` file that is no array is JSON Lines; a ``.json`` file is when its first line is an object of its own.
-    Only whole lines in the first ``limit_bytes`` are read; a larger array, one that is compressed, and what Zstandard
-    has compressed are not read.
+    The first line decides: a ``.jsonl`` file is JSON Lines unless it begins with ``[``; a ``.json`` file only if its
+    first line is a whole object. Of JSON Lines, the first ``limit_bytes`` are checked. An array that is compressed or
+    larger than that is not checked, and neither is a file compressed by Zstandard.
 
     Raises:
-        InputError: it is none of these, or has no rows; the message names the broken line and the reason.
+        InputError: the file has another form or no rows; the message names the broken line and the reason.
     """
     compressed = compression(file)
     if compressed == _ZSTANDARD:
         return
-    with _opened(file, compressed) as stream:
-        first = stream.readline(limit_bytes).removeprefix(codecs.BOM_UTF8).lstrip()
-    if not first.startswith(b"[") and (uncompressed(file).suffix.lower() == ".jsonl" or _is_object(first)):
-        with _opened(file, compressed) as stream:
+    with _decompressed(file, compressed) as stream:
+        first_line = stream.readline(limit_bytes).removeprefix(codecs.BOM_UTF8).lstrip()
+    if not first_line.startswith(b"[") and (uncompressed(file).suffix.lower() == ".jsonl" or _is_object(first_line)):
+        with _decompressed(file, compressed) as stream:
             _check_lines(file, stream, limit_bytes)
         return
     if compressed or file.stat().st_size > limit_bytes:
         return
-    document = _parsed(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file), "line {0.lineno}, column {0.colno}")
-    if not isinstance(document, list):  # datasets takes a lone object for a single row
+    document = _parse(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file), "line {0.lineno}, column {0.colno}")
+    if not isinstance(document, list):  # datasets reads a lone object as a single row
         nested = nested_rows_hint(document) if isinstance(document, dict) else ""
         raise InputError(f"{file} holds {_kind(document)}, not rows.", hint=nested or "Write an array of objects.")
     check_row_count(file, len(document))
 
 
-def check_row_count(place: Path, rows: int) -> None:
+def check_row_count(source: Path, rows: int) -> None:
     """Check that a file or directory has a row.
 
     Raises:
         InputError: it has none.
     """
     if not rows:
-        raise InputError(f"{place} has no rows.", hint="Give a dataset that has some.")
+        raise InputError(f"{source} has no rows.", hint="Give a dataset that has some.")
 
 
 def nested_rows_hint(row: Mapping[str, object]) -> str:
-    """Return a hint at the rows in a lone object, such as ``{"version": 1, "data": [{…}, …]}``; empty without any."""
+    """Return a hint if one field of an object holds the rows, as in ``{"version": 1, "data": [{…}, …]}``, else ""."""
     for name, value in row.items():
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             return (
@@ -124,25 +123,26 @@ def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> None:
 
 def _check_line(content: bytes, name: str) -> None:
     text = content.decode("utf-8", "replace").strip()
-    hint = f"It reads: {text if len(text) <= _SHOWN_CHARACTERS else f'{text[:_SHOWN_CHARACTERS]}…'}"
-    row = _parsed(content.rstrip(b"\r\n"), name, "column {0.colno}", hint)
+    hint = f"It reads: {text if len(text) <= _QUOTED_CHARACTERS else f'{text[:_QUOTED_CHARACTERS]}…'}"
+    row = _parse(content.rstrip(b"\r\n"), name, "column {0.colno}", hint)
     if not isinstance(row, dict):
         raise InputError(f"{name} is {_kind(row)}, not an object.", hint=hint)
 
 
-def _parsed(content: bytes, name: str, place: str, hint: str = "") -> object:
-    """Return what the JSON of a file, or of a line of it, holds.
+def _parse(content: bytes, name: str, position: str, hint: str = "") -> object:
+    """Return the value of a JSON file, or of one line of it.
 
     Args:
-        place: names where it is broken, by the attributes of ``json.JSONDecodeError``.
+        name: of the file or line, for messages.
+        position: format of the position of an error, from the attributes of a ``json.JSONDecodeError``.
 
     Raises:
-        InputError: it is no JSON in UTF-8.
+        InputError: the content is not JSON in UTF-8.
     """
     try:
         return read_json(content.decode("utf-8"))
     except json.JSONDecodeError as error:
-        raise InputError(f"{name} is not JSON: {error.msg} at {place.format(error)}.", hint=hint) from error
+        raise InputError(f"{name} is not JSON: {error.msg} at {position.format(error)}.", hint=hint) from error
     except UnicodeDecodeError as error:
         message = f"{name} is not UTF-8: {error.reason} at byte {error.start + 1}."
         raise InputError(message, hint="Save the file as UTF-8.") from error

@@ -1,4 +1,4 @@
-"""Finds the TRL classes that a training script uses, by parsing its source without running it."""
+"""Finds the TRL classes that a training script uses, from its syntax tree; the script is not run."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from autotune.errors import InputError
 from autotune.trainers import Trainer, trainers
 
 TRL_PARSER = "TrlParser"
-"""TRL's parser, which reads a file as well."""
-# That, and the parser of transformers that it extends.
+"""TRL's parser of arguments and of ``--config FILE``; it extends that of transformers."""
 _PARSERS = (TRL_PARSER, "HfArgumentParser")
-# Names that show that a script reads arguments or keys beyond the classes of its parser.
-_PAST_PARSER = frozenset({
+# A script with one of these names may read arguments or keys that the classes of its parser do not have.
+_EXTRA_ARGUMENTS = frozenset({
     "argv", "add_argument", "parse_known_args", "parse_dict", "parse_json_file", "parse_yaml_file",
     "return_remaining_strings", "fail_with_unknown_args",
 })  # fmt: skip
-# Functions and classes of PEFT, transformers and Unsloth with which a script creates adapters or loads models itself.
-_OWN_MODEL = (
+# Functions and classes of PEFT, transformers and Unsloth by which a script creates adapters or loads models itself.
+_MODEL_CALLS = (
     "LoraConfig", "PeftConfig", "PeftModel", "get_peft_model", "prepare_model_for_kbit_training", "BitsAndBytesConfig",
     "FastLanguageModel", "FastModel", "FastVisionModel",
 )  # fmt: skip
-# Arguments and methods of trainers by which a script changes what a step needs: other losses, other micro-batches, and
-# logits. For metrics of its own, evaluation collects those of all rows on the device (``Trainer.evaluation_loop``).
-_OWN_STEP = (
+# Arguments and methods of trainers by which a script changes the loss or the micro-batches of a step, and those that
+# change evaluation: for compute_metrics, the logits of all rows are kept on the device (``Trainer.evaluation_loop``).
+_STEP_NAMES = (
     "compute_loss", "compute_loss_func", "training_step", "data_collator", "formatting_func", "optimizers",
     "rollout_func",
 )  # fmt: skip
-_OWN_EVALUATION = ("compute_metrics", "prediction_step")
-_OF_NO_TRAINER = frozenset({MODEL_CONFIG, MIXTURE})
+_EVALUATION_NAMES = ("compute_metrics", "prediction_step")
+_SHARED_CLASSES = frozenset({MODEL_CONFIG, MIXTURE})
 # Longer scripts are not read.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,9 @@ class Script:
     Attributes:
         path: as the user wrote it.
         names: all names in its source.
-        trainer: name of the only trainer whose class it uses, or else whose configuration; None if there is none.
-        unsupported: TRL's class of a trainer that autotune does not know, which it uses in place of a known one; else
-            empty.
-        takes_more: whether it may take keys that TRL does not have.
+        trainer: name of the only trainer whose class, or else whose configuration class, it uses; None without one.
+        unsupported: TRL's class of an unsupported trainer that it uses instead; else empty.
+        takes_more: whether it may accept keys that TRL does not have.
     """
 
     path: str
@@ -58,58 +56,58 @@ class Script:
 
     @property
     def parser(self) -> str:
-        """The class that reads its words; empty if it uses none of TRL's or transformers'."""
+        """TRL's or transformers' class that parses its arguments; empty without one."""
         return next((name for name in _PARSERS if name in self.names), "")
 
     @property
     def own_model(self) -> str:
-        """The first name by which it may make its own adapter, or load its model by itself; empty if it has none."""
-        return next((name for name in _OWN_MODEL if name in self.names), "")
+        """The first name in it that may create an adapter or load a model; empty without one."""
+        return next((name for name in _MODEL_CALLS if name in self.names), "")
 
     def own_step(self, *, evaluates: bool) -> str:
-        """Return the first name by which it may change a step of the trainer; empty if it has none.
+        """Return the first name in it that may change a training step; empty without one.
 
         Args:
-            evaluates: whether it evaluates while it trains.
+            evaluates: whether the training evaluates, so that evaluation counts too.
         """
-        known = (*_OWN_STEP, *(_OWN_EVALUATION if evaluates else ()))
-        return next((name for name in known if name in self.names), "")
+        changing = (*_STEP_NAMES, *(_EVALUATION_NAMES if evaluates else ()))
+        return next((name for name in changing if name in self.names), "")
 
     @property
     def reads_words(self) -> bool:
-        """Whether it may read words past its parser."""
-        return not self.names.isdisjoint(_PAST_PARSER)
+        """Whether it may read arguments without its parser."""
+        return not self.names.isdisjoint(_EXTRA_ARGUMENTS)
 
 
 def read_script(path: str) -> Script:
-    """Return a script as its source describes it.
+    """Return a script by its syntax tree.
 
     Raises:
-        InputError: it cannot be read, is no Python, or has no code.
+        InputError: it cannot be read, is not Python, or has no code.
     """
-    tree = _parsed(Path(path))
+    tree = _parse(Path(path))
     imported, names = _imported_from_trl(tree), frozenset(_names_in(tree))
-    trainer, unsupported = _trained(names, frozenset(imported.values()))
+    trainer, unsupported = _trainer_used(names, frozenset(imported.values()))
     own_keys = trainer is None or not _reads_only_trl(tree, imported, trainer.config_class)
     return Script(
         path,
         names,
         trainer.name if trainer is not None else None,
         unsupported,
-        takes_more=own_keys or not names.isdisjoint(_PAST_PARSER),
+        takes_more=own_keys or not names.isdisjoint(_EXTRA_ARGUMENTS),
     )
 
 
-def _trained(names: frozenset[str], of_trl: frozenset[str]) -> tuple[Trainer | None, str]:
-    """Return the only trainer that a script uses, or else TRL's class of one that autotune does not know.
+def _trainer_used(names: frozenset[str], of_trl: frozenset[str]) -> tuple[Trainer | None, str]:
+    """Return the only trainer that a script uses, or else TRL's class of an unsupported trainer.
 
     Args:
         names: all names in the script.
-        of_trl: what it imports from TRL.
+        of_trl: the names that it imports from TRL.
     """
     known = trainers().values()
-    unknown = of_trl - {item.trainer_class for item in known} - {item.config_class for item in known} - _OF_NO_TRAINER
-    other_trainer, other_config = _named(unknown, "Trainer"), _named(unknown, "Config")
+    unknown = of_trl - {item.trainer_class for item in known} - {item.config_class for item in known} - _SHARED_CLASSES
+    other_trainer, other_config = _first_public(unknown, "Trainer"), _first_public(unknown, "Config")
     used = [item for item in known if item.trainer_class in names]
     if not used and not other_trainer:
         used = [item for item in known if item.config_class in names]
@@ -118,19 +116,19 @@ def _trained(names: frozenset[str], of_trl: frozenset[str]) -> tuple[Trainer | N
     return None, other_trainer or other_config
 
 
-def _named(classes: Iterable[str], ending: str) -> str:
-    """Return the first public class with an ending; empty if there is none."""
+def _first_public(classes: Iterable[str], ending: str) -> str:
+    """Return the first public class with an ending; empty without one."""
     return next((name for name in sorted(classes) if name.endswith(ending) and not name.startswith("_")), "")
 
 
-def _parsed(script: Path) -> ast.Module:
+def _parse(script: Path) -> ast.Module:
     """Return the syntax tree of a script.
 
     Raises:
-        InputError: it cannot be read, is no Python, or has no code.
+        InputError: it cannot be read, is not Python, or has no code.
     """
     try:
-        if script.stat().st_size > _MOST_BYTES:
+        if script.stat().st_size > _MAX_BYTES:
             raise InputError(f"{script} is too long to be read.", hint="Give its configuration file instead.")
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except OSError as error:
@@ -143,7 +141,7 @@ def _parsed(script: Path) -> ast.Module:
 
 
 def _imported_from_trl(tree: ast.Module) -> dict[str, str]:
-    """Return the classes of TRL that a script imports, by the name that they have in it."""
+    """Return the classes that a script imports from TRL, by their name in the script."""
     return {
         alias.asname or alias.name: alias.name
         for node in ast.walk(tree)
@@ -168,17 +166,17 @@ def _names_in(tree: ast.Module) -> Iterator[str]:
 
 
 def _reads_only_trl(tree: ast.Module, imported: Mapping[str, str], config_class: str) -> bool:
-    """Return whether a script's parser is certain to have classes of TRL alone, as those of TRL's own scripts."""
+    """Return whether all classes of a script's parser are certain to be TRL's, as in TRL's own scripts."""
     redefined = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     own = {name: of_trl for name, of_trl in imported.items() if name not in redefined}
-    classes = [own.get(name, "") for node in ast.walk(tree) for name in _classes_of(node)]
-    known = {config_class, *_OF_NO_TRAINER}
+    classes = [own.get(name, "") for node in ast.walk(tree) for name in _parser_classes(node)]
+    known = {config_class, *_SHARED_CLASSES}
     return bool(classes) and all(name in known or name.endswith(SCRIPT_ARGUMENTS) for name in classes)
 
 
-def _classes_of(node: ast.AST) -> Iterator[str]:
-    """Yield the names of the classes that a parser is given, if it is built there; an empty one for what has none."""
+def _parser_classes(node: ast.AST) -> Iterator[str]:
+    """Yield the names of the classes in a call of a parser; an empty string for another expression."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _PARSERS:
-        for given in (*node.args, *(keyword.value for keyword in node.keywords)):
-            for part in given.elts if isinstance(given, ast.Tuple | ast.List) else [given]:
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            for part in argument.elts if isinstance(argument, ast.Tuple | ast.List) else [argument]:
                 yield part.id if isinstance(part, ast.Name) else ""

@@ -1,4 +1,4 @@
-"""Inspects the installed software: relevant versions, autotune's requirements, and torch's CUDA support."""
+"""Inspects the installed software: versions, autotune's requirements, and the CUDA version of torch."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ OPTIONAL = (
     "lomo-optim",
     "vllm",
 )
-"""Distributions that enable further choices. FlashAttention 2, 3 and 4 are three distributions."""
-_DIGITS = 12
+"""Distributions that some choices need. FlashAttention 2, 3 and 4 are three distributions."""
+_SOURCE_DIGITS = 12
 # A line of torch/version.py: `cuda: Optional[str] = '13.0'`, or None in place of the version.
 _CUDA = re.compile(r"^cuda\b.*= ['\"](.+)['\"]$", re.MULTILINE)
 
 
 def installed_packages() -> dict[str, str]:
-    """Return the versions of the relevant distributions, by name; those that are not installed are absent.
+    """Return the versions of :data:`REQUIRED` and :data:`OPTIONAL` distributions that are installed, by name.
 
-    An installation from a repository or a folder has its commit, or a hash of its code, as the local part.
+    A version from a repository or a folder ends in its commit, or in a hash of its code, such as ``1.16.0+3f2a…``.
     """
-    found = {}
+    versions = {}
     for name in (*REQUIRED, *OPTIONAL):
         with suppress(metadata.PackageNotFoundError):
             distribution = metadata.distribution(name)
-            source = _source(name, json.loads(distribution.read_text("direct_url.json") or "{}"))
-            found[name] = distribution.version
+            source = _source_id(name, json.loads(distribution.read_text("direct_url.json") or "{}"))
+            versions[name] = distribution.version
             if source:
-                found[name] += f"{'.' if '+' in distribution.version else '+'}{source[:_DIGITS]}"
-    return found
+                versions[name] += f"{'.' if '+' in distribution.version else '+'}{source[:_SOURCE_DIGITS]}"
+    return versions
 
 
-def _source(name: str, origin: Mapping[str, Mapping[str, str]]) -> str:
-    """Return what identifies the code of a distribution beside its version; empty for a release.
+def _source_id(name: str, origin: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the commit of a distribution from a repository, or the hash of its code in a folder; empty for a release.
 
     Args:
         origin: its ``direct_url.json`` (https://packaging.python.org/en/latest/specifications/direct-url-data-structure).
@@ -79,10 +79,10 @@ def _source(name: str, origin: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def check_required(packages: Mapping[str, str]) -> None:
-    """Check that what autotune requires is installed.
+    """Check that the :data:`REQUIRED` packages are installed.
 
     Raises:
-        InputError: a package is missing, or has a version that autotune does not know.
+        InputError: a package is missing, or has an unsupported version.
     """
     from packaging.specifiers import SpecifierSet
 
@@ -97,11 +97,11 @@ def check_required(packages: Mapping[str, str]) -> None:
 def torch_cuda_version() -> str | None:
     """Return the CUDA version that the installed torch was built for, or None for a build without CUDA.
 
-    Its ``version.py`` is read, because importing torch takes seconds.
+    It is read from ``torch/version.py``, since importing torch takes seconds.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     source = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    found = _CUDA.search(source)
-    return found[1] if found is not None else None
+    match = _CUDA.search(source)
+    return match[1] if match is not None else None

@@ -1,4 +1,4 @@
-"""Reads a space file: the choices to search and the recipes to try first, checked against the catalogue."""
+"""Reads a space file: the choices to search and the recipes to try first, checked against the techniques."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from autotune.core.candidate import Choice
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import Node, place, read_yaml, shown
+from autotune.inspection.yaml_file import Node, excerpt, location, read_yaml
 from autotune.space import SpaceFile
 from autotune.techniques import find
 from autotune.techniques.base import OFF, ON, Technique
 
-# YAML 1.1 reads an unquoted on, off or null as something else than the word that was written.
+# YAML 1.1 loads an unquoted on, off or null as a bool or None.
 _YAML_WORDS: Mapping[object, str] = {True: ON, False: OFF, None: "none"}
 
 
 def default_file(trainer: str) -> Path:
-    """Return the path of the space that ships with autotune for a trainer."""
+    """Return the path of autotune's own space file for a trainer."""
     package = Path(__file__).parents[1]
     shipped = package / "search_spaces" / f"{trainer}.yaml"
     return shipped if shipped.is_file() else package.parent / "search_spaces" / f"{trainer}.yaml"
@@ -27,19 +27,19 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
     """Read a space file.
 
     Args:
-        trainer: whose space it has to be.
-        techniques: of that trainer.
+        trainer: the required value of the key ``trainer``, if the file has it.
+        techniques: the trainer's techniques.
 
     Raises:
-        InputError: it cannot be read, is no YAML, or names an unknown technique or choice; the message has the line.
+        InputError: it cannot be read, is not YAML, or has an unknown technique or choice; the message has the line.
     """
     file = read_yaml(path)
     sections = {key: (value, node) for key, value, node in _entries(path, file.values, file.root, "")}
     for key, (value, node) in sections.items():
         if key not in ("trainer", "techniques", "recipes"):
-            raise _at(path, node, f"{shown(repr(key))} is none of trainer, techniques, recipes")
+            raise _at(path, node, f"{excerpt(repr(key))} is none of trainer, techniques, recipes")
         if key == "trainer" and value != trainer:
-            raise _at(path, node, f"it is for the trainer {shown(repr(value))}, and {trainer!r} was asked for")
+            raise _at(path, node, f"it is for the trainer {excerpt(repr(value))}, and {trainer!r} was asked for")
     if "techniques" not in sections:
         raise InputError(f"The space file {path} has no key 'techniques'.", hint="It maps techniques to choices.")
     choices = {}
@@ -57,7 +57,7 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
 
 
 def _entries(path: Path, value: object, node: Node, wanted: str) -> Iterator[tuple[str, object, Node]]:
-    """Yield the keys of a mapping, their values, and the places of these."""
+    """Yield the keys of a mapping with their values and the nodes of these."""
     if not isinstance(value, Mapping):
         raise _at(path, node, f"not {wanted}")
     for key, item in value.items():
@@ -73,8 +73,8 @@ def _choice(path: Path, knob: str, value: object, node: Node, techniques: Sequen
     try:
         return find(knob, techniques).parse(text)
     except InputError as error:
-        raise InputError(f"{place(path, node.line)}: {error.message}", hint=error.hint) from error
+        raise InputError(f"{location(path, node.line)}: {error.message}", hint=error.hint) from error
 
 
 def _at(path: Path, node: Node, what: str) -> InputError:
-    return InputError(f"{place(path, node.line)}: {what}.")
+    return InputError(f"{location(path, node.line)}: {what}.")

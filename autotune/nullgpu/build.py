@@ -1,4 +1,4 @@
-"""Builds the null GPU's library into the cache, once for each PyTorch, compiler and version of the sources."""
+"""Compiles the null GPU's library into the cache, once for each PyTorch, compiler and version of the sources."""
 
 from __future__ import annotations
 
@@ -11,89 +11,89 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autotune.core.files import cache_directory, remove_left
+from autotune.core.files import cache_directory, remove_partial_files
 from autotune.emit.files import check_writable
 from autotune.errors import AutotuneError
 from autotune.nullgpu.installation import Installation, installation
-from autotune.nullgpu.symbols import needed, stubs, version_script, written
+from autotune.nullgpu.symbols import called_functions, exported_functions, stubs, version_script
 
 _SOURCES = Path(__file__).parent
 _LIBRARY = "libnullgpu.so"
-# Names of NVIDIA's libraries, one in each line, beside the library that stands for all of them.
+# File with the sonames of NVIDIA's libraries, one per line; each is a link to the null GPU's library.
 SONAMES = "sonames"
 
 
-def built() -> Path:
-    """Return the folder with the library and its links, which is built where it is not there yet; that takes seconds.
+def build_library() -> Path:
+    """Return the folder with the library and its links; the first call builds them, which takes seconds.
 
     Raises:
-        InputError: this machine lacks something that is needed, or the cache cannot be written.
+        InputError: this machine lacks a requirement, or the cache cannot be written.
         AutotuneError: the compiler failed.
     """
-    found = installation()
-    folder = cache_directory() / "nullgpu" / _key(found)
+    installed = installation()
+    folder = cache_directory() / "nullgpu" / _key(installed)
     if (folder / SONAMES).is_file():
         return folder
     check_writable(folder, "XDG_CACHE_HOME")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_left(folder)
+    remove_partial_files(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as name:
-        beside = Path(name) / "built"
-        beside.mkdir()
-        _build(found, beside)
+        staging = Path(name) / "built"
+        staging.mkdir()
+        _compile(installed, staging)
         try:
-            beside.rename(folder)
+            staging.rename(folder)
         except OSError:
-            # Another process was first.
+            # Another process has built the same library meanwhile.
             if not (folder / SONAMES).is_file():
                 raise
     return folder
 
 
-def _key(found: Installation) -> str:
-    """Return a hash of all that the library is made from."""
+def _key(installed: Installation) -> str:
+    """Return a hash of the library's sources, macros, modules, headers and compiler."""
     sources = [*sorted((_SOURCES / "shim").iterdir()), _SOURCES / "symbols.py", Path(__file__)]
-    compiler = subprocess.run([found.compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = [found.packages, *_macros(found), *map(str, found.modules), str(found.includes), compiler]
+    compiler = subprocess.run([installed.compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    parts = [installed.packages, *_macros(installed), *map(str, installed.modules), str(installed.includes), compiler]
     digest = hashlib.sha256("\0".join(parts).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _macros(found: Installation) -> list[str]:
+def _macros(installed: Installation) -> list[str]:
     numbers = {
-        "CUDA_VERSION": found.cuda,
+        "CUDA_VERSION": installed.cuda,
         # PyTorch names no version of cuBLAS; it follows CUDA's.
-        "CUBLAS_VERSION": found.cuda * 10,
-        "CUDNN_VERSION": found.cudnn,
-        "NCCL_VERSION": found.nccl,
-        "ARCHITECTURES": ",".join(map(str, found.architectures)),
+        "CUBLAS_VERSION": installed.cuda * 10,
+        "CUDNN_VERSION": installed.cudnn,
+        "NCCL_VERSION": installed.nccl,
+        "ARCHITECTURES": ",".join(map(str, installed.architectures)),
     }
     return [f"-DNULLGPU_{name}={value}" for name, value in numbers.items()]
 
 
-def _build(found: Installation, folder: Path) -> None:
-    """Compile the sources and the stubs, link them, and make a link for the name of each library."""
-    flags = ["-O1", "-g1", "-fPIC", "-fvisibility=hidden"]
+def _compile(installed: Installation, folder: Path) -> None:
+    """Compile the sources and the stubs, link them, and add a symbolic link for each soname."""
+    compiler, flags = installed.compiler, ["-O1", "-g1", "-fPIC", "-fvisibility=hidden"]
     sources = sorted((_SOURCES / "shim").glob("*.cpp"))
     objects = [folder / f"{source.stem}.o" for source in sources]
     compiling = [
-        [found.compiler, "-std=c++17", *flags, "-isystem", str(found.includes), *_macros(found), "-c", str(source)]
+        [compiler, "-std=c++17", *flags, "-isystem", str(installed.includes), *_macros(installed), "-c", str(source)]
         for source in sources
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, [[*command, "-o", str(to)] for command, to in zip(compiling, objects, strict=True)]))
-    libraries = needed(found)
-    have = written(objects)
-    (folder / "stubs.c").write_text(stubs(libraries, have), encoding="utf-8")
-    (folder / "versions.map").write_text(version_script(libraries, have), encoding="utf-8")
-    # Some stubs have names of built-in functions' kinds, none of which they are.
-    compile_stubs = [found.compiler, "-x", "c", "-O1", "-fPIC", "-fno-builtin", "-c", str(folder / "stubs.c")]
+    libraries = called_functions(installed)
+    implemented = exported_functions(objects)
+    (folder / "stubs.c").write_text(stubs(libraries, implemented), encoding="utf-8")
+    (folder / "versions.map").write_text(version_script(libraries, implemented), encoding="utf-8")
+    # gcc takes some stub names for built-in functions.
+    compile_stubs = [compiler, "-x", "c", "-O1", "-fPIC", "-fno-builtin", "-c", str(folder / "stubs.c")]
     _run([*compile_stubs, "-o", str(folder / "stubs.o")])
     _run(
         [
-            *[found.compiler, "-shared", f"-Wl,--version-script={folder / 'versions.map'}", f"-Wl,-soname,{_LIBRARY}"],
+            *[compiler, "-shared", f"-Wl,--version-script={folder / 'versions.map'}", f"-Wl,-soname,{_LIBRARY}"],
             *["-o", str(folder / _LIBRARY), *map(str, objects), str(folder / "stubs.o"), "-ldl", "-lpthread"],
         ]
     )

@@ -1,4 +1,4 @@
-"""Runs a training command on null GPUs and reads what its processes wrote down (``hook/nullgpu_dry_run/``)."""
+"""Runs a training command on null GPUs and reads the records of its processes (``hook/nullgpu_dry_run/``)."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from autotune.inspection.command_line import ASSIGNMENT
 from autotune.nullgpu.devices import NullDevice
 from autotune.nullgpu.environment import environment
 from autotune.nullgpu.hook.nullgpu_dry_run import FOLDER
-from autotune.nullgpu.interpreter import interpreter, library
+from autotune.nullgpu.interpreter import interpreter, library_folder
 
-_GLANCE_SECONDS = 0.1
-# A launcher looks after its ranks every so often; a script that goes on by itself after a training is not waited for.
+_POLL_SECONDS = 0.1
+# Time for the launcher to notice that its ranks have ended; a script that continues after training is ended then.
 _GRACE_SECONDS = 20.0
 _KILL_SECONDS = 5.0
-# Where the standard error of this process goes, whatever Python has put in the place of its own.
+# The file descriptor, since sys.stderr may be replaced by an object without one.
 _STDERR = 2
-# A dry run is none to be reported.
+# Experiment trackers must not report a dry run.
 _TRACKERS = {"WANDB_MODE": "disabled", "COMET_MODE": "DISABLED"}
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A command that ended.
+class CommandResult:
+    """The ending of a command and the records of its processes.
 
     Attributes:
-        processes: those in which PyTorch was loaded and that used a GPU or failed, by rank.
+        processes: the processes that loaded PyTorch and used a GPU or failed, by rank.
+        refused: the calls of functions that null GPUs refuse.
     """
 
     ending: CommandExit
@@ -56,20 +57,20 @@ def run(
     steps: int,
     as_shuffled: bool,
     timeout_seconds: float | None,
-) -> Ran:
-    """Run a command on null GPUs with its output on stderr; return its ending and its processes' records.
+) -> CommandResult:
+    """Run a command on null GPUs with its output on stderr.
 
     Args:
-        folder: empty; what its processes write lies there.
+        folder: empty folder for the records of its processes.
         steps: optimizer steps after which its processes end.
-        as_shuffled: whether rows come in the script's own order.
+        as_shuffled: keep the script's own order of rows, instead of the largest first.
 
     Raises:
-        InputError: it cannot be started, or its environment lacks something that null GPUs need.
+        InputError: the command cannot be started, or its environment lacks a requirement of null GPUs.
         AutotuneError: the library of the null GPUs could not be built.
     """
     python = interpreter(command, os.environ)
-    variables = environment(device, count=count, table=folder / "table", folder=library(python, os.environ))
+    variables = environment(device, count=count, table=folder / "table", folder=library_folder(python, os.environ))
     (folder / "request.json").write_text(json.dumps({"steps": steps, "as_shuffled": as_shuffled}), encoding="utf-8")
     variables |= {**_TRACKERS, FOLDER: str(folder), "NULLGPU_REFUSED": str(folder / "refused")}
     words = ["env", *command] if ASSIGNMENT.fullmatch(command[0]) else list(command)
@@ -80,15 +81,15 @@ def run(
     except OSError as error:
         raise InputError(f"{command[0]} cannot be started: {error.strerror}.") from error
     try:
-        ending = _awaited(process, folder, timeout_seconds)
+        ending = _wait(process, folder, timeout_seconds)
     finally:
-        _end(process)
-        # What the script drew last, such as a bar, need not have ended its line.
+        _terminate(process)
+        # A progress bar does not end its line.
         sys.stderr.write("\n")
-    return Ran(ending, tuple(_followed(folder)), tuple(_refused(folder / "refused")))
+    return CommandResult(ending, tuple(_followed(folder)), tuple(_refused(folder / "refused")))
 
 
-def _awaited(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float | None) -> CommandExit:
+def _wait(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float | None) -> CommandExit:
     began = time.monotonic()
     stopped: float | None = None
     while (code := process.poll()) is None:
@@ -99,24 +100,24 @@ def _awaited(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: fl
             stopped = now
         if stopped is not None and now - stopped > _GRACE_SECONDS:
             return CommandExit(0)
-        time.sleep(_GLANCE_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return CommandExit(code) if code >= 0 else CommandExit(None, -code)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the command: launchers give their ranks sessions of their own."""
-    left = []
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """End the command's process group and its descendants: launchers start ranks in new sessions."""
+    children = []
     with contextlib.suppress(psutil.NoSuchProcess):
-        left = psutil.Process(process.pid).children(recursive=True)
+        children = psutil.Process(process.pid).children(recursive=True)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        for each in left:
+        for each in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_SECONDS)
-        _, left = psutil.wait_procs(left, _KILL_SECONDS)
+        _, children = psutil.wait_procs(children, _KILL_SECONDS)
 
 
 def _followed(folder: Path) -> list[Followed]:

@@ -1,4 +1,4 @@
-"""The figures that a null GPU reports, from the catalogue of GPUs and ``devices.yaml``."""
+"""The device properties that a null GPU reports, from the catalogue of GPUs and ``devices.yaml``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.units import KIB, MIB
 
-# Stands for a GPU that is given by its size alone.
-_OTHERWISE = "H100-SXM"
+# A GPU given by its memory size alone has the other properties of this one.
+_DEFAULT_GPU = "H100-SXM"
 _PAGE_BYTES = 2 * MIB
 
 
@@ -26,9 +26,9 @@ class NullDevice:
 
     Attributes:
         name: the name that CUDA and NVML report.
-        total: what ``cudaMemGetInfo`` calls total.
-        reserved: what the driver keeps of the card for itself; NVML's total is both together.
-        context: what a process holds as soon as it uses the device.
+        total: the total of ``cudaMemGetInfo``.
+        reserved: memory that the driver keeps; NVML's total is ``total + reserved``.
+        context: memory of a process's CUDA context.
     """
 
     name: str
@@ -52,35 +52,35 @@ class NullDevice:
         return ";".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
-def listed() -> tuple[str, ...]:
-    """Return the names of the GPUs of the catalogue that can be stood in for."""
+def null_device_names() -> tuple[str, ...]:
+    """Return the names of the catalogue's GPUs that have a null GPU."""
     return tuple(_table()["devices"])
 
 
 def has_null_device(gpu: Gpu) -> bool:
-    """Return whether a null GPU can stand in for a GPU."""
+    """Return whether there is a null GPU for this GPU."""
     return gpu.memory_kind == "given" or gpu.name in _table()["devices"]
 
 
 def null_device(word: str | int, memory_bytes: int | None = None) -> NullDevice:
     """Return the null GPU for a name such as ``H100-80GB`` or a size such as ``24GiB``.
 
-    A size means a device with that much memory, which is in all else an H100.
+    A size gives an H100 with that much memory.
 
     Args:
         memory_bytes: memory that CUDA can allocate, instead of the catalogue's.
 
     Raises:
-        InputError: there is no such GPU, or it cannot be stood in for.
+        InputError: the catalogue has no such GPU, or it has no null GPU.
     """
     gpu = find_gpu(word)
     row = _row(gpu)
-    known = find_gpu(row["name"])
-    if known.compute_capability is None or known.speeds is None:
+    catalogued = find_gpu(row["name"])
+    if catalogued.compute_capability is None or catalogued.speeds is None:
         raise AssertionError(
-            f"{known.name} is in devices.yaml, and has no compute capability or no speeds in gpus.yaml"
+            f"{catalogued.name} is in devices.yaml, and has no compute capability or no speeds in gpus.yaml"
         )
-    major, minor = known.compute_capability
+    major, minor = catalogued.compute_capability
     shared = _table()["compute_capabilities"][f"{major}.{minor}"]
     flops_per_clock = 2 * shared["fp32_cores"] * row["multiprocessors"]
     return NullDevice(
@@ -90,15 +90,15 @@ def null_device(word: str | int, memory_bytes: int | None = None) -> NullDevice:
         multiprocessors=row["multiprocessors"],
         threads_per_multiprocessor=shared["threads"],
         blocks_per_multiprocessor=shared["blocks"],
-        clock_khz=round(known.speeds.fp32 / flops_per_clock / 1e3),
+        clock_khz=round(catalogued.speeds.fp32 / flops_per_clock / 1e3),
         # Two bits per wire and clock.
-        memory_clock_khz=round(known.speeds.bandwidth * 8 / (2 * row["bus_bits"]) / 1e3),
+        memory_clock_khz=round(catalogued.speeds.bandwidth * 8 / (2 * row["bus_bits"]) / 1e3),
         bus_bits=row["bus_bits"],
         l2_bytes=int(row["l2_mib"] * MIB),
         shared_per_multiprocessor=shared["shared_kib"] * KIB,
         shared_per_block=shared["shared_per_block_kib"] * KIB,
         total=gpu.memory_bytes if memory_bytes is None else memory_bytes,
-        reserved=row["driver_mib"] * MIB - known.memory_bytes,
+        reserved=row["driver_mib"] * MIB - catalogued.memory_bytes,
         context=-(-gpu.context_bytes // _PAGE_BYTES) * _PAGE_BYTES,
     )
 
@@ -106,7 +106,7 @@ def null_device(word: str | int, memory_bytes: int | None = None) -> NullDevice:
 def _row(gpu: Gpu) -> Mapping[str, Any]:
     devices: Mapping[str, Mapping[str, Any]] = _table()["devices"]
     if gpu.memory_kind == "given":
-        return devices[_OTHERWISE]
+        return devices[_DEFAULT_GPU]
     if gpu.name not in devices:
         raise InputError(
             f"There is no null GPU for {gpu.name}.",

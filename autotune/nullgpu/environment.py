@@ -1,11 +1,11 @@
-"""The environment of a process that is to find null GPUs in place of NVIDIA's driver and libraries."""
+"""The environment variables that give a process null GPUs in place of NVIDIA's driver and libraries."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from autotune.nullgpu.build import SONAMES, built
+from autotune.nullgpu.build import SONAMES, build_library
 from autotune.nullgpu.devices import NullDevice
 
 _HOOK = Path(__file__).parent / "hook"
@@ -19,28 +19,26 @@ def environment(
     alone: bool = False,
     folder: Path | None = None,
 ) -> dict[str, str]:
-    """Return this environment for a process that finds null GPUs; those that it starts find them too.
-
-    Builds the library where none is given and it is not in the cache yet.
+    """Return this process's environment plus the variables of null GPUs; child processes inherit them.
 
     Args:
-        device: what each GPU is; all are alike.
-        count: how many GPUs there are.
-        table: file in which processes keep what they hold, made on first use: those that share it share the GPUs. None:
-            one for all processes of this user.
+        device: the properties of every GPU.
+        count: number of GPUs.
+        table: file with each process's allocations, created on first use; processes with one table share the GPUs.
+            None: one table for all processes of this user.
         alone: one process stands for all ranks of a distributed run.
-        folder: with the library that the process finds; None: that for this environment.
+        folder: folder of the library; None: build it for this interpreter, or take it from the cache.
 
     Raises:
-        InputError: this machine lacks something that null GPUs need.
+        InputError: this machine lacks a requirement of null GPUs.
         AutotuneError: the library could not be built.
     """
-    folder = folder or built()
+    folder = folder or build_library()
     variables = dict(os.environ)
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     sonames = (folder / SONAMES).read_text(encoding="utf-8").split()
-    # Where pip has installed NVIDIA's libraries, PyTorch's RPATH would find those first: what is preloaded by a name is
-    # what that name means. Preloading finds it through the library path, as nothing else gives it that name.
+    # PyTorch's RPATH would find NVIDIA's libraries first where pip has installed them. The loader resolves a soname to
+    # a preloaded library of that name before it looks at an RPATH; it finds the preloaded one by LD_LIBRARY_PATH.
     _prepend(variables, "LD_LIBRARY_PATH", str(folder))
     _prepend(variables, "LD_PRELOAD", *sonames)
     _prepend(variables, "PYTHONPATH", str(_HOOK))
@@ -54,6 +52,6 @@ def environment(
 
 
 def _prepend(variables: dict[str, str], name: str, *words: str) -> None:
-    """Put words before what a variable has, once."""
+    """Put words before the colon-separated words of a variable, without duplicates."""
     others = [word for word in variables.get(name, "").split(":") if word and word not in words]
     variables[name] = ":".join([*words, *others])

@@ -15,7 +15,7 @@ from pathlib import Path
 from autotune.errors import InputError
 from autotune.inspection.software import torch_cuda_version
 
-# The shim is written for the interface of this CUDA version; others differ in structures and names.
+# The shim implements this CUDA version's interface; other versions differ in structures and names.
 _CUDA_MAJOR = 13
 _HINT = "`pip install torch` on Linux takes PyTorch's CUDA build; NVIDIA's own libraries are not needed."
 
@@ -29,8 +29,10 @@ class Installation:
         includes: folder with CUDA's headers.
         triton_driver: source that Triton compiles its launcher from, which names functions of the driver.
         compiler: path of ``g++``.
-        packages: versions of what the above comes from, as text.
-        cuda: CUDA's version as in its headers: 13000 for 13.0; ``cudnn`` and ``nccl`` likewise in their own ways.
+        packages: versions of torch, triton and bitsandbytes, as requirements.
+        cuda: CUDA_VERSION of CUDA's headers: 13000 for 13.0.
+        cudnn: CUDNN_VERSION of cuDNN's header: 91300 for 9.13.0.
+        nccl: NCCL_VERSION_CODE of NCCL's header: 22705 for 2.27.5.
         architectures: compute capabilities that PyTorch's kernels were built for, such as 90.
     """
 
@@ -46,12 +48,12 @@ class Installation:
 
 
 def installation() -> Installation:
-    """Return what is installed.
+    """Find the parts of a null GPU on this machine.
 
     Raises:
-        InputError: a null GPU cannot be built here; one sentence names all that lacks.
+        InputError: requirements are missing; the message names all of them.
     """
-    what, torch, headers = lacking(), _folder("torch"), _headers()
+    what, torch, headers = missing_requirements(), _folder("torch"), _headers()
     if what or torch is None or headers is None:
         raise InputError(f"A null GPU needs {what}.", hint=_HINT)
     version = torch_cuda_version() or ""
@@ -71,13 +73,12 @@ def installation() -> Installation:
     )
 
 
-def lacking() -> str:
-    """Return the requirements of null GPUs that this machine lacks, in words; empty if none."""
-    return ", ".join(_lacking())
+def missing_requirements() -> str:
+    """Return the requirements of null GPUs that this machine lacks, separated by commas; empty if none."""
+    return ", ".join(_missing())
 
 
-def _lacking() -> Iterator[str]:
-    """Yield the requirements of null GPUs that this machine lacks."""
+def _missing() -> Iterator[str]:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         yield f"Linux on x86-64 (this is {platform.system()} on {platform.machine()})"
     cuda = torch_cuda_version()
@@ -120,10 +121,10 @@ def _version(package: str) -> str:
 
 
 def _pinned(library: str) -> str:
-    """Return the version of one of NVIDIA's libraries that PyTorch was built with, as its requirements name it.
+    """Return the version of one of NVIDIA's libraries from PyTorch's requirements, such as ``nvidia-cudnn-cu13==…``.
 
     Raises:
-        InputError: they do not name it.
+        InputError: PyTorch does not require it.
     """
     for requirement in metadata.requires("torch") or ():
         found = re.match(rf"nvidia-{library}-cu\d+==([\d.]+)", requirement)
@@ -133,7 +134,7 @@ def _pinned(library: str) -> str:
 
 
 def _number(version: str, weights: tuple[int, ...]) -> int:
-    """Return a version as one number, as a library writes it: 13.0 with the weights (1000, 10) is 13000."""
+    """Encode a version as a library's header does: 13.0 with the weights (1000, 10) is 13000."""
     parts = [int(part) for part in re.findall(r"\d+", version)]
     return sum(part * weight for part, weight in zip(parts, weights, strict=False))
 

@@ -13,18 +13,18 @@ from pathlib import Path, PurePath
 
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.command_line import ASSIGNMENT, PYTHON
-from autotune.nullgpu.build import built
+from autotune.nullgpu.build import build_library
 
 # Options of `env` whose value is the next word.
-_VALUED = ("-u", "--unset", "-C", "--chdir")
-# Where pip installed autotune, its folder has other packages too: they come after those of the interpreter.
-_BUILD = """
+_ENV_OPTIONS_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
+# autotune's folder may be a site-packages with other packages, so the interpreter's own packages come before it.
+_BUILD_SCRIPT = """
 import json, sys
 sys.path.append(sys.argv[1])
 from autotune.errors import AutotuneError
 try:
-    from autotune.nullgpu.build import built
-    print(json.dumps({"folder": str(built())}))
+    from autotune.nullgpu.build import build_library
+    print(json.dumps({"folder": str(build_library())}))
 except AutotuneError as error:
     print(json.dumps({"message": error.message, "hint": error.hint}))
 """
@@ -53,30 +53,29 @@ def interpreter(command: Sequence[str], variables: Mapping[str, str]) -> Path:
 
 
 def _without_variables(command: Sequence[str]) -> Sequence[str]:
-    """Return a command without the assignments and the ``env``, with its options, before its program."""
+    """Return a command without leading ``NAME=value`` assignments and ``env`` with its options."""
     words = list(command)
     while words and (words[0] == "env" or ASSIGNMENT.fullmatch(words[0])):
         is_env = words.pop(0) == "env"
         while is_env and words and words[0].startswith("-"):
-            del words[: 2 if words[0] in _VALUED else 1]
+            del words[: 2 if words[0] in _ENV_OPTIONS_WITH_VALUE else 1]
     return words
 
 
-def library(python: Path, variables: Mapping[str, str]) -> Path:
-    """Return the folder of the library that stands in for NVIDIA's in an interpreter's environment, built if need be.
+def library_folder(python: Path, variables: Mapping[str, str]) -> Path:
+    """Return the folder of the null GPU library for an interpreter's environment; builds the library if need be.
 
     Raises:
-        InputError: that environment lacks something that null GPUs need.
+        InputError: that environment lacks a requirement of null GPUs.
         AutotuneError: the library could not be built.
     """
-    # The packages of a virtual environment follow from its path.
+    # Two interpreters in one bin folder share a virtual environment, so autotune's own process can build the library.
     if python.parent.absolute() == Path(sys.executable).parent.absolute():
-        return built()
+        return build_library()
     root = Path(__file__).parents[2]
-    without = {name: value for name, value in variables.items() if name not in ("LD_PRELOAD", "PYTHONPATH")}
-    done = subprocess.run(
-        [str(python), "-c", _BUILD, str(root)], env=without, capture_output=True, text=True, check=False
-    )
+    clean = {name: value for name, value in variables.items() if name not in ("LD_PRELOAD", "PYTHONPATH")}
+    builder = [str(python), "-c", _BUILD_SCRIPT, str(root)]
+    done = subprocess.run(builder, env=clean, capture_output=True, text=True, check=False)
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:
@@ -93,13 +92,13 @@ def _shebang(program: Path) -> Path | None:
         with program.open("rb") as file:
             first, second = file.readline(4096), file.readline(4096)
     except PermissionError:
-        # It may be run without being readable.
+        # A program can be executable without being readable.
         return None
     if not first.startswith(b"#!"):
         return None
     line = first[2:].decode(errors="replace").strip()
     if PurePath(line.split(" ")[0]).name == "sh" and second.startswith(b"'''exec'"):
-        # Paths that are too long or have spaces stand in the second line.
+        # pip writes interpreter paths with spaces, or longer than the kernel's limit, into the second line.
         line = second.decode(errors="replace").removeprefix("'''exec'")
     words = shlex.split(line)
     if words and PurePath(words[0]).name == "env":

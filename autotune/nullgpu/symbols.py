@@ -1,4 +1,4 @@
-"""Finds which of NVIDIA's functions are called; writes stubs of those that the shim lacks, and the linker's script."""
+"""Finds the NVIDIA functions that PyTorch calls; generates stubs for those the shim lacks, and the linker's script."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from autotune.nullgpu.installation import Installation
 
-# The beginnings of the names of each library's functions; the first that matches is taken.
-_FUNCTIONS = {
+# Library without ``.so``: regular expression of the prefixes of its functions; the first match wins.
+_FUNCTION_PREFIXES = {
     "libcudart": r"cuda[A-Z]|__cuda",
     "libcublasLt": r"cublasLt",
     "libcublas": r"cublas",
@@ -30,22 +30,22 @@ _FUNCTIONS = {
     "libnvidia-ml": r"nvml",
     "libcuda": r"cu[A-Z]",
 }
-# Loaded by these names, whether or not a module names them.
-_ALWAYS = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
-# Functions of the shim itself.
-_OWN = "NULLGPU"
-# Functions of the C library that the shim replaces (``shim/host.cpp``), by the version that programs on x86-64 ask for.
-_OF_HOST = {"GLIBC_2.2.5": {"mmap", "mmap64"}}
+# Libraries that PyTorch loads with dlopen, by these sonames.
+_DLOPENED = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
+# Version node of the shim's own functions in the linker's script.
+_SHIM_NODE = "NULLGPU"
+# Functions of the C library that the shim replaces (``shim/host.cpp``), by their symbol version on x86-64.
+_LIBC_FUNCTIONS = {"GLIBC_2.2.5": {"mmap", "mmap64"}}
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Functions that are refused.
+    """Functions that fail on a null GPU.
 
     Attributes:
         pattern: regular expression of their whole names.
-        code: what they return: the library's own code for what is not supported.
-        belongs_to: what they are for, which the error names.
+        code: the returned code, which is the library's own for "not supported".
+        belongs_to: their feature, which the error names.
     """
 
     pattern: str
@@ -63,7 +63,7 @@ REFUSALS = (
     ),
     Refusal(r"cuMulticast\w+|cuStreamWriteValue32\w*|cuMemsetD32Async", 801, "symmetric memory"),
     Refusal(r"cuGreenCtx\w+|cuCtxFromGreenCtx|cuDevSm\w+|cu\w*DevResource\w*", 801, "green contexts"),
-    # What follows writes sizes or results that the caller reads on the host.
+    # The functions below write sizes or results that the caller reads on the host.
     Refusal(r"cudnnGet\w*(Workspace|Space|States)Sizes?\w*|cudnn(Find|Get)\w*Algorithm\w*", 3000, "cuDNN's older API"),
     Refusal(r"cudnnDropoutGetStatesSize|cudnn\w*RNN\w*", 3000, "cuDNN's recurrent layers"),
     Refusal(r"cudnn\w*CTC\w*", 3000, "cuDNN's CTC loss"),
@@ -87,12 +87,12 @@ REFUSALS = (
 
 
 @dataclass
-class Needed:
-    """The functions called of one of NVIDIA's libraries.
+class CalledFunctions:
+    """The called functions of one of NVIDIA's libraries.
 
     Attributes:
-        soname: the name that modules load it by, such as ``libcudart.so.13``.
-        versions: names of the symbol versions that modules ask for, and the functions of each.
+        soname: such as ``libcudart.so.13``.
+        versions: functions by the symbol version that modules link against.
     """
 
     soname: str
@@ -100,7 +100,7 @@ class Needed:
 
     @property
     def default_version(self) -> str:
-        """The version of functions that are found by name alone; the linker takes no hyphens."""
+        """The version of functions looked up by name alone; version nodes cannot have hyphens."""
         return next(iter(self.versions), self.soname.replace("-", "_"))
 
     def functions(self) -> set[str]:
@@ -109,40 +109,40 @@ class Needed:
 
 
 def library_of(function: str) -> str | None:
-    """Return the library that a function is of, by its name, without the suffix ``.so``; None: none of NVIDIA's."""
-    return next((name for name, beginning in _FUNCTIONS.items() if re.match(rf"(?:{beginning})", function)), None)
+    """Return a function's library, without ``.so``; None if it is not NVIDIA's."""
+    return next((name for name, prefix in _FUNCTION_PREFIXES.items() if re.match(rf"(?:{prefix})", function)), None)
 
 
-def needed(found: Installation) -> dict[str, Needed]:
-    """Return the functions called of each of NVIDIA's libraries, by its name without ``.so``."""
-    libraries = {name: Needed(soname) for name, soname in _ALWAYS.items()}
-    for module in found.modules:
+def called_functions(installed: Installation) -> dict[str, CalledFunctions]:
+    """Return the called functions of each of NVIDIA's libraries, by its name without ``.so``."""
+    libraries = {name: CalledFunctions(soname) for name, soname in _DLOPENED.items()}
+    for module in installed.modules:
         for soname in re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "--dynamic", "--wide", str(module))):
             name = soname.partition(".so")[0]
-            if name in _FUNCTIONS and name not in libraries:
-                libraries[name] = Needed(soname)
-    for module in found.modules:
+            if name in _FUNCTION_PREFIXES and name not in libraries:
+                libraries[name] = CalledFunctions(soname)
+    for module in installed.modules:
         _add(libraries, _undefined(module))
-        # Functions of the driver and of NVML that are looked up by name when they are needed.
+        # libc10_cuda.so looks up functions of the driver and of NVML by name.
         if module.name == "libc10_cuda.so":
             names = re.findall(rb"\0((?:cu[A-Z]|nvml)\w+)(?=\0)", module.read_bytes())
             _add(libraries, ((name.decode(), "") for name in names))
-    # Triton compiles its launcher on the user's machine.
-    calls = re.findall(r"\b(cu[A-Z][a-z]\w+)\(", found.triton_driver.read_text(encoding="utf-8"))
+    # Triton compiles its launcher from this source at run time.
+    calls = re.findall(r"\b(cu[A-Z][a-z]\w+)\(", installed.triton_driver.read_text(encoding="utf-8"))
     _add(libraries, ((name, "") for name in calls))
     return libraries
 
 
-def written(objects: Iterable[Path]) -> set[str]:
+def exported_functions(objects: Iterable[Path]) -> set[str]:
     """Return the functions that compiled files of the shim export."""
     text = _run("nm", "--defined-only", *map(str, objects))
     return {line.split()[-1] for line in text.splitlines() if " T " in line and not line.split()[-1].startswith("_Z")}
 
 
-def stubs(libraries: Mapping[str, Needed], have: set[str]) -> str:
-    """Return the C source of the functions that are called and not written: they return success, or are refused."""
+def stubs(libraries: Mapping[str, CalledFunctions], implemented: set[str]) -> str:
+    """Return the C source of the called functions that the shim lacks: each returns success or a refusal."""
     lines = ["/* Written by autotune/nullgpu/symbols.py. */", "long nullgpu_refuse(const char *, const char *, long);"]
-    for function in sorted(set().union(*(each.functions() for each in libraries.values())) - have):
+    for function in sorted(set().union(*(each.functions() for each in libraries.values())) - implemented):
         refused = refusal(function)
         value = f'nullgpu_refuse("{function}", "{refused.belongs_to}", {refused.code})' if refused else "0"
         lines.append(f"long {function}(void) {{ return {value}; }}")
@@ -150,21 +150,21 @@ def stubs(libraries: Mapping[str, Needed], have: set[str]) -> str:
 
 
 def refusal(function: str) -> Refusal | None:
-    """Return why a function is refused, or None for one whose stub may return success."""
+    """Return the refusal of a function, or None if its stub may return success."""
     return next((each for each in REFUSALS if re.fullmatch(each.pattern, function)), None)
 
 
-def version_script(libraries: Mapping[str, Needed], have: set[str]) -> str:
-    """Return the linker's version script: which functions are exported, each in the version that modules ask for."""
+def version_script(libraries: Mapping[str, CalledFunctions], implemented: set[str]) -> str:
+    """Return the linker's version script, which exports each function in the version that modules link against."""
     nodes: dict[str, set[str]] = {}
     for name, each in libraries.items():
         for version, functions in each.versions.items():
             nodes.setdefault(version, set()).update(functions)
-        # What is written and not called may be looked up by name.
-        mine = {function for function in have if library_of(function) == name}
-        nodes.setdefault(each.default_version, set()).update(mine - each.functions())
-    nodes |= {version: functions & have for version, functions in _OF_HOST.items()}
-    nodes[_OWN] = {function for function in have if function.startswith("nullgpu_")}
+        # Implemented functions that no module links against may be looked up by name.
+        exported = {function for function in implemented if library_of(function) == name}
+        nodes.setdefault(each.default_version, set()).update(exported - each.functions())
+    nodes |= {version: functions & implemented for version, functions in _LIBC_FUNCTIONS.items()}
+    nodes[_SHIM_NODE] = {function for function in implemented if function.startswith("nullgpu_")}
     script = [
         f"{version} {{ global: {' '.join(f'{function};' for function in sorted(functions))} }};"
         for version, functions in nodes.items()
@@ -173,19 +173,19 @@ def version_script(libraries: Mapping[str, Needed], have: set[str]) -> str:
     return "\n".join(script).replace("};", " local: *; };", 1) + "\n"
 
 
-def _add(libraries: Mapping[str, Needed], functions: Iterable[tuple[str, str]]) -> None:
-    """Add functions with the symbol versions that they are called in; an empty one: any."""
+def _add(libraries: Mapping[str, CalledFunctions], functions: Iterable[tuple[str, str]]) -> None:
+    """Add functions, given with their symbol versions; an empty version means any."""
     for function, version in functions:
         name = library_of(function)
         if name is None or name not in libraries:
             continue
-        needed = libraries[name]
-        if version or not any(function in each for each in needed.versions.values()):
-            needed.versions[version or needed.default_version].add(function)
+        called = libraries[name]
+        if version or not any(function in each for each in called.versions.values()):
+            called.versions[version or called.default_version].add(function)
 
 
 def _undefined(module: Path) -> Iterator[tuple[str, str]]:
-    """Yield the functions that a module calls and does not have, each with the version of the symbol, or ''."""
+    """Yield the undefined functions of a module, each with its symbol version, or ''."""
     for line in _run("nm", "--dynamic", "--undefined-only", str(module)).splitlines():
         function, _, version = line.split()[-1].partition("@")
         yield function, version.lstrip("@")

@@ -1,4 +1,4 @@
-"""Estimates candidates from traces at the sizes of their own micro-batches, and explains the stages of an estimate."""
+"""Estimates candidates from traces at their own micro-batch sizes, and explains the stages of an estimate."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank_key
 from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
-from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
+from autotune.core.memory_timeline import OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.series import Levels
-from autotune.planning.single import PlanTracer, Sized, TracedPlan
+from autotune.planning.single import PlanTracer, SizedPlan, TracedPlan
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import Engine, engine_of, with_vllm
 from autotune.probing.tracing import Untraceable
@@ -21,16 +21,16 @@ from autotune.trainers.problem import TrainerProblem
 
 
 class Evaluator:
-    """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.estimate.Runner`.
+    """Runner that estimates candidates of one problem by traces (:class:`autotune.core.estimate.Runner`).
 
     Candidates are in their normal form, and need not be in the problem's space. Only depth is extrapolated. Candidates
-    with equal training plans are traced once. The largest micro-batches are traced first. The typical ones, which give
-    the time, are traced only for the baseline, and for candidates that may fit; other candidates have no speed, unless
-    all of their micro-batches are nearly as large. If steps have no predicted time, only the largest are traced.
+    with equal training plans share a trace. The largest micro-batches are traced first. Typical ones, which give the
+    time, are traced only for the baseline and for candidates that may fit; other candidates have no speed, unless all
+    of their micro-batches are nearly as large. If steps have no predicted time, only the largest are traced.
 
     Args:
         device: see :class:`autotune.planning.single.PlanTracer`.
-        budget_bytes: memory that training may need.
+        budget_bytes: memory limit of the training.
     """
 
     def __init__(self, problem: TrainerProblem, device: Gpu | None, budget_bytes: int, traces: Traces) -> None:
@@ -38,10 +38,10 @@ class Evaluator:
         self.device = device
         self.budget_bytes = budget_bytes
         self.traces = traces
-        # By fingerprint of the training plan; `_known` maps candidates to fingerprints.
+        # Results by fingerprint of the training plan, and the fingerprint of each candidate's plan.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
-        self._known: dict[Candidate, str] = {}
-        self._confirmed: set[Candidate] = set()
+        self._fingerprints: dict[Candidate, str] = {}
+        self._full_depth: set[Candidate] = set()
         self._tracer = PlanTracer(traces, problem.setting, device)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
@@ -51,25 +51,25 @@ class Evaluator:
             AutotuneError: traces cannot be run.
         """
         setting = self.problem.setting
-        missing = [each for each in dict.fromkeys(candidates) if self._is_open(self._known.get(each, ""))]
+        missing = [each for each in dict.fromkeys(candidates) if self._is_missing(self._fingerprints.get(each, ""))]
         plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
-        different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
-        asked = {name: candidate for name, candidate in different.items() if self._is_open(name)}
+        representatives = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
+        new = {name: candidate for name, candidate in representatives.items() if self._is_missing(name)}
         workload, trainer = setting.workload, self.problem.trainer
         sized = {
-            name: Sized(plans[each], whole_geometry(trainer, plans[each], workload)) for name, each in asked.items()
+            name: SizedPlan(plans[each], whole_geometry(trainer, plans[each], workload)) for name, each in new.items()
         }
         self._trace(sized, timed=False)
-        self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
-        self._trace({name: each for name, each in sized.items() if self._is_worth_timing(asked[name])}, timed=True)
+        self._fingerprints.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
+        self._trace({name: each for name, each in sized.items() if self._is_worth_timing(new[name])}, timed=True)
         return [self.estimate(candidate) for candidate in candidates]
 
-    def _is_open(self, name: str) -> bool:
-        """Whether a training plan was not traced, or a repeated trace may succeed."""
-        found = self._plans.get(name)
-        return found is None or (isinstance(found, Untraceable) and not found.lasting)
+    def _is_missing(self, name: str) -> bool:
+        """Whether a training plan has no result, or a repeated trace may succeed."""
+        traced = self._plans.get(name)
+        return traced is None or (isinstance(traced, Untraceable) and not traced.lasting)
 
-    def _trace(self, sized: Mapping[str, Sized], *, timed: bool) -> None:
+    def _trace(self, sized: Mapping[str, SizedPlan], *, timed: bool) -> None:
         self._plans.update(zip(sized, self._tracer.traced([*sized.values()], timed=timed), strict=True))
 
     def _is_worth_timing(self, candidate: Candidate) -> bool:
@@ -79,20 +79,20 @@ class Evaluator:
         return estimate.may_fit or candidate == self.problem.baseline
 
     def for_problem(self, problem: TrainerProblem) -> Evaluator:
-        """Return the evaluator of another problem of the same workload, with the same candidates evaluated."""
-        found = Evaluator(problem, self.device, self.budget_bytes, self.traces)
-        found.run([*self._known])
-        return found
+        """Return an evaluator of another problem of the same workload, with the same candidates evaluated."""
+        evaluator = Evaluator(problem, self.device, self.budget_bytes, self.traces)
+        evaluator.run([*self._fingerprints])
+        return evaluator
 
     def estimate_in_setting(self, candidate: Candidate, setting: Setting) -> Estimate:
-        """Return the estimate of a candidate with the rows of a setting, from few layers."""
+        """Return the estimate of a candidate in another setting, extrapolated from few layers."""
         problem = replace(self.problem, setting=setting)
         return Evaluator(problem, self.device, self.budget_bytes, self.traces).run([candidate])[0]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The legal candidates that were evaluated, in order."""
-        return tuple(candidate for candidate in self._known if self.problem.illegal(candidate) is None)
+        return tuple(candidate for candidate in self._fingerprints if self.problem.illegal(candidate) is None)
 
     @property
     def misaligned(self) -> int:
@@ -101,24 +101,24 @@ class Evaluator:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """The assumptions of traces where a step depends on the values of real data, in sentences."""
+        """The traces' assumptions about values of real data, in sentences."""
         return sorted({assumed for each in self._traced_plans() for assumed in each.assumptions})
 
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
-        """The candidates that could not be traced, each with the violated rule or the failure."""
-        found = {candidate: self._plans[name] for candidate, name in self._known.items()}
+        """The candidates without a trace, each with the violated rule or the failure."""
+        results = {candidate: self._plans[name] for candidate, name in self._fingerprints.items()}
         return {
             candidate: self.problem.illegal(candidate) or traced.reason
-            for candidate, traced in found.items()
+            for candidate, traced in results.items()
             if isinstance(traced, Untraceable)
         }
 
     @property
-    def why_unknown(self) -> str:
-        """Why no candidate has an estimate: the baseline's reason, or else that of another one."""
-        found = (self.estimate(self.problem.baseline), *self.ranked())
-        return next((each.reason for each in found if each.reason), "nothing could be predicted")
+    def unknown_reason(self) -> str:
+        """The reason that no candidate has an estimate: the baseline's, or else another candidate's."""
+        estimates = (self.estimate(self.problem.baseline), *self.ranked())
+        return next((each.reason for each in estimates if each.reason), "nothing could be predicted")
 
     def _traced_plans(self) -> list[TracedPlan]:
         return [each for each in self._plans.values() if isinstance(each, TracedPlan)]
@@ -126,16 +126,16 @@ class Evaluator:
     def ranked(self) -> list[Estimate]:
         """Return the estimates of the legal candidates that were evaluated.
 
-        Order: candidates that fit, by descending speed; those that do not fit, by ascending memory; those without an
+        First those that fit, by descending speed; then those that do not, by ascending memory; then those without an
         estimate.
         """
-        return sorted(map(self.estimate, self.candidates), key=rank)
+        return sorted(map(self.estimate, self.candidates), key=rank_key)
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate, including vLLM's memory; unknown if it was not evaluated."""
-        if candidate not in self._known:
+        if candidate not in self._fingerprints:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
-        traced = self._plans[self._known[candidate]]
+        traced = self._plans[self._fingerprints[candidate]]
         if isinstance(traced, Untraceable):
             return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
         memory = with_vllm(traced.memory, traced.plan, self.problem.setting)
@@ -157,19 +157,19 @@ class Evaluator:
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
         """Return the traced plan of a candidate, or None."""
-        traced = self._plans.get(self._known.get(candidate, ""))
+        traced = self._plans.get(self._fingerprints.get(candidate, ""))
         return traced if isinstance(traced, TracedPlan) else None
 
     def confirm_at_full_depth(self, count: int) -> None:
         """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit.
 
-        Candidates that do not fit at full depth are replaced by the next ones, which are traced too. The best one is
-        traced once more, with micro-batches of varied lengths.
+        Repeats until the first ones have full-depth traces. Then traces the best one with micro-batches of varied
+        lengths.
         """
         while missing := [
             each.candidate
             for each in (*distinct(self.ranked(), count), self.estimate(self.problem.baseline))
-            if each.may_fit and each.candidate not in self._confirmed
+            if each.may_fit and each.candidate not in self._full_depth
         ]:
             self.trace_full_depth(missing, varied=False)
         best = next(iter(self.ranked()), None)
@@ -180,28 +180,28 @@ class Evaluator:
         """Trace candidates at full depth; later estimates use these traces.
 
         Args:
-            varied: whether to trace micro-batches of varied lengths as well, if lengths vary.
+            varied: whether to also trace micro-batches of varied lengths, if lengths vary.
         """
-        found = {self._known.get(candidate, ""): self.traced_plan(candidate) for candidate in candidates}
-        plans = {name: traced for name, traced in found.items() if traced is not None}
+        traces = {self._fingerprints.get(candidate, ""): self.traced_plan(candidate) for candidate in candidates}
+        plans = {name: traced for name, traced in traces.items() if traced is not None}
         self._plans.update(zip(plans, self._tracer.whole([*plans.values()], varied=varied), strict=True))
-        self._confirmed.update(candidates)
+        self._full_depth.update(candidates)
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step; None if it was not traced."""
-        traced, found = self.traced_plan(candidate), self.estimate(candidate)
-        if traced is None or found.memory is None:
+        traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
+        if traced is None or estimate.memory is None:
             return None
-        return memory_timeline(traced, found.memory, engine_of(traced.plan, self.problem.setting))
+        return memory_timeline(traced, estimate.memory, engine_of(traced.plan, self.problem.setting))
 
 
 def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine | None) -> MemoryTimeline:
-    """Return the timeline of a step, thinned.
+    """Return the memory timeline of a step, thinned.
 
     Args:
         memory: the plan's estimate, including its engine.
     """
-    at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in BESIDE_TENSORS}
+    at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in OUTSIDE_TENSORS}
     most_bytes = sum(at_peak.values())
     moments: list[Levels] = []
     marks: list[Mark] = []
@@ -209,16 +209,16 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
     for (part, backward), course in traced.courses().items():
         if course:
             marks.append(Mark(part, backward, len(moments)))
-        held = engine.held_bytes(part.phase) if engine is not None else 0
-        beside = {VLLM: held} if held else {}
-        moments += [{**_at_most(levels, most_bytes), **beside} for levels in course]
+        engine_bytes = engine.held_bytes(part.phase) if engine is not None else 0
+        of_engine = {VLLM: engine_bytes} if engine_bytes else {}
+        moments += [{**_at_most(levels, most_bytes), **of_engine} for levels in course]
         are_peak += [levels == at_peak for levels in course]
     names = list(dict.fromkeys(name for levels in moments for name in levels))
     totals = [sum(levels.values()) for levels in moments]
     return MemoryTimeline(
         marks=tuple(marks),
         levels={name: tuple([levels.get(name, 0) for levels in moments]) for name in names},
-        # Among equal totals, the moment of the breakdown.
+        # Of equal totals, the moment of the breakdown.
         peak=max(range(len(moments)), key=lambda moment: (totals[moment], are_peak[moment])),
         breakdown=memory.breakdown,
         error=memory.error,
@@ -228,7 +228,7 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
 
 
 def _at_most(levels: Levels, most: int) -> Levels:
-    """Return the bytes of a moment, reduced to at most the peak: rounding by category may exceed it by a few bytes."""
+    """Return the bytes of a moment, at most the peak: rounding by category may exceed it by a few bytes."""
     excess = sum(levels.values()) - most
     if excess <= 0:
         return levels
@@ -236,13 +236,13 @@ def _at_most(levels: Levels, most: int) -> Levels:
     return {**levels, largest: levels[largest] - excess}
 
 
-def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Explanation:
-    """Return the stages of the estimate of a candidate that was evaluated."""
+def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Explanation:
+    """Return the stages of an evaluated candidate's estimate."""
     problem, traced = evaluator.problem, evaluator.traced_plan(candidate)
     setting = problem.setting
     plan = problem.trainer.plan(candidate, setting)
     documents = setting.workload.dataset.documents
-    known = Explanation(
+    explanation = Explanation(
         subject=subject,
         candidate=candidate,
         training_plan=plan,
@@ -253,10 +253,10 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         layers=len(setting.workload.model.layer_kinds),
     )
     if traced is None:
-        return known
+        return explanation
     return replace(
-        known,
-        traces=_points(traced),
+        explanation,
+        traces=_traced_points(traced),
         aligned=traced.fit.aligned,
         peaks=tuple(
             PartPeak(*stretch, levels, traced.highest_moment(stretch))
@@ -271,16 +271,16 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
     )
 
 
-def _points(traced: TracedPlan) -> tuple[TracedPoint, ...]:
-    growing = traced.plan.expandable_segments
+def _traced_points(traced: TracedPlan) -> tuple[TracedPoint, ...]:
+    expandable = traced.plan.expandable_segments
     return tuple(
         TracedPoint(
             layers=layers,
             shape=traced.geometry.worst,
             weight=weight,
             tensor_bytes=reply.device.bytes,
-            allocated_bytes=reply.replayed(growing).allocated_bytes,
-            reserved_bytes=reply.replayed(growing).reserved_bytes,
+            allocated_bytes=reply.replayed(expandable).allocated_bytes,
+            reserved_bytes=reply.replayed(expandable).reserved_bytes,
             assumptions=reply.assumptions,
         )
         for layers, reply, weight in traced.fit.weighted()

@@ -1,4 +1,4 @@
-"""Chooses the depths at which a training plan is traced, and builds the trace requests."""
+"""Chooses the numbers of layers at which a training plan is traced, and builds the trace requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autotune.planning.extrapolation.series import LAYERS_AT_EDGES
 from autotune.techniques.traits import impact_in
 from autotune.trainers import find_trainer
 
-# Different tensors are live during the first and the last layer, so a trace needs both.
-_FEWEST = 2
-_WITH_EDGES = 2 * LAYERS_AT_EDGES
+# A trace needs a first and a last layer, which have different live tensors.
+_MIN_DEPTH = 2
+_PERIODS_WITH_EDGES = 2 * LAYERS_AT_EDGES
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: bool = True) -> tuple[int, ...]:
-    """Return the depths at which a plan is traced, given the period of layers over which its techniques repeat.
+    """Return the depths at which a plan is traced.
 
     Args:
         for_memory: whether memory is needed; else only the time of a step, which is a sum over layers.
@@ -33,7 +33,7 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: boo
     return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
 
 
-def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) -> tuple[int, ...]:
+def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: bool = False) -> tuple[int, ...]:
     """Return the one or two depths from which the full depth can be extrapolated.
 
     Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern. If
@@ -43,14 +43,14 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
 
     Args:
         kinds: the kind of each layer, in order.
-        every: a period that a technique adds, such as checkpointing every second layer.
+        extra_period: period that a technique adds, such as 2 for checkpointing every second layer.
         edges: whether the first and last periods differ from those between, which needs more periods.
     """
     layers = len(kinds)
     start, period = _repetition(kinds)
-    period = lcm(period, every)
+    period = lcm(period, extra_period)
     first = start + (layers - start) % period
-    while first < max(_FEWEST, start + period * (_WITH_EDGES if edges else 1)):
+    while first < max(_MIN_DEPTH, start + period * (_PERIODS_WITH_EDGES if edges else 1)):
         first += period
     return (layers,) if first + period >= layers else (first, first + period)
 
@@ -58,14 +58,14 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
     """Return the layer at which the pattern starts to repeat and its period, with the smallest sum of the two."""
     layers = len(kinds)
-    found = (
+    patterns = (
         (start, period)
         for total in range(1, layers + 1)
         for period in range(1, total + 1)
         for start in (total - period,)
         if all(kinds[index] == kinds[index + period] for index in range(start, layers - period))
     )
-    return next(found, (0, layers or 1))
+    return next(patterns, (0, layers or 1))
 
 
 def trace_request(
@@ -78,7 +78,7 @@ def trace_request(
     *,
     steps_alone: bool = False,
 ) -> TraceRequest:
-    """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
+    """Return the request that traces a plan with a micro-batch of a shape, at a depth.
 
     Args:
         steps_alone: see :class:`autotune.core.traced.TraceRequest`.

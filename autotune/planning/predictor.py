@@ -1,4 +1,4 @@
-"""Predicts candidates from traced estimates, and raises predicted memory after probes ran out of memory."""
+"""Predicts candidates from traces, and raises the predicted memory after a probe has run out of memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 from typing import Protocol
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Origin, Runner, need
+from autotune.core.estimate import Estimate, Origin, Runner, memory_key
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction, Predictor
@@ -15,8 +15,8 @@ from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.units import counted
 
-# Error of traced tensor bytes, as a share, where only tensors count. Traces are within 1 % of PyTorch's CPU allocator
-# (tests/virtual/test_against_cpu.py), and extrapolations from small traces are within 1 % of full-size ones.
+# Relative error of traced tensor bytes, for a CPU. Traces are within 1 % of PyTorch's CPU allocator
+# (tests/virtual/test_against_cpu.py), and extrapolations from small traces within 1 % of full-size ones.
 _TENSOR_ERROR = 0.03
 
 
@@ -39,16 +39,15 @@ class PlannedPredictor(Predictor):
     and rows (`benchmarks/gpu/results`), traced reserved memory was 1.5 % off in the mean, 1.8 % with the median factor
     or difference of the earlier probes, and 1.9 % with their errors per choice.
 
-    A probe that ran out of memory shows that its candidate needs more than the limit. All predictions are raised by a
-    common factor until its own exceeds the limit, but not so far that a probe that fitted would. The raise only affects
-    the ranking, and vetoes no candidate.
+    After a probe has run out of memory, a common factor raises all predictions until its own exceeds the limit, but not
+    so far that that of a probe that fitted would. The raise only affects the ranking, and vetoes no candidate.
 
     Args:
-        trace_least: traces further candidates that may need the least memory while its argument returns True; called
-            by :meth:`least` until it has finished once.
+        trace_least: traces further candidates that may need the least memory, as long as its argument returns True;
+            :meth:`least` calls it until it has finished once.
 
     Attributes:
-        raised: factor by which memory predictions are raised; 1 if no candidate ran out of memory.
+        raised: factor of all memory predictions; 1 if no probe has run out of memory.
     """
 
     traces = True
@@ -65,11 +64,11 @@ class PlannedPredictor(Predictor):
         self._traced_least = False
         self._limit_bytes = limit_bytes
         self._device = device
-        self._problem = ""
+        self._trace_error = ""
         self._measured: dict[Candidate, Measurement] = {}
         self._predictions: dict[Candidate, Prediction | None] = {}
         self.raised = 1.0
-        self._ran_out = 0
+        self._out_of_memory_count = 0
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing."""
@@ -80,49 +79,49 @@ class PlannedPredictor(Predictor):
     def trace(self, candidate: Candidate) -> Prediction | None:
         """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
         if self._estimates.estimate(candidate).origin is not Origin.TRACED:
-            self._tracing(lambda: self._estimates.run([candidate]))
+            self._run_traces(lambda: self._estimates.run([candidate]))
         return self.predict(candidate)
 
     def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
         """Return the candidate with the smallest predicted need, traced at its own sizes; None if unknown."""
         if not self._traced_least and self._lightest() is not None and goes_on():
-            self._tracing(lambda: self._trace_least(goes_on))
+            self._run_traces(lambda: self._trace_least(goes_on))
             self._traced_least = goes_on()
         return self._lightest() if self._traced_least else None
 
     def _lightest(self) -> Candidate | None:
-        # A raise keeps the order of needs.
-        found = min(map(self._estimates.estimate, self._estimates.candidates), key=need, default=None)
-        return found.candidate if found is not None and found.memory is not None else None
+        # The common factor does not change the order.
+        lightest = min(map(self._estimates.estimate, self._estimates.candidates), key=memory_key, default=None)
+        return lightest.candidate if lightest is not None and lightest.memory is not None else None
 
     def traced(self) -> Sequence[Candidate]:
         """Return the legal candidates that were traced so far."""
         return self._estimates.candidates
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Update the raise with a measurement; it is recomputed after further traces."""
+        """Update the factor with a measurement; further traces recompute it."""
         if measurement.ok or measurement.status is ProbeStatus.OUT_OF_MEMORY:
             self._measured[candidate] = measurement
-            self._raise()
+            self._update_raise()
 
     def notes(self) -> tuple[str, ...]:
-        """Return the raise, and why tracing ended early if it did, in sentences."""
+        """Return sentences about the factor and about a failure of the tracer."""
         notes = []
         if self.raised > 1:
-            since = f"since {counted(self._ran_out, 'candidate')} ran out of memory"
+            since = f"since {counted(self._out_of_memory_count, 'candidate')} ran out of memory"
             notes.append(f"Memory predictions were raised by {100 * (self.raised - 1):.3g} %, {since}.")
-        if self._problem:
-            notes.append(f"Some predictions are not traced: {self._problem}")
+        if self._trace_error:
+            notes.append(f"Some predictions are not traced: {self._trace_error}")
         return tuple(notes)
 
-    def _tracing(self, trace: Callable[[], object]) -> None:
-        """Run traces, then recompute the raise; a failure is noted and does not end the search."""
+    def _run_traces(self, trace: Callable[[], object]) -> None:
+        """Run traces, then recompute the factor; a failure becomes a note and does not end the search."""
         try:
             trace()
         except AutotuneError as error:
-            self._problem = error.message
+            self._trace_error = error.message
         finally:
-            self._raise()
+            self._update_raise()
 
     def _predict(self, estimate: Estimate) -> Prediction | None:
         memory = estimate.memory
@@ -134,13 +133,13 @@ class PlannedPredictor(Predictor):
             # A process's memory beyond its tensors varies, so it must not veto a candidate.
             error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
         else:
-            stated = min(1.0, memory.error)
-            error = stated + (1 - stated) * (1 - 1 / self.raised)
-        shown = self._measured.get(estimate.candidate)
-        if shown is not None and not shown.ok:
+            traced_error = min(1.0, memory.error)
+            error = traced_error + (1 - traced_error) * (1 - 1 / self.raised)
+        measurement = self._measured.get(estimate.candidate)
+        if measurement is not None and not measurement.ok:
             need_bytes = max(need_bytes, self._limit_bytes + 1)
-        elif shown is not None and on_cpu:
-            # The probe fitted the limit; the measurement contains no closer bound of mapped memory.
+        elif measurement is not None and on_cpu:
+            # The probe fitted, so the limit is an upper bound; a measurement has no tighter one of mapped memory.
             need_bytes = min(need_bytes, self._limit_bytes)
         return Prediction(
             need_bytes=need_bytes,
@@ -149,12 +148,12 @@ class PlannedPredictor(Predictor):
             tokens_per_second=estimate.tokens_per_second or None,
         )
 
-    def _raise(self) -> None:
-        every = [(self._estimates.estimate(candidate).memory, shown) for candidate, shown in self._measured.items()]
-        traced = [(memory.device_bytes, shown.ok) for memory, shown in every if memory is not None]
+    def _update_raise(self) -> None:
+        measured = [(self._estimates.estimate(candidate).memory, probe) for candidate, probe in self._measured.items()]
+        traced = [(memory.device_bytes, probe.ok) for memory, probe in measured if memory is not None]
         over_bytes = self._limit_bytes + 1
-        wanted = max((over_bytes / size for size, fitted in traced if size and not fitted), default=1.0)
+        required = max((over_bytes / size for size, fitted in traced if size and not fitted), default=1.0)
         allowed = min((over_bytes / size for size, fitted in traced if size and fitted), default=inf)
-        self.raised = max(1.0, min(wanted, allowed))
-        self._ran_out = sum(not fitted for _, fitted in traced)
+        self.raised = max(1.0, min(required, allowed))
+        self._out_of_memory_count = sum(not fitted for _, fitted in traced)
         self._predictions.clear()

@@ -1,4 +1,4 @@
-"""Estimates single training plans from traces at the sizes of their own micro-batches."""
+"""Estimates training plans from traces at their own micro-batch sizes."""
 
 from __future__ import annotations
 
@@ -25,30 +25,22 @@ from autotune.trainers import find_trainer
 
 Size = tuple[Layout, Shape]
 """Layout and shape of a micro-batch."""
-_NEARLY = 0.02
-"""Relative difference in tokens up to which a micro-batch's time is scaled from the largest one, in proportion to the
-tokens. The error is at most 2 %, if the time of both is host-bound."""
+_NEAR_SHARE = 0.02
+"""Relative difference in tokens up to which a micro-batch's time is scaled from the largest one's, in proportion to the
+tokens. The error is at most 2 %, if both are host-bound."""
 
 
 class UntraceableError(Exception):
-    """A step of the plan cannot be traced; the message has the reason.
-
-    Attributes:
-        raised_at: see :attr:`autotune.core.protocol.Failure.raised_at`.
-    """
-
-    def __init__(self, found: Untraceable) -> None:
-        super().__init__(found.reason)
-        self.raised_at = found.raised_at
+    """A step of the plan cannot be traced; the message has the reason."""
 
 
 class VllmError(Exception):
-    """vLLM cannot run beside the training; the message has the reason."""
+    """vLLM cannot run next to the training; the message has the reason."""
 
 
 @dataclass(frozen=True)
-class Sized:
-    """A training plan with its batch geometry, including that of evaluation if there is one."""
+class SizedPlan:
+    """A training plan with its batch geometry, including evaluation's."""
 
     plan: TrainingPlan
     geometry: BatchGeometry
@@ -59,51 +51,55 @@ class Sized:
         return self.sizes(timed=True).keys() == self.sizes(timed=False).keys()
 
     def sizes(self, *, timed: bool) -> Mapping[Size, None]:
-        """Return the distinct sizes at which the plan is traced, for memory alone or also for the time of a step."""
+        """Return the distinct micro-batch sizes to trace, for memory alone or also for the time of a step."""
         geometry = self.geometry
-        every = [_full(geometry, shape) for shape in geometry.shapes]
+        sizes = [_size_of(geometry, shape) for shape in geometry.shapes]
         if timed:
-            typical = [*geometry.awaited, *(size for apart in geometry.apart for size in apart.sizes)]
-            every += [self._timed(each)[0] for each in typical]
-        return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
+            typical = [*geometry.step_sizes, *(size for apart in geometry.apart for size in apart.sizes)]
+            sizes += [self._timing_size(each)[0] for each in typical]
+        return dict.fromkeys([*sizes, *(phase.size for phase in phase_sizes(geometry, geometry.worst))])
 
-    def at_worst(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with ``size`` as the largest micro-batch, given the traces at each size."""
-        geometry, growing = self.geometry, self.plan.expandable_segments
-        found = fits[size].forecast(geometry.micro_batches, growing)
-        for phase in phases_at_own_size(geometry, size[1]):
-            at_its_own = fits[phase.size].forecast(phase.micro_batches, growing)
-            found = found.taking(phase.phase, at_its_own, phase.per_step)
-        return found.spread(self.plan.pass_share)
+    def forecast_at(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
+        """Return the forecast with ``size`` as the largest micro-batch.
+
+        Args:
+            fits: extrapolated traces, by size.
+        """
+        geometry, expandable = self.geometry, self.plan.expandable_segments
+        forecast = fits[size].forecast(geometry.micro_batches, expandable)
+        for phase in phase_sizes(geometry, size[1]):
+            own = fits[phase.size].forecast(phase.micro_batches, expandable)
+            forecast = forecast.with_phase(phase.phase, own, phase.per_step)
+        return forecast.with_pass_share(self.plan.pass_share)
 
     def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with mean times over all micro-batches, and over all runs of phases with their own sizes.
+        """Return the forecast with mean times over all micro-batches, and over the runs of phases with own sizes.
 
-        If several ranks run micro-batches at once, the time of the largest counts.
+        If several ranks run micro-batches at once, the largest one's time counts.
         """
-        geometry, growing = self.geometry, self.plan.expandable_segments
+        geometry, expandable = self.geometry, self.plan.expandable_segments
 
         def mean(sizes: Sequence[Typical]) -> Forecast:
-            timed = [self._timed(each) for each in sizes]
-            return mean_times([(fits[at].forecast(geometry.micro_batches, growing), weight) for at, weight in timed])
+            timed = [self._timing_size(each) for each in sizes]
+            return mean_times([(fits[at].forecast(geometry.micro_batches, expandable), weight) for at, weight in timed])
 
-        found = mean(geometry.awaited)
+        forecast = mean(geometry.step_sizes)
         for apart in geometry.apart:
-            found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
-        return found.spread(self.plan.pass_share)
+            forecast = forecast.with_phase(apart.phase, mean(apart.sizes), apart.per_step)
+        return forecast.with_pass_share(self.plan.pass_share)
 
-    def _timed(self, typical: Typical) -> tuple[Size, float]:
+    def _timing_size(self, typical: Typical) -> tuple[Size, float]:
         """Return the size at which a typical micro-batch is timed, and the weight of that time.
 
-        A micro-batch of nearly the largest size is timed by the largest, which is traced for memory anyway. Others are
-        rounded to tokens that divide evenly among ranks that share a row.
+        A micro-batch of nearly the largest size is timed by the largest, which is traced for memory anyway. Tokens of
+        others are rounded to a multiple for ranks that share a row.
         """
         geometry, plan = self.geometry, self.plan
         worst, shape = geometry.worst, typical.shape
-        sized = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=shape.trained)
-        figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
-        if sized == shape and all((1 - _NEARLY) * most <= own <= most for own, most in figures):
-            return _full(geometry), typical.share * shape.tokens / worst.tokens
+        resized = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=shape.trained)
+        widths = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
+        if resized == shape and all((1 - _NEAR_SHARE) * largest <= tokens <= largest for tokens, largest in widths):
+            return _size_of(geometry), typical.share * shape.tokens / worst.tokens
         split = plan.launch.processes // plan.data_ranks
         multiple = 2 * split if split > 1 else 1
         tokens = max(1, round(shape.tokens / multiple)) * multiple
@@ -111,14 +107,14 @@ class Sized:
 
 
 @dataclass(frozen=True)
-class TracedPlan(Sized):
+class TracedPlan(SizedPlan):
     """A training plan that was traced at its own sizes.
 
     Attributes:
-        geometry: its worst shape is the one that needs the most memory by the traces.
+        geometry: batch geometry; its worst shape needs the most memory by the traces.
         worst: forecast of that micro-batch, for the whole model.
-        mean: the same with the mean times over all micro-batches if ``timed``; else with those of the widest one.
-        memory: of the training alone, excluding vLLM's memory. Its time is that of ``mean``.
+        mean: the same with mean times over all micro-batches if ``timed``; else with those of the widest one.
+        memory: estimate of the training without vLLM. Its time is that of ``mean``.
         timed: whether all sizes that represent its micro-batches were traced.
         fits: extrapolated traces, by size.
     """
@@ -132,19 +128,19 @@ class TracedPlan(Sized):
     @property
     def fit(self) -> Fit:
         """The traces of the worst micro-batch."""
-        return self.fits[_full(self.geometry)]
+        return self.fits[_size_of(self.geometry)]
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """The assumptions of its traces where the step depends on the values of real data, in sentences."""
+        """Its traces' assumptions about values of real data, in sentences."""
         return tuple(sorted({assumed for fit in self.fits.values() for assumed in fit.assumptions}))
 
     @property
     def scaled_seconds(self) -> float | None:
-        """Time of a step from that of the worst micro-batch, as if time were proportional to tokens; None: unknown."""
+        """Time of a step, scaled from the worst micro-batch in proportion to tokens; None if unknown."""
         geometry = self.geometry
         seconds = self.worst.step_seconds(geometry.micro_batches)
-        return seconds * mean_shape(geometry.awaited).tokens / geometry.worst.tokens if seconds else None
+        return seconds * mean_shape(geometry.step_sizes).tokens / geometry.worst.tokens if seconds else None
 
     @property
     def aligned(self) -> bool:
@@ -160,15 +156,15 @@ class TracedPlan(Sized):
         return self._fit_of(stretch).highest_moment(stretch)
 
     def _fit_of(self, stretch: Stretch) -> Fit:
-        at = {phase.phase: phase.size for phase in phases_at_own_size(self.geometry, self.geometry.worst)}
-        return self.fits[at.get(stretch[0].phase, _full(self.geometry))]
+        at = {phase.phase: phase.size for phase in phase_sizes(self.geometry, self.geometry.worst)}
+        return self.fits[at.get(stretch[0].phase, _size_of(self.geometry))]
 
 
 class PlanTracer:
-    """Traces plans; only depth is extrapolated.
+    """Traces training plans and extrapolates their depth.
 
     Args:
-        device: the GPU, or a CPU whose speeds were measured; None: any CPU, without times, where tensors alone count.
+        device: the GPU, or a CPU with measured speeds; None: any CPU, without times, where only tensors count.
     """
 
     def __init__(self, traces: Traces, setting: Setting, device: Gpu | None) -> None:
@@ -177,49 +173,49 @@ class PlanTracer:
         self._device = device
         self._layer_kinds = setting.workload.model.layer_kinds
 
-    def memory(self, sized: Sized, *, whole: bool = False) -> MemoryEstimate:
-        """Return memory of a plan, what vLLM holds beside it included, and the time of a step on its largest
-        micro-batches.
+    def memory(self, sized: SizedPlan, *, whole: bool = False) -> MemoryEstimate:
+        """Return the memory of a plan, including vLLM's, and the time of a step on its largest micro-batches.
 
         Args:
-            whole: whether it is traced at full depth and after varied lengths.
+            whole: whether to trace at full depth, and after varied lengths.
 
         Raises:
-            UntraceableError: a step of it cannot be traced.
-            VllmError: vLLM cannot run beside it.
+            UntraceableError: a step of the plan cannot be traced.
+            VllmError: vLLM cannot run next to the training.
         """
-        (found,) = self.traced([sized], timed=False)
-        if isinstance(found, Untraceable):
-            raise UntraceableError(found)
+        (traced,) = self.traced([sized], timed=False)
+        if isinstance(traced, Untraceable):
+            raise UntraceableError(traced.reason)
         if whole:
-            (found,) = self.whole([found], varied=True)
-        shared = with_vllm(found.memory, sized.plan, self._setting)
-        if isinstance(shared, str):
-            raise VllmError(shared)
-        return replace(shared, assumptions=found.assumptions)
+            (traced,) = self.whole([traced], varied=True)
+        memory = with_vllm(traced.memory, sized.plan, self._setting)
+        if isinstance(memory, str):
+            raise VllmError(memory)
+        return replace(memory, assumptions=traced.assumptions)
 
-    def traced(self, every: Sequence[Sized], *, timed: bool) -> list[TracedPlan | Untraceable]:
-        """Return the traced plans, or why they cannot be traced; all traces are requested at once.
+    def traced(self, plans: Sequence[SizedPlan], *, timed: bool) -> list[TracedPlan | Untraceable]:
+        """Trace plans, all at once; return each traced plan or its failure.
 
         Args:
-            timed: whether to trace the sizes that represent all micro-batches for the time of a step; else the time is
-                that of the largest.
+            timed: whether to trace all sizes that the time of a step needs; else the time is the largest one's.
         """
-        wanted = [self._requests(sized, timed=timed) for sized in every]
-        requests = [request for sizes in wanted for depths in sizes.values() for request in depths.values()]
+        by_size = [self._requests_of(sized, timed=timed) for sized in plans]
+        requests = [request for sizes in by_size for depths in sizes.values() for request in depths.values()]
         replies = iter(self._traces.get(requests))
         return [
-            self._traced(sized, {size: {depth: next(replies) for depth in depths} for size, depths in sizes.items()})
-            for sized, sizes in zip(every, wanted, strict=True)
+            self._extrapolated(
+                sized, {size: {depth: next(replies) for depth in depths} for size, depths in sizes.items()}
+            )
+            for sized, sizes in zip(plans, by_size, strict=True)
         ]
 
-    def _largest(self, sized: Sized) -> list[Size]:
-        """Return the sizes of micro-batches that may need the most memory.
+    def _largest_sizes(self, sized: SizedPlan) -> list[Size]:
+        """Return the micro-batch sizes that may need the most memory.
 
-        A micro-batch of equally long rows has no mask, and attention may need more without one.
+        These may include one of equally long rows: it has no mask, and attention may need more memory without one.
         """
         plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
-        found = [_full(geometry, shape) for shape in geometry.shapes]
+        sizes = [_size_of(geometry, shape) for shape in geometry.shapes]
         capability = self._device.compute_capability if self._device is not None else None
         if (
             self._setting.machine.hardware.kind == "cuda"
@@ -230,69 +226,69 @@ class PlanTracer:
             and unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
         ):
             _, widths = find_trainer(plan.trainer).widths(plan, workload.dataset.documents)
-            found += [(Layout.EQUAL, replace(geometry.worst, tokens=width, filled=1.0)) for width in widths[-1:]]
-        return found
+            sizes += [(Layout.EQUAL, replace(geometry.worst, tokens=width, filled=1.0)) for width in widths[-1:]]
+        return sizes
 
-    def whole(self, every: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
+    def whole(self, plans: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
         """Return plans with their worst micro-batches traced at full depth, or unchanged if that fails.
 
-        Reserved bytes cannot be extrapolated: which freed blocks later tensors fit into changes with depth. Example: a
-        Llama of 1.1B parameters has 0.5 GB of unused reserved memory with 4 of its 22 layers, and 1.2 with all. The
-        CPU's allocator has no cache.
+        Reserved bytes cannot be extrapolated, because the reuse of freed blocks changes with depth: a Llama of 1.1B
+        parameters has 0.5 GB of unused reserved memory with 4 of its 22 layers, and 1.2 with all. A CPU's allocator
+        reserves nothing.
 
         Args:
             varied: whether to trace the additional memory of micro-batches of varied lengths, if lengths vary.
         """
         if self._setting.machine.hardware.kind == "cpu":
-            return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in every]
-        replies = self._traces.get([self._whole_request(traced, varied=varied) for traced in every])
+            return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in plans]
+        replies = self._traces.get([self._full_depth_request(traced, varied=varied) for traced in plans])
         return [
-            self._whole(traced, reply) if isinstance(reply, TraceReply) else traced
-            for traced, reply in zip(every, replies, strict=True)
+            self._with_full_depth(traced, reply) if isinstance(reply, TraceReply) else traced
+            for traced, reply in zip(plans, replies, strict=True)
         ]
 
-    def _whole_request(self, traced: TracedPlan, *, varied: bool) -> TraceRequest:
+    def _full_depth_request(self, traced: TracedPlan, *, varied: bool) -> TraceRequest:
         plan, geometry = traced.plan, traced.geometry
         varies = varied and geometry.typical != geometry.worst
         layers = len(self._layer_kinds)
         request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device)
         return replace(request, varied=varies)
 
-    def _whole(self, traced: TracedPlan, reply: TraceReply) -> TracedPlan:
+    def _with_full_depth(self, traced: TracedPlan, reply: TraceReply) -> TracedPlan:
         geometry, layers = traced.geometry, len(self._layer_kinds)
-        fits = {**traced.fits, _full(geometry): Fit({layers: reply}, layers)}
-        worst = traced.at_worst(_full(geometry), fits)
+        fits = {**traced.fits, _size_of(geometry): Fit({layers: reply}, layers)}
+        worst = traced.forecast_at(_size_of(geometry), fits)
         memory = self._memory(traced, worst, traced.mean)
         replayed = reply.replayed(traced.plan.expandable_segments)
         varied_bytes = 0 if geometry.typical == geometry.worst else replayed.varied_bytes
         return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
 
-    def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
-        """Return the requests of a plan by size and depth; for sizes needed for time alone, only steps are traced."""
+    def _requests_of(self, sized: SizedPlan, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
+        """Return the requests of a plan by size and depth; sizes for time alone neither evaluate nor save."""
         plan, setting, device = sized.plan, self._setting, self._device
-        for_memory = {**dict.fromkeys(self._largest(sized)), **sized.sizes(timed=False)}
-        found = {}
+        for_memory = {**dict.fromkeys(self._largest_sizes(sized)), **sized.sizes(timed=False)}
+        requests = {}
         for size in {**for_memory, **sized.sizes(timed=timed)}:
-            alone = size not in for_memory
-            depths = depths_of(plan, self._layer_kinds, for_memory=not alone)
-            found[size] = {
-                depth: trace_request(plan, *size, depth, setting, device, steps_alone=alone) for depth in depths
+            steps_alone = size not in for_memory
+            depths = depths_of(plan, self._layer_kinds, for_memory=not steps_alone)
+            requests[size] = {
+                depth: trace_request(plan, *size, depth, setting, device, steps_alone=steps_alone) for depth in depths
             }
-        return found
+        return requests
 
-    def _traced(self, sized: Sized, replies: Mapping[Size, Mapping[int, Traced]]) -> TracedPlan | Untraceable:
+    def _extrapolated(self, sized: SizedPlan, replies: Mapping[Size, Mapping[int, Traced]]) -> TracedPlan | Untraceable:
         plan, geometry = sized.plan, sized.geometry
         fits: dict[Size, Fit] = {}
-        for size, found in replies.items():
-            good = {depth: reply for depth, reply in found.items() if not isinstance(reply, Untraceable)}
-            failed = next((reply for reply in found.values() if isinstance(reply, Untraceable)), None)
+        for size, by_depth in replies.items():
+            traces = {depth: reply for depth, reply in by_depth.items() if not isinstance(reply, Untraceable)}
+            failed = next((reply for reply in by_depth.values() if isinstance(reply, Untraceable)), None)
             if failed is not None:
                 return failed
-            fits[size] = Fit(good, len(self._layer_kinds), edges=impact_in(plan).gathers_ahead)
-        at_worst = {size: sized.at_worst(size, fits) for size in self._largest(sized)}
-        layout, shape = decisive = max(at_worst, key=lambda size: at_worst[size].reserved_bytes)
-        worst, timed = at_worst[decisive], fits.keys() >= sized.sizes(timed=True).keys()
-        mean = sized.typical(fits) if timed else at_worst[_full(geometry)]
+            fits[size] = Fit(traces, len(self._layer_kinds), edges=impact_in(plan).gathers_ahead)
+        forecasts = {size: sized.forecast_at(size, fits) for size in self._largest_sizes(sized)}
+        layout, shape = largest = max(forecasts, key=lambda size: forecasts[size].reserved_bytes)
+        worst, timed = forecasts[largest], fits.keys() >= sized.sizes(timed=True).keys()
+        mean = sized.typical(fits) if timed else forecasts[_size_of(geometry)]
         return TracedPlan(
             plan=plan,
             geometry=replace(geometry, layout=layout, worst=shape, rivals=()),
@@ -303,15 +299,15 @@ class PlanTracer:
             fits=fits,
         )
 
-    def _memory(self, sized: Sized, worst: Forecast, mean: Forecast) -> MemoryEstimate:
+    def _memory(self, sized: SizedPlan, worst: Forecast, mean: Forecast) -> MemoryEstimate:
         hardware = self._setting.machine.hardware
         memory = memory_estimate(worst, mean, sized.geometry.micro_batches, self._device, hardware.kind)
         return replace(memory, step_seconds=None) if untimed(sized.plan, hardware) else memory
 
 
 @dataclass(frozen=True)
-class PhaseAtOwnSize:
-    """A phase with its own sizes: the size with the most memory, and the number of runs per step."""
+class PhaseSize:
+    """A phase with its own micro-batch sizes: the size with the most memory, and the number of runs per step."""
 
     phase: str
     size: Size
@@ -319,15 +315,15 @@ class PhaseAtOwnSize:
     per_step: float
 
 
-def phases_at_own_size(geometry: BatchGeometry, shape: Shape) -> Iterator[PhaseAtOwnSize]:
-    """Yield the phases with their own sizes, for a training whose worst micro-batches have ``shape``."""
+def phase_sizes(geometry: BatchGeometry, shape: Shape) -> Iterator[PhaseSize]:
+    """Yield the phases with their own micro-batch sizes, for a training whose worst micro-batch has ``shape``."""
     for apart in geometry.apart:
-        size = _full(geometry, apart.shape_for(shape))
-        yield PhaseAtOwnSize(apart.phase, size, geometry.micro_batches, apart.per_step)
+        size = _size_of(geometry, apart.shape_for(shape))
+        yield PhaseSize(apart.phase, size, geometry.micro_batches, apart.per_step)
     if geometry.evaluation is not None:
-        yield PhaseAtOwnSize(EVALUATE, _full(geometry.evaluation), 1, 0.0)
+        yield PhaseSize(EVALUATE, _size_of(geometry.evaluation), 1, 0.0)
 
 
-def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
-    """Return the size of a micro-batch of a shape; None: of the worst."""
+def _size_of(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
+    """Return the size of a micro-batch: that of a shape, or the worst one."""
     return geometry.layout, shape or geometry.worst

@@ -1,4 +1,4 @@
-"""Starts processes that run modules of this package, and exchanges commands and events with job servers."""
+"""Starts processes of this package, and exchanges commands and events with them over sockets."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class ChannelClosed(Exception):  # noqa: N818 an event, signalled by an exceptio
 
 
 class Channel:
-    """A connection to a process: commands to it and events from it, one JSON object per line.
+    """Socket to a process that carries commands and events, one JSON object per line.
 
     Args:
         end: this process's end, a stream socket.
 
     Attributes:
-        ready: whether the process has reported that it accepts commands.
-        pid: its process id; None until it is known, after its end was reported, and after :meth:`disconnect`.
+        ready: whether the process has sent the event ``ready``.
+        pid: its process id; None before the event ``ready``, after the event ``ended``, and after :meth:`disconnect`.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -69,27 +69,27 @@ class Channel:
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next event, or None after the time-out.
 
-        A scheduler that suspends a job stops all of its processes; this time does not count.
+        Time in which this process is suspended, as by a scheduler, does not count.
 
         Raises:
             ChannelClosed: the process has ended, or the channel is closed.
         """
-        left = math.inf if timeout_seconds is None else timeout_seconds
+        remaining_seconds = math.inf if timeout_seconds is None else timeout_seconds
         while b"\n" not in self._unread:
-            wait_seconds, began = min(left, _WAIT_SECONDS), time.monotonic()
+            wait_seconds, start_seconds = min(remaining_seconds, _WAIT_SECONDS), time.monotonic()
             try:
                 self._end.settimeout(wait_seconds)
                 received = self._end.recv(65536)
             except (TimeoutError, BlockingIOError):
-                left -= wait_seconds
-                if left <= 0:
+                remaining_seconds -= wait_seconds
+                if remaining_seconds <= 0:
                     return None
                 continue
             except OSError as error:
                 raise ChannelClosed from error
             if not received:
                 raise ChannelClosed
-            left -= min(wait_seconds, time.monotonic() - began)
+            remaining_seconds -= min(wait_seconds, time.monotonic() - start_seconds)
             self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
@@ -100,8 +100,8 @@ class Channel:
         return event
 
     def kill(self) -> None:
-        """Kill the process group, unless the end of the process was reported."""
-        # Another thread may receive the report concurrently.
+        """Kill the process group, unless the event ``ended`` was received."""
+        # Another thread may receive that event concurrently.
         if (pid := self.pid) is not None:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -112,31 +112,31 @@ class Channel:
         self._end.close()
 
 
-def environment_of(further: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with further variables, for a process that runs a module of this package.
+def child_environment(additional: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child: this process's, without a launcher's variables, plus additional ones.
 
-    Launcher variables are removed: this process may be a rank of a group, its children are not.
+    This process may be a rank of a process group; its children are not.
     """
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    outside = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
-    return {**outside, **further, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**inherited, **additional, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def started(
+def start_module(
     module: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
-    """Start a process that runs a module of this package, in a session of its own.
+    """Start ``python -m MODULE`` in a new session.
 
     Args:
-        arguments: of its command line.
+        arguments: words of its command line.
         environment: variables in addition to those of this process.
 
     Returns:
-        The process, this end of the socket that is its standard input, and the file that receives its output.
+        The process, this end of the socket that is its standard input, and the file of its output.
     """
     output = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
     ours, theirs = socket.socketpair()
@@ -147,23 +147,23 @@ def started(
             stdin=theirs.fileno(),
             stdout=output,
             stderr=output,
-            env=environment_of(environment),
+            env=child_environment(environment),
             start_new_session=True,
         )
     return process, ours, output
 
 
-class Started(Channel):
-    """A server that was started as a process of its own."""
+class ServerProcess(Channel):
+    """A job server process, which starts processes for jobs."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``python -m autotune.step``, see :func:`started`; does not wait until it is ready."""
-        self._process, end, self._output = started(_SERVER, arguments, environment)
+        """Start ``python -m autotune.step`` without waiting until it is ready; see :func:`start_module`."""
+        self._process, end, self._output = start_module(_SERVER, arguments, environment)
         super().__init__(end)
         self.pid = self._process.pid
 
     def start(self) -> Channel:
-        """Have the server start a process for jobs, and return the connection to it.
+        """Request a new process for jobs from the server, and return the connection to it.
 
         Raises:
             ChannelClosed: the server has ended.
@@ -181,16 +181,16 @@ class Started(Channel):
         return process
 
     def status(self) -> int | None:
-        """Return the exit status of a server that has ended, negative for a signal; None if it is unknown."""
+        """Wait 10 s for the server's end; return its exit status, negative for a signal, or None after the time-out."""
         try:
             return self._process.wait(_CLOSING_SECONDS)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> str:
-        """End the server and return the end of what it has printed."""
+        """End the server and return the end of its output."""
         if not self.ready:
-            # It is still importing: there is no job to end, and an orderly shutdown would wait for the imports.
+            # The server is still importing. It has no jobs yet, and would end only after the imports.
             self._process.kill()
         self.disconnect()
         try:
@@ -199,15 +199,15 @@ class Started(Channel):
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         with self._output as output:
-            return end_of(output)
+            return read_tail(output)
 
 
 def signal_name(number: int | None) -> str:
     """Return the name of a signal."""
-    return next((known.name for known in signal.Signals if known == number), "a real-time signal")
+    return next((each.name for each in signal.Signals if each == number), "a real-time signal")
 
 
-def end_of(file: IO[bytes], most_bytes: int = 4000) -> str:
-    """Return the end of a file, without a change of the shared file position."""
+def read_tail(file: IO[bytes], max_bytes: int = 4000) -> str:
+    """Return the last bytes of a file as text, without moving the file position, which processes share."""
     size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), most_bytes, max(0, size - most_bytes)).decode(errors="replace").strip()
+    return os.pread(file.fileno(), max_bytes, max(0, size - max_bytes)).decode(errors="replace").strip()

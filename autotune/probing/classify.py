@@ -1,4 +1,4 @@
-"""Classifies a probe without a readable reply by the exit of its process and its log."""
+"""Classifies a probe without a readable reply by its process's exit and the end of its log."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _DEVICE_OUT_OF_MEMORY = "out of memory"
 def classify(
     ending: JobExit, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None
 ) -> Measurement:
-    """Return the measurement of a probe that left no readable reply.
+    """Return the measurement of a probe without a readable reply.
 
     Args:
-        unreadable: why its reply could not be read.
+        unreadable: problem of the reply, such as "reply is missing".
         log: the last lines of its log.
         device: the device of the training.
         limit_bytes: the enforced memory limit, or None.
     """
-    name = signal_name(ending.signal)
+    killer = f"killed by signal {ending.signal} ({signal_name(ending.signal)})"
     if ending.timed_out:
         return Measurement(ProbeStatus.TIMEOUT, f"killed after {format_duration(ending.wall_seconds)}")
     if ending.ran_out_of_memory:
@@ -40,19 +40,19 @@ def classify(
     if ending.server_died:
         return Measurement(ProbeStatus.CRASHED, "the process that starts probes died, and this one with it")
     if ending.signal == signal.SIGKILL:
-        return Measurement(ProbeStatus.CRASHED, f"killed by signal 9 ({name}); nothing shows that memory was the cause")
-    ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
+        return Measurement(ProbeStatus.CRASHED, f"{killer}; nothing shows that memory was the cause")
+    end = killer if ending.signal else f"ended with exit status {ending.code}"
     log_end = f"; its log ends with {log[-1]!r}" if log else ""
     if not ending.signal and not ending.code:
         return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{log_end}")
     evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
     if evidence is None:
-        return Measurement(ProbeStatus.CRASHED, f"{ended}{log_end}")
-    # Does the budget apply to the memory that ran out?
+        return Measurement(ProbeStatus.CRASHED, f"{end}{log_end}")
+    # The budget limits the device's memory, which on a CPU is the host's.
     if device == "cpu" or _DEVICE_OUT_OF_MEMORY in evidence.lower():
         limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
-        return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log has {evidence!r}")
-    return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log has {evidence!r}")
+        return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{end}{limit}; its log has {evidence!r}")
+    return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{end}; its log has {evidence!r}")
 
 
 def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:

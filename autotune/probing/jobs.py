@@ -1,4 +1,4 @@
-"""The jobs of a server as functions that take a request and return a reply or a measurement."""
+"""Runs jobs on a job server: one function per job, from a request to its reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError
 from autotune.core.gpu import GpuSpeeds
-from autotune.core.measurement import Measurement, of_ranks
+from autotune.core.measurement import Measurement, combine_ranks
 from autotune.core.protocol import (
     LOG_FILE,
     RANK_FOLDER,
@@ -30,21 +30,19 @@ from autotune.core.protocol import (
     ReadCommandRequest,
     SpeedsRequest,
 )
-from autotune.core.ranks import held_port, launched
+from autotune.core.ranks import rank_variables, reserved_port
 from autotune.core.scratch import is_temporary
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.traced import BuildRequest, TraceReply, TraceRequest
 from autotune.core.workload import Workload
 from autotune.errors import AutotuneError, JobLostError
-from autotune.probing.channel import end_of
+from autotune.probing.channel import read_tail
 from autotune.probing.classify import classify
-from autotune.probing.server import JobExit, JobServer, Worker, received_reply
+from autotune.probing.server import JobExit, JobServer, Worker, load_reply
 from autotune.units import format_duration
 
-Q = TypeVar("Q")
-R = TypeVar("R")
-FAILED = "A job failed with "
-"""Prefix of the message of a job that failed with an error."""
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
 _SHOWN_LINES = 5
 
 
@@ -63,46 +61,48 @@ def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_se
             f"{format_duration(ending.wall_seconds)}.",
             hint="Give fewer rows with --dataset, or check that the chat template terminates.",
         )
-    return _expect(Workload, Job.PREPARE, ending, folder)
+    return _load_expected(Workload, Job.PREPARE, ending, folder)
 
 
 @dataclass(frozen=True)
-class _Asks(Generic[Q, R]):
-    """A job as a function from a request to its reply.
+class _JobFunction(Generic[RequestT, ReplyT]):
+    """Function that runs one job, from its request to its reply.
 
     Raises:
         InputError: the model cannot be used, or the disk is full.
         JobLostError: another try may succeed.
-        AutotuneError: the job failed; the message names its log, or what cannot be traced.
+        AutotuneError: the job failed; the message names its log, or the operator that cannot be traced.
     """
 
     job: Job
-    request: type[Q]
-    reply: type[R]
+    request: type[RequestT]
+    reply: type[ReplyT]
 
-    def __call__(self, server: JobServer | Worker, request: Q, folder: Path, timeout_seconds: float | None = None) -> R:
-        return _expect(self.reply, self.job, server.run(self.job, request, folder, timeout_seconds), folder)
+    def __call__(
+        self, server: JobServer | Worker, request: RequestT, folder: Path, timeout_seconds: float | None = None
+    ) -> ReplyT:
+        return _load_expected(self.reply, self.job, server.run(self.job, request, folder, timeout_seconds), folder)
 
 
-check_packing = _Asks(Job.CHECK_PACKING, CheckPackingRequest, CheckPackingReply)
+check_packing = _JobFunction(Job.CHECK_PACKING, CheckPackingRequest, CheckPackingReply)
 """Compares packed with separate logits for each attention implementation, on a shrunken copy of the model."""
-trace = _Asks(Job.TRACE, TraceRequest, TraceReply)
+trace = _JobFunction(Job.TRACE, TraceRequest, TraceReply)
 """Runs training steps of a plan on the virtual accelerator, with no GPU."""
-read_command = _Asks(Job.READ_COMMAND, ReadCommandRequest, ReadCommand)
+read_command = _JobFunction(Job.READ_COMMAND, ReadCommandRequest, ReadCommand)
 """Reads a user's command with TRL's own parser and classes."""
-build = _Asks(Job.BUILD, TraceRequest, Built)
-"""Builds the trainer of a plan on the virtual device, and returns what TRL refuses, changes, or warns of."""
-measure_speeds = _Asks(Job.MEASURE_SPEEDS, SpeedsRequest, GpuSpeeds)
+build = _JobFunction(Job.BUILD, BuildRequest, Built)
+"""Builds the trainer of a plan and trains on the virtual device, and returns what TRL refuses, changes, or warns of."""
+measure_speeds = _JobFunction(Job.MEASURE_SPEEDS, SpeedsRequest, GpuSpeeds)
 """Measures the CPU that the server's jobs run on."""
-measure_operators = _Asks(Job.MEASURE_OPERATORS, OperatorsRequest, OperatorsReply)
+measure_operators = _JobFunction(Job.MEASURE_OPERATORS, OperatorsRequest, OperatorsReply)
 """Measures operators on the device of the server's jobs."""
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
     """Run training steps and return the measurement. A failed probe is a measurement as well, not an exception.
 
-    A single-process probe that is killed without evidence of memory exhaustion is repeated once, if as much time is
-    left: the cause may be unrelated to its candidate.
+    A probe that is killed, or of which a rank is, without evidence of memory exhaustion is repeated once, if as much
+    time is left: the cause may be unrelated to its candidate.
 
     Args:
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
@@ -111,64 +111,67 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
         InputError: the folder was removed or cannot be written, the disk is full, or the model can no longer be read.
         ProbeServerError: probes cannot be started.
     """
-    ending, measurement = _probed(server, request, folder, timeout_seconds)
-    left = None if timeout_seconds is None else timeout_seconds - ending.wall_seconds
-    is_time = left is None or left >= ending.wall_seconds
-    if ending.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED and is_time:
-        again, measurement = _probed(server, request, folder, left)
-        if again.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
+    ending, measurement = _probe_once(server, request, folder, timeout_seconds)
+    remaining_seconds = None if timeout_seconds is None else timeout_seconds - ending.wall_seconds
+    can_repeat = remaining_seconds is None or remaining_seconds >= ending.wall_seconds
+    if ending.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED and can_repeat:
+        second_exit, measurement = _probe_once(server, request, folder, remaining_seconds)
+        if second_exit.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
             measurement = replace(measurement, reason=f"twice {measurement.reason}")
     return measurement
 
 
-def _probed(
+def _probe_once(
     server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None
 ) -> tuple[JobExit, Measurement]:
     if request.plan.launch.processes > 1:
         began = time.monotonic()
-        measurement = _of_group(server, request, folder, timeout_seconds)
-        ending = JobExit(time.monotonic() - began)
+        ending, measurement = _probe_ranks(server, request, folder, timeout_seconds)
+        ending = replace(ending, wall_seconds=time.monotonic() - began)
     else:
         ending = server.run(Job.PROBE, request, folder, timeout_seconds)
-        measurement = _measurement(ending, request, folder)
+        measurement = _load_measurement(ending, request, folder)
     return ending, replace(measurement, wall_seconds=ending.wall_seconds)
 
 
-def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
-    """Run a probe in one process per rank; return the measurement of a failed rank, or that of all ranks combined.
+def _probe_ranks(
+    server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None
+) -> tuple[JobExit, Measurement]:
+    """Run a probe in one process per rank; return the exit and measurement of a failed rank, or of all combined.
 
     When a rank fails, the others are killed: they would wait for it in a collective operation forever.
     """
     count = request.plan.launch.processes
     folders = [folder / RANK_FOLDER.format(rank=rank) for rank in range(count)]
-    found: dict[int, Measurement] = {}
-    failed: list[int] = []
+    by_rank: dict[int, tuple[JobExit, Measurement]] = {}
+    failed_ranks: list[int] = []
     with ExitStack() as stack:
-        port = stack.enter_context(held_port())
+        port = stack.enter_context(reserved_port())
         workers = [stack.enter_context(closing(Worker(server))) for _ in folders]
         pool = stack.enter_context(ThreadPoolExecutor(count))
-        # After an error or an interrupt, threads are still waiting for their ranks.
+        # After an error or an interrupt, threads still wait for their ranks.
         stack.callback(_interrupt, workers)
         running = {
             pool.submit(
-                workers[rank].run, Job.PROBE, request, folders[rank], timeout_seconds, launched(rank, count, port)
+                workers[rank].run, Job.PROBE, request, folders[rank], timeout_seconds, rank_variables(rank, count, port)
             ): rank
             for rank in range(count)
         }
-        for ended in as_completed(running):
-            rank, ending = running[ended], ended.result()
-            if failed and ending.signal == signal.SIGKILL and not ending.kills:
+        for future in as_completed(running):
+            rank, ending = running[future], future.result()
+            if failed_ranks and ending.signal == signal.SIGKILL and not ending.oom_kills:
                 continue
-            found[rank] = _measurement(ending, request, folders[rank])
-            if not found[rank].ok:
-                failed.append(rank)
+            by_rank[rank] = ending, _load_measurement(ending, request, folders[rank])
+            if not by_rank[rank][1].ok:
+                failed_ranks.append(rank)
                 _interrupt(workers)
-    if not failed:
-        return of_ranks([found[rank] for rank in range(count)])
+    if not failed_ranks:
+        return by_rank[0][0], combine_ranks([by_rank[rank][1] for rank in range(count)])
     # A rank that runs out of memory makes the others fail in a collective operation, so it takes precedence.
-    rank = min(failed, key=lambda rank: found[rank].status not in OUT_OF_MEMORY)
-    of_all = found[rank].status is ProbeStatus.TIMEOUT
-    return found[rank] if of_all else replace(found[rank], reason=f"rank {rank}: {found[rank].reason}")
+    rank = min(failed_ranks, key=lambda rank: by_rank[rank][1].status not in OUT_OF_MEMORY)
+    ending, measurement = by_rank[rank]
+    timed_out = measurement.status is ProbeStatus.TIMEOUT
+    return ending, measurement if timed_out else replace(measurement, reason=f"rank {rank}: {measurement.reason}")
 
 
 def _interrupt(workers: Iterable[Worker]) -> None:
@@ -176,9 +179,9 @@ def _interrupt(workers: Iterable[Worker]) -> None:
         worker.interrupt()
 
 
-def _measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> Measurement:
+def _load_measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> Measurement:
     try:
-        reply = received_reply(folder, Measurement)
+        reply = load_reply(folder, Measurement)
     except ExchangeError as error:
         lines = last_lines(folder, 50)
         return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes)
@@ -187,22 +190,22 @@ def _measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> Measur
     return reply
 
 
-def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
+def _load_expected(expected: type[ReplyT], job: Job, ending: JobExit, folder: Path) -> ReplyT:
     try:
-        reply = received_reply(folder, expected)
+        reply = load_reply(folder, expected)
     except ExchangeError as error:
-        raise _failed(JobLostError, f"The job {job} {_lost(ending, error)}.", folder) from error
+        raise _error_with_log(JobLostError, f"The job {job} {_describe_exit(ending, error)}.", folder) from error
     if isinstance(reply, Failure):
-        kind = JobLostError if reply.transient else AutotuneError
-        failed = _failed(kind, f"{FAILED}{reply.kind}: {reply.message.rstrip('.')}.", folder)
+        error_class = JobLostError if reply.transient else AutotuneError
+        message = f"A job failed with {reply.kind}: {reply.message.rstrip('.')}."
+        failure = _error_with_log(error_class, message, folder)
         # Shown by --debug, below the traceback of this process.
-        failed.add_note(f"In the process of the job:\n{reply.traceback}")
-        failed.raised_at = reply.raised_at
-        raise failed
+        failure.add_note(f"In the process of the job:\n{reply.traceback}")
+        raise failure
     return reply
 
 
-def _lost(ending: JobExit, error: ExchangeError) -> str:
+def _describe_exit(ending: JobExit, error: ExchangeError) -> str:
     """Return a description of the end of a job without a readable reply."""
     if ending.timed_out:
         return f"exceeded its time limit and was killed after {format_duration(ending.wall_seconds)}"
@@ -214,11 +217,11 @@ def _lost(ending: JobExit, error: ExchangeError) -> str:
     return f"ended with {ended}, and its {error}"
 
 
-def _failed(kind: type[AutotuneError], message: str, folder: Path) -> AutotuneError:
+def _error_with_log(error_class: type[AutotuneError], message: str, folder: Path) -> AutotuneError:
     log_lines = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
     # A temporary folder is gone when the message is read.
     place = "" if is_temporary(folder) else f", {folder / LOG_FILE},"
-    return kind(message, hint=f"Its log{place} ends with:\n{log_lines}")
+    return error_class(message, hint=f"Its log{place} ends with:\n{log_lines}")
 
 
 _READ_BYTES = 16_384
@@ -229,7 +232,7 @@ def last_lines(folder: Path, count: int) -> list[str]:
     """Return up to ``count`` of the last non-blank lines of a job's log; empty without a log."""
     try:
         with (folder / LOG_FILE).open("rb") as log:
-            text = end_of(log, _READ_BYTES)
+            text = read_tail(log, _READ_BYTES)
     except OSError:
         return []
     lines = [hidden(line.strip()) for line in text.splitlines()]

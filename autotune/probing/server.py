@@ -1,4 +1,4 @@
-"""The parent's side of the job server, and of the processes that it starts for jobs."""
+"""Runs jobs in processes that a job server forks, and replaces a server that dies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autotune.core.protocol import Failure, InputProblem
 from autotune.core.scratch import is_temporary
 from autotune.errors import InputError, ProbeServerError, UnreadError
 from autotune.inspection.cpu import cpu_variables, out_of_memory_kills
-from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
+from autotune.probing.channel import Channel, ChannelClosed, ServerProcess, signal_name
 
 R = TypeVar("R")
 
-# Time within which the server has to report the end of a process that was killed.
+# Time for the server to report the end of a killed process.
 _KILLING_SECONDS = 10.0
 _SHOWN_LINES = 5
 
@@ -34,10 +34,10 @@ class JobExit:
     Attributes:
         code: its exit status, or None.
         signal: the number of the signal that ended it, or None.
-        timed_out: whether it was killed because of its time limit.
-        server_died: whether the connection was lost: the server died, and the process with it, or it was closed.
+        timed_out: whether it exceeded its time limit and was killed.
+        server_died: whether the connection was lost: the server died, and the process with it, or was closed.
         wall_seconds: time from the request to the end.
-        kills: number of out-of-memory kills by the kernel meanwhile, as counted by control groups.
+        oom_kills: out-of-memory kills by the kernel in this time, from the control group's counter ``oom_kill``.
     """
 
     wall_seconds: float
@@ -45,30 +45,29 @@ class JobExit:
     signal: int | None = None
     timed_out: bool = False
     server_died: bool = False
-    kills: int = 0
+    oom_kills: int = 0
 
     @property
     def ran_out_of_memory(self) -> bool:
         """Whether the process was killed while the kernel counted an out-of-memory kill."""
-        return self.kills > 0 and (self.signal == signal.SIGKILL or self.server_died)
+        return self.oom_kills > 0 and (self.signal == signal.SIGKILL or self.server_died)
 
 
 class JobServer:
     """Starts processes for jobs through a server process that has preloaded the imports.
 
     The server starts in the background at construction; the first job waits for it. A server that dies is replaced
-    once: if two die without a completed job in between, or one fails to start, an error is raised. Other threads may
-    start processes while one runs a job.
+    once: it is an error if two die without a completed job in between, or if one fails to start. Several threads may
+    run jobs at a time.
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
             CPU, the environment is that of :func:`autotune.inspection.cpu.cpu_variables`.
         threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
         processes: maximum number of processes of a job, each with its own GPU.
-        share: the part of the machine that the server and its jobs see and run on.
-        spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
-            uninitialised.
-        jobs_module: name of a module whose ``JOBS`` the server runs too.
+        share: cores and GPUs of the server and its jobs.
+        spawn: start a new interpreter for each job instead of forking. The server also does so if CUDA is initialised.
+        jobs_module: name of a module whose ``JOBS`` are added to the server's.
     """
 
     def __init__(
@@ -89,9 +88,9 @@ class JobServer:
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
-        # Held while the server is started, waited for, commanded, or replaced.
+        # Protects the server while it is started, waited for, commanded, or replaced.
         self._lock = RLock()
-        self._channel: Started | None = Started(self._arguments, self._environment)
+        self._channel: ServerProcess | None = ServerProcess(self._arguments, self._environment)
 
     def __enter__(self) -> JobServer:
         return self
@@ -107,7 +106,7 @@ class JobServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, or None when there is none at present."""
+        """The server's process id, or None without a running server."""
         return self._channel.pid if self._channel is not None else None
 
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
@@ -121,9 +120,9 @@ class JobServer:
         Raises:
             ProbeServerError: it could not be started, or died and could not be replaced.
         """
-        self._ready_channel()
+        self._ready_server()
 
-    def start(self) -> tuple[Channel, Started]:
+    def start(self) -> tuple[Channel, ServerProcess]:
         """Start a process for jobs; return the connection to it, and its server.
 
         Raises:
@@ -132,7 +131,7 @@ class JobServer:
         # Locked, since a dead server is replaced.
         with self._lock:
             while True:
-                server = self._ready_channel()
+                server = self._ready_server()
                 try:
                     return server.start(), server
                 except ChannelClosed:
@@ -142,29 +141,29 @@ class JobServer:
         """Reset the count of dead servers."""
         self._deaths = 0
 
-    def _ready_channel(self) -> Started:
+    def _ready_server(self) -> ServerProcess:
         with self._lock:
             channel = self._channel
             if channel is None:
-                channel = self._channel = Started(self._arguments, self._environment)
+                channel = self._channel = ServerProcess(self._arguments, self._environment)
             try:
                 while not channel.ready:
                     channel.receive()
             except ChannelClosed as error:
                 status = channel.status()
                 if status is not None and status >= 0:
-                    raise self._given_up("could not be started") from error
+                    raise self._close_with_error("could not be started") from error
                 # For instance by the kernel, for lack of memory that may be free a moment later.
                 killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
                 self.replace(channel, f"{killed} twice while it started")
-                return self._ready_channel()
+                return self._ready_server()
             return channel
 
-    def replace(self, dead: Started, twice: str = "died twice") -> None:
+    def replace(self, dead: ServerProcess, problem: str = "died twice") -> None:
         """Start another server in place of a dead one; do nothing if another thread has, or this is closed.
 
         Args:
-            twice: text of the error if another server has died before, without a completed job since.
+            problem: text of the error if another server has died before, without a completed job since.
 
         Raises:
             ProbeServerError: another server has died before, without a completed job since.
@@ -174,21 +173,21 @@ class JobServer:
                 return
             self._deaths += 1
             if self._deaths > 1:
-                raise self._given_up(twice)
-            self._channel = Started(self._arguments, self._environment)
+                raise self._close_with_error(problem)
+            self._channel = ServerProcess(self._arguments, self._environment)
         dead.close()
 
-    def _given_up(self, what: str) -> ProbeServerError:
+    def _close_with_error(self, problem: str) -> ProbeServerError:
         channel, self._channel = self._channel, None
         output = channel.close().splitlines()[-_SHOWN_LINES:] if channel is not None else []
-        return ProbeServerError(f"The process that starts probes {what}.", hint="\n".join(["Its output:", *output]))
+        return ProbeServerError(f"The process that starts probes {problem}.", hint="\n".join(["Its output:", *output]))
 
 
 class Worker:
     """A process that a job server starts, which runs jobs one after another. It ends with the server.
 
-    A failed job may leave it in a bad state; the caller has to close it then. After a time-out, or after its process
-    has ended, it runs no further job.
+    The caller closes it after a failed job, which may leave the process in a bad state. After a time-out, or after its
+    process has ended, it runs no further job.
 
     Args:
         server: the server, which may still be starting.
@@ -204,7 +203,7 @@ class Worker:
         self.jobs = 0
         self._server = server
         self._interrupted = False
-        self._channel, self._started_by = server.start()
+        self._channel, self._server_process = server.start()
 
     def run(
         self,
@@ -224,20 +223,20 @@ class Worker:
             InputError: the folder cannot be written, or the disk is full.
             ProbeServerError: the server died and could not be replaced.
         """
-        sent_seconds, kills_before = send_request(job, request, folder), out_of_memory_kills()
+        start_seconds, kills_before = send_request(job, request, folder), out_of_memory_kills()
         event: Mapping[str, Any] | None = {"event": "ended"}
         try:
             self._channel.send(start=str(folder.resolve()), env=env or {})
             event = self._channel.receive(timeout_seconds)
-            lost = False
+            connection_lost = False
         except ChannelClosed:
-            lost = True
+            connection_lost = True
             if not self._interrupted:
-                self._server.replace(self._started_by)
+                self._server.replace(self._server_process)
         else:
             self.jobs += 1
             self._server.job_completed()
-        wall_seconds, ending = time.monotonic() - sent_seconds, event or {}
+        wall_seconds, ending = time.monotonic() - start_seconds, event or {}
         if ending.get("event") != "done":
             self.close()
         return JobExit(
@@ -245,8 +244,8 @@ class Worker:
             ending.get("code"),
             ending.get("signal"),
             timed_out=event is None,
-            server_died=lost,
-            kills=out_of_memory_kills() - kills_before,
+            server_died=connection_lost,
+            oom_kills=out_of_memory_kills() - kills_before,
         )
 
     def interrupt(self) -> None:
@@ -275,7 +274,7 @@ def send_request(job: str, request: object, folder: Path) -> float:
         raise _unwritable(folder, error) from error
 
 
-def received_reply(folder: Path, expected: type[R]) -> R | Failure:
+def load_reply(folder: Path, expected: type[R]) -> R | Failure:
     """Return the reply in the folder of a job that has ended.
 
     Raises:
@@ -300,9 +299,9 @@ def received_reply(folder: Path, expected: type[R]) -> R | Failure:
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
-    hint = "Free some space and resume." if full else "Choose another output directory."
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    problem = "is on a full disk" if is_full else f"cannot be written: {error.strerror}"
+    hint = "Free some space and resume." if is_full else "Choose another output directory."
     if is_temporary(folder):
         hint = "Set TMPDIR to another directory."
     return InputError(f"{folder} {problem}.", hint=hint)

@@ -27,50 +27,48 @@ class Untraceable:
 
     Attributes:
         reason: a description, with the name of the operator or the combination.
-        lasting: whether another try would fail too, so that the result may be cached.
-        raised_at: see :attr:`autotune.core.protocol.Failure.raised_at`.
+        lasting: whether every further try would fail too, so that the result may be cached.
     """
 
     reason: str
     lasting: bool = True
-    raised_at: str = ""
 
 
 Traced = TraceReply | Untraceable
-# A worker takes about half a GiB, half of which it shares with the server.
-_MOST_AT_ONCE = 8
+# A worker needs about half a GiB, half of which it shares with the server.
+_MAX_CONCURRENT_TRACES = 8
 # Idle workers keep other models' modules, and other patches of libraries, for later traces.
-_MOST_WORKERS = 12
-_LONGEST_SECONDS = 120.0
+_MAX_WORKERS = 12
+_TRACE_TIMEOUT_SECONDS = 120.0
 # Interval between two attempts to end the running traces.
-_INTERVAL_SECONDS = 0.25
+_INTERRUPT_INTERVAL_SECONDS = 0.25
 
 
 class ServerTracer:
-    """Runs traces in workers of a job server, which is started at the first request and ended with this object.
+    """Runs traces in workers of a job server, which starts at the first request and ends with this object.
 
-    Workers persist until then, one per core for each way in which plans patch libraries.
+    Workers persist until then, one per core for each set of patches that plans apply to libraries.
 
     Args:
-        cores: number of cores that may be used.
-        lent: a running server without a GPU, for the workers; it is left running. None: a server is started.
+        cores: most traces at a time.
+        lent: a running server without a GPU, which is left running; None: start one.
         early: start the server at construction, so that it imports modules in the meantime.
 
     Attributes:
-        folder: the directory for the folders of jobs.
+        folder: the parent directory of the jobs' folders.
     """
 
     def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None, *, early: bool = False) -> None:
-        self._count = max(1, min(_MOST_AT_ONCE, cores))
+        self._count = max(1, min(_MAX_CONCURRENT_TRACES, cores))
         self._listener = listener
-        self._lent = lent
+        self._lent_server = lent
         self._idle: list[tuple[str, Worker]] = []
         self._busy: set[Worker] = set()
         self._lock = Lock()
         self._scratch = scratch_folder()
         self.folder = Path(self._scratch.name)
-        self._numbers = count()
-        self._given_up = False
+        self._folder_numbers = count()
+        self._cancelled = False
         self._end_seconds = math.inf
         self._server = JobServer("cpu", threads=1) if early and lent is None else lent
 
@@ -83,19 +81,19 @@ class ServerTracer:
             worker.interrupt()
         for _, worker in self._idle:
             worker.close()
-        if self._server is not None and self._lent is None:
+        if self._server is not None and self._lent_server is None:
             self._server.close()
         self._scratch.cleanup()
 
     @contextmanager
-    def within(self, seconds: float | None) -> Iterator[None]:
-        """Limit the time of traces in this context: running ones are then ended, and no further ones started."""
-        before = self._end_seconds
-        self._end_seconds = min(before, math.inf if seconds is None else time.monotonic() + seconds)
+    def time_limit(self, seconds: float | None) -> Iterator[None]:
+        """Limit the time of traces in this context; then running traces are ended, and no further ones started."""
+        previous_end_seconds = self._end_seconds
+        self._end_seconds = min(previous_end_seconds, math.inf if seconds is None else time.monotonic() + seconds)
         try:
             yield
         finally:
-            self._end_seconds = before
+            self._end_seconds = previous_end_seconds
 
     @property
     def left_seconds(self) -> float:
@@ -104,16 +102,15 @@ class ServerTracer:
 
     @property
     def server(self) -> JobServer:
-        """The server, for other jobs as well."""
+        """The job server, which may run other jobs as well."""
         if self._server is None:
             self._server = JobServer("cpu", threads=1)
         return self._server
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
-        """Run traces, and yield the results in the order of the requests, each as soon as it and the previous ones are
-        available.
+        """Run traces and yield their results in the order of the requests, each as soon as all before it are there.
 
-        A step that cannot be traced is yielded as :class:`Untraceable`; unusable input raises.
+        A step that cannot be traced yields :class:`Untraceable`; unusable input raises.
 
         Raises:
             InputError: the model cannot be used.
@@ -121,9 +118,9 @@ class ServerTracer:
         """
         # In this thread, so that an interrupt ends the command while the server starts.
         self.server.wait()
-        self._given_up = False
+        self._cancelled = False
         with ThreadPoolExecutor(self._count) as pool:
-            running = [pool.submit(self._traced, request) for request in requests]
+            running = [pool.submit(self._run_trace, request) for request in requests]
             try:
                 self._listener(Tracing(0, len(running)))
                 for done, job in enumerate(running, start=1):
@@ -131,73 +128,73 @@ class ServerTracer:
                     self._listener(Tracing(done, len(running)))
                     yield traced
             except BaseException:
-                self._give_up(running)
+                self._cancel(running)
                 raise
 
-    def _traced(self, request: TraceRequest) -> Traced:
+    def _run_trace(self, request: TraceRequest) -> Traced:
         """Return the result of a request.
 
-        A failed trace may leave its process in a bad state, so its worker is not reused. A lost worker may have died of
-        an earlier trace, so the request is repeated in a new one.
+        Closes the worker of a failed trace, which may be in a bad state. Repeats the request in a new worker if a used
+        one is lost: an earlier trace may be the cause.
         """
-        libraries = _libraries(request)
+        key = _worker_key(request)
         while True:
             left_seconds = self.left_seconds
             if left_seconds <= 0:
                 return Untraceable("no time was left", lasting=False)
-            worker, usable = self._worker(libraries), False
+            worker, usable = self._worker(key), False
             was_new = not worker.jobs
             try:
-                reply = trace(worker, request, self.new_folder(), min(_LONGEST_SECONDS, left_seconds))
+                reply = trace(worker, request, self.new_folder(), min(_TRACE_TIMEOUT_SECONDS, left_seconds))
                 usable = True
                 return reply
             except (InputError, ProbeServerError):
                 raise
             except AutotuneError as error:
                 lasting = not isinstance(error, JobLostError)
-                if lasting or was_new or self._given_up:
-                    return Untraceable(error.message, lasting, error.raised_at)
+                if lasting or was_new or self._cancelled:
+                    return Untraceable(error.message, lasting)
             finally:
-                self._release(libraries, worker, usable=usable)
+                self._release(key, worker, usable=usable)
 
-    def _worker(self, libraries: str) -> Worker:
+    def _worker(self, key: str) -> Worker:
         """Return an idle worker with the same patches of libraries, or a new one."""
         with self._lock:
-            idle = next((item for item in self._idle if item[0] == libraries), None)
+            idle = next((item for item in self._idle if item[0] == key), None)
             if idle is not None:
                 self._idle.remove(idle)
                 worker = idle[1]
             else:
-                while len(self._idle) + len(self._busy) >= _MOST_WORKERS and self._idle:
+                while len(self._idle) + len(self._busy) >= _MAX_WORKERS and self._idle:
                     self._idle.pop(0)[1].close()
                 worker = Worker(self.server)
             self._busy.add(worker)
             return worker
 
-    def _release(self, libraries: str, worker: Worker, *, usable: bool) -> None:
+    def _release(self, key: str, worker: Worker, *, usable: bool) -> None:
         with self._lock:
             self._busy.remove(worker)
-            if usable and not self._given_up:
-                self._idle.append((libraries, worker))
+            if usable and not self._cancelled:
+                self._idle.append((key, worker))
             else:
                 worker.close()
 
-    def _give_up(self, running: Sequence[Future[Traced]]) -> None:
-        """End all running traces, so that their threads return and an interrupted command ends."""
-        self._given_up = True
+    def _cancel(self, running: Sequence[Future[Traced]]) -> None:
+        """End all running traces, so that their threads return."""
+        self._cancelled = True
         for job in running:
             job.cancel()
         while not all(job.done() for job in running):
             with self._lock:
                 for worker in self._busy:
                     worker.interrupt()
-            wait(running, _INTERVAL_SECONDS)
+            wait(running, _INTERRUPT_INTERVAL_SECONDS)
 
     def new_folder(self) -> Path:
         """Return the path of a new directory in :attr:`folder`."""
-        return self.folder / f"job-{next(self._numbers)}"
+        return self.folder / f"job-{next(self._folder_numbers)}"
 
 
-def _libraries(request: TraceRequest) -> str:
-    """Return the key of workers in which a trace can run: patches of libraries persist in a process."""
+def _worker_key(request: TraceRequest) -> str:
+    """Return the key of the workers that can run a trace: patches of libraries persist in a process."""
     return f"{request.target} {request.model.name} {libraries_of(request.plan)}"

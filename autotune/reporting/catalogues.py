@@ -1,4 +1,4 @@
-"""The reports of ``autotune plan --gpu list``, the GPUs, and of ``autotune techniques``, the knobs and choices."""
+"""The reports of ``autotune plan --gpu list`` (GPUs) and of ``autotune techniques`` (knobs and choices)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANGES = "changes-training"
 
 
 def gpus_report(gpus: Sequence[Gpu], width: int) -> Document:
-    """Return the catalogue for a terminal of ``width`` characters; a narrow one omits links."""
+    """Return the catalogue for a terminal of ``width`` characters; below 72, without PCIe and NVLink."""
     titles = [title for title in _columns(gpus[0]) if width >= _WIDE or title not in _LINKS]
     rows = tuple(tuple(_columns(gpu)[title] for title in titles) for gpu in gpus)
     notes = tuple(map(Paragraph, (_MEANINGS, *_exceptions(gpus), _SOURCES)))

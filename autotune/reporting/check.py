@@ -1,4 +1,4 @@
-"""The report of ``autotune check``: the verdict in one line, then its evidence, then the findings."""
+"""The report of ``autotune check``: the verdict in one line, its evidence, the findings, and a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEVERITIES: Mapping[Severity, tuple[str, doc.Tone]] = {
 
 
 def verdict_report(verdict: Verdict, name: str = "") -> doc.Document:
-    """Return the report about a check, with the name of its file if there are several."""
+    """Return the report about a check, after the ``name`` of its file if several were checked."""
     headline = f"{name}: {verdict.headline}" if name else verdict.headline
     return doc.Document(
         verdict=doc.Verdict(headline, doc.TONES[EXIT_CODES[verdict.outcome]], evidence=tuple(_evidence(verdict))),
@@ -31,7 +31,7 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         yield doc.Section("Memory at the peak", (facts,), heading=True)
     for severity, (title, tone) in _SEVERITIES.items():
         found = (item for item in verdict.findings if item.severity is severity)
-        yield from doc.listing(title, _lines(found), tone)
+        yield from doc.listing(title, _messages(found), tone)
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
@@ -40,8 +40,8 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         yield doc.Section("Remedy", (doc.Paragraph(none),))
 
 
-def _lines(found: Iterable[Finding]) -> Iterator[str]:
-    for item in found:
+def _messages(findings: Iterable[Finding]) -> Iterator[str]:
+    for item in findings:
         yield f"{item.file}:{item.line}: {item.message}" if item.line is not None else item.message
 
 
@@ -75,7 +75,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
 
 
 def _deviations(need: Need) -> Iterator[str]:
-    """Yield the parts of the bounds of a traced need."""
+    """Yield the parts of the distance between a traced need and its bounds."""
     memory = need.memory
     yield "the stated error" if memory is None else f"the stated error of {format_share(memory.error)}"
     if need.varied_bytes:
@@ -98,9 +98,9 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
 
 
 def fixed_report(fixed: Fixed) -> doc.Document:
-    """Return the report on the rewritten keys of a file, and on those to change by hand."""
+    """Return the report about ``check --fix``: the rewritten keys of a file, and those to change by hand."""
     unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
     blocks = doc.Diff(fixed.diff), doc.Paragraph(f"wrote {fixed.file}" if fixed.diff else unchanged)
     return doc.Document(
-        None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _lines(fixed.left), doc.Tone.UNSURE))
+        None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _messages(fixed.left), doc.Tone.UNSURE))
     )

@@ -1,4 +1,4 @@
-"""Compares the recommendation with the baseline, as values."""
+"""Texts that compare the recommendation of a search with its baseline: speed-up, memory, step size, costs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.yaml_text import yaml_line
 from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
+from autotune.reporting.outlook import baseline_name
 from autotune.reporting.sections import Value, comparison_rows, epoch_values
 from autotune.techniques.per_device_train_batch_size import NEAR_STEP
 from autotune.trainers import find_trainer
@@ -22,7 +23,7 @@ interval is symmetric in ratio."""
 
 
 def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
-    """Return the rows of the comparison, without properties that were measured for neither."""
+    """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     compared = [recommended] if baseline is None else [recommended, baseline]
     chosen, *others = (_values(result, one, compared) for one in compared)
@@ -31,16 +32,16 @@ def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[
     return comparison_rows(chosen, others[0] if others else {})
 
 
-def _values(result: Result, one: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
+def _values(result: Result, candidate: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
     return {
-        "status": Value(words.status_text(one.status)),
-        "memory held": Value(words.bytes_or_dash(one.held_bytes), one.held_bytes, result.budget_bytes),
-        "  reserved": Value(words.bytes_or_dash(one.reserved_bytes)),
-        "  allocated": Value(words.bytes_or_dash(None if one.reserved_bytes is None else one.peak_bytes)),
-        "speed": Value(words.rate_or_dash(one.tokens_per_second), one.tokens_per_second),
-        "  a further run": Value(_expected(one)),
-        "time per evaluation": Value(words.duration_or_dash(one.evaluation_seconds)),
-        **epoch_values(one, compared, find_trainer(result.trainer).counted),
+        "status": Value(words.status_text(candidate.status)),
+        "memory held": Value(words.bytes_or_dash(candidate.held_bytes), candidate.held_bytes, result.budget_bytes),
+        "  reserved": Value(words.bytes_or_dash(candidate.reserved_bytes)),
+        "  allocated": Value(words.bytes_or_dash(None if candidate.reserved_bytes is None else candidate.peak_bytes)),
+        "speed": Value(words.rate_or_dash(candidate.tokens_per_second), candidate.tokens_per_second),
+        "  a further run": Value(_range_text(candidate)),
+        "time per evaluation": Value(words.duration_or_dash(candidate.evaluation_seconds)),
+        **epoch_values(candidate, compared, find_trainer(result.trainer).counted),
     }
 
 
@@ -60,16 +61,17 @@ def contribution_text(contribution: Contribution) -> str:
 
 def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
+    name = baseline_name(result, capitalized=True)
     baseline, rate = result.baseline, words.rate_or_dash(recommended.tokens_per_second)
     if baseline is not None and recommended.candidate == baseline.candidate:
         if result.status is RunStatus.INTERRUPTED:
-            return f"Nothing faster than {_name(result)} was found so far."
-        return f"{_name(result, starts=True)} is {result.compared or 'already the fastest candidate that fits'}."
+            return f"Nothing faster than {baseline_name(result)} was found so far."
+        return f"{name} is {result.compared or 'already the fastest candidate that fits'}."
     among = f" It is {result.compared}." if result.compared else ""
     if result.speedup is not None:
         return f"{_speed_text(result, recommended, result.speedup)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
-        return f"{_name(result, starts=True)} {words.ended_text(baseline.status)}; this runs at {rate}.{among}"
+        return f"{name} {words.ended_text(baseline.status)}; this runs at {rate}.{among}"
     return f"This runs at {rate}.{among}" if among else f"The fastest candidate that fits runs at {rate}."
 
 
@@ -80,10 +82,10 @@ def confirmed_text(result: Result) -> str:
 
 
 def runs_text(result: Result, recommended: Choosable) -> str:
-    """Return how many runs the speed figures are based on, and what their range means."""
+    """Return the number of runs behind the speed figures, and the meaning of their range."""
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, so the spread between runs is not known."
-    turns = f", {result.pairs} of them in turn with {_name(result)}" if result.pairs else ""
+    turns = f", {result.pairs} of them in turn with {baseline_name(result)}" if result.pairs else ""
     return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
 
 
@@ -118,17 +120,12 @@ def step_change_text(result: Result) -> str:
     )
 
 
-def _name(result: Result, *, starts: bool = False) -> str:
-    return words.baseline_name(own=result.base is not None, starts=starts)
-
-
 def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
-    """Return a sentence on the speed-up and its interval, or that it is within noise or unknown.
+    """Return a sentence on the speed-up and its interval.
 
-    Without an interval, the two count as indistinguishable if a further run of the recommendation may be as fast as the
-    baseline was.
+    Without an interval, the two cannot be told apart if the baseline's speed is in the range of the recommendation's.
     """
-    where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
+    where = f"{baseline_name(result)} at the same global batch of {result.global_batch_size}"
     factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
     if high is not None and high > _UNKNOWN * speedup:
         return f"The speed-up over {where} is not known: {counted(result.pairs, 'pair')} of runs differ too much."
@@ -145,14 +142,14 @@ def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
 
 
 def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
-    """Return whether a further run of the recommendation may be as fast as the baseline was."""
+    """Return whether the baseline's speed is in the range of a further run of the recommendation."""
     rate = baseline.tokens_per_second if baseline is not None else None
     low, high = recommended.tokens_per_second_low, recommended.tokens_per_second_high
     return rate is not None and low is not None and high is not None and low <= rate <= high
 
 
-def _expected(one: Choosable) -> str:
-    low, high = one.tokens_per_second_low, one.tokens_per_second_high
+def _range_text(candidate: Choosable) -> str:
+    low, high = candidate.tokens_per_second_low, candidate.tokens_per_second_high
     if low is None or high is None:
         return words.MISSING
     return "not known" if high > _UNKNOWN**2 * low else f"{low:,.0f} to {high:,.0f}"

@@ -1,4 +1,4 @@
-"""A report as one document: sections of sentences and figures, computed once, that terminal, HTML and Markdown draw."""
+"""A report's content as sections of sentences and figures, which the terminal, HTML and Markdown writers draw."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines below a sentence that introduces them; the sentence may be empty."""
+    """Lines below an introductory sentence, which may be empty."""
 
     lines: tuple[Line, ...]
     lead: str = ""
@@ -116,7 +116,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Values by name; what cannot be used is ``unavailable``."""
+    """Values by name; names in ``unavailable`` are choices that cannot be used here."""
 
     pairs: tuple[tuple[str, str], ...]
     unavailable: frozenset[str] = frozenset()
@@ -130,7 +130,7 @@ class Diff:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Its lines for display; for Windows line ends, one further line names them."""
+        """Its lines for display, after a line that names the line ends if they are those of Windows."""
         lines = self.text.removesuffix("\n").split("\n") if self.text else []
         windows = ["line ends: CRLF"] if any(line.endswith("\r") for line in lines) else []
         return tuple(printable(line.removesuffix("\r")) for line in (*windows, *lines))
@@ -149,9 +149,9 @@ class CandidateRow:
     """A candidate in the list of candidates.
 
     Attributes:
-        outcome: in words, one of a few.
-        cells: its figures, in words.
-        reason: why it was not tried, how it ended, or what makes it fit; empty without one.
+        outcome: such as ``fits`` or a status.
+        cells: its figures, as text.
+        reason: why it was not tried, how it ended, or which change makes it fit; empty without one.
     """
 
     number: str
@@ -168,11 +168,11 @@ class Candidates:
 
     Attributes:
         counts: numbers by outcome, in sentences.
-        lines: on all of them, such as the reasons of vetoes.
-        number: name of their numbers, such as trial.
-        columns: of their figures.
-        last: title of the last column: the candidate, and the reason.
-        in_text: whether a terminal and Markdown show the rows; those of a search were shown as it ran.
+        lines: sentences on all of them, such as the reasons of vetoes.
+        number: title of the column of numbers, such as ``trial``.
+        columns: titles of the columns of figures.
+        last: title of the last column, which has the candidate and the reason.
+        in_text: whether a terminal and Markdown show the rows; a search shows its rows while it runs.
     """
 
     counts: str
@@ -194,7 +194,7 @@ class Point:
     """A candidate whose memory and speed are known.
 
     Attributes:
-        label: the subject of the figures, such as a trial.
+        label: source of the figures, such as ``trial 3``.
         role: ``recommended``, ``default`` or ``other``.
     """
 
@@ -210,8 +210,8 @@ class Plane:
     """Memory against speed of the candidates: a picture in a terminal, in Markdown a table of the best.
 
     Attributes:
-        legend: names of the roles that points have.
-        memory: name of the memory of a candidate.
+        legend: each role with its name.
+        memory: title of the memory axis.
     """
 
     points: tuple[Point, ...]
@@ -247,7 +247,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A figure of a probe as it was predicted before it ran, and as it was measured."""
+    """A figure of a probe: the prediction before it ran, and the measurement."""
 
     name: str
     predicted: float
@@ -256,11 +256,11 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Charts:
-    """The figures that only a page draws; what is empty has no chart.
+    """The figures of the charts that only a page draws; an empty attribute has no chart.
 
     Attributes:
         steps: memory through one step of the compared candidates.
-        untraced: why it is not known of one of them, in a sentence; empty where it is.
+        untraced: a sentence on the candidates without such memory; empty if all have it.
         memory, speed: pairs of prediction and measurement.
     """
 
@@ -294,10 +294,10 @@ class Verdict:
     """The result, first in every form.
 
     Attributes:
-        choices: of the chosen candidate, where they differ from the baseline.
-        evidence: lines on which the headline stands, in a terminal.
-        remarks: on the headline, in sentences.
-        command: command that trains as recommended, shown on pages; empty without one.
+        choices: the chosen candidate's differences from the baseline; empty without any.
+        evidence: lines below the headline, in a terminal.
+        remarks: sentences below the headline.
+        command: command that trains as recommended, for pages; empty without one.
     """
 
     headline: str
@@ -313,8 +313,8 @@ class Document:
     """A report.
 
     Attributes:
-        subject: the subject of the plan or comparison, in a sentence; empty if the headline has it.
-        title: of a page.
+        subject: what was planned or compared, in a sentence; empty if the headline has it.
+        title: title of the page.
     """
 
     verdict: Verdict | None
@@ -323,7 +323,7 @@ class Document:
     title: str = ""
 
     def blocks(self, kind: type[_Kind]) -> list[_Kind]:
-        """Return the blocks of a kind, in their order."""
+        """Return the blocks of a class, in their order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
 
 

@@ -14,35 +14,35 @@ from autotune.units import format_bytes
 _MOST_ROWS = 16
 
 
-def dry_run_report(found: DryRun) -> Document:
+def dry_run_report(run: DryRun) -> Document:
     """Return the report about a dry run."""
-    # A launcher may hold some GPU memory too. If no process trained, all are shown.
-    training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
-    training = [each for each in training or found.processes if each.spans]
-    rows = [(each, span) for each in training for span in each.spans]
+    # A launcher may use some GPU memory, too. If no process trained, all are shown.
+    training = [process for process in run.processes if process.loaders or process.steps or process.failed_allocations]
+    training = [process for process in training or run.processes if process.spans]
+    rows = [(process, span) for process in training for span in process.spans]
     if len(rows) > _MOST_ROWS:
-        rows = [(each, max(each.spans, key=lambda span: span.held_bytes)) for each in training]
+        rows = [(process, max(process.spans, key=lambda span: span.held_bytes)) for process in training]
     return Document(
-        verdict=Verdict(found.headline, TONES[found.exit_code], evidence=tuple(_evidence(found))),
+        verdict=Verdict(run.headline, TONES[run.exit_code], evidence=tuple(_evidence(run))),
         sections=(
-            *([Section("Peaks", (_table(rows, several=found.gpus > 1),))] if rows else []),
-            *listing("Notes", found.notes),
+            *([Section("Peaks", (_table(rows, several=run.gpus > 1),))] if rows else []),
+            *listing("Notes", run.notes),
         ),
     )
 
 
-def _evidence(found: DryRun) -> Iterator[str]:
-    yield f"{' '.join(found.command)}, on {found.gpus} x {found.gpu}, {format_bytes(found.total_bytes)}"
-    if found.failed is not None:
-        yield from _failed(found.failed, found.spare_bytes)
+def _evidence(run: DryRun) -> Iterator[str]:
+    yield f"{' '.join(run.command)}, on {run.gpus} x {run.gpu}, {format_bytes(run.total_bytes)}"
+    if run.failed is not None:
+        yield from _failure_lines(run.failed, run.spare_bytes)
         return
-    if found.spare_bytes is not None and found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT):
-        yield f"{format_bytes(found.spare_bytes)} to spare on the fullest GPU"
-        if found.reason:
-            yield found.reason
+    if run.spare_bytes is not None and run.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT):
+        yield f"{format_bytes(run.spare_bytes)} to spare on the fullest GPU"
+        if run.reason:
+            yield run.reason
 
 
-def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
+def _failure_lines(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
     if failed.place.text:
         file = short_path(Path(failed.place.file))
         yield f"{file}:{failed.place.line}, in {failed.place.function}: {failed.place.text}"
@@ -59,12 +59,12 @@ def _failed(failed: FailedAllocation, spare: int | None) -> Iterator[str]:
 def _table(rows: Sequence[tuple[Followed, Span]], *, several: bool) -> Table:
     cells = tuple(
         (
-            *((str(each.rank), str(span.device)) if several else ()),
+            *((str(process.rank), str(span.device)) if several else ()),
             str(span.step) if span.step else "before",
             *map(format_bytes, (span.allocated_bytes, span.reserved_bytes, span.held_bytes)),
             Bar(span.held_bytes / span.total_bytes),
         )
-        for each, span in rows
+        for process, span in rows
     )
     where = ("rank", "GPU") if several else ()
     columns = (*where, "step", "allocated", "reserved", "held of the GPU", "")

@@ -1,4 +1,4 @@
-"""The stages of one estimate, for ``autotune plan --explain``: from the training plan to its figures."""
+"""The report of ``autotune plan --explain``: the stages of one estimate, from the training plan to memory and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUMMANDS = {
     "rounding": "+ rounding and library workspaces",
     **{name: f"+ {name}" for name in ("fragmentation", VLLM, "context", "process")},
 }
-"""Names of the parts of a need outside the tensors at its peak."""
+"""Labels of the parts of the needed memory that are not tensors."""
 
 
 def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Section]:
@@ -149,7 +149,7 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
 
 
 def _untimed_text(explanation: Explanation) -> str:
-    """Return why the time of a step is not known."""
+    """Return the reason why no time of a step is predicted."""
     plan = explanation.training_plan
     if not explanation.times:
         return "the speed of the device is not known"

@@ -1,4 +1,4 @@
-"""The report of ``autotune lengths``: histogram, quantiles, and the tokens that each maximum length keeps."""
+"""The report of ``autotune lengths``: histogram, quantiles, and the share of tokens within each maximum length."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from autotune.units import counted, format_bytes, format_share
 
 _FLOAT32_BYTES = 4
 """Bytes of one number in an image processor's output."""
-_LIMITED_QUANTILES = (0.5, 0.95, 1.0)
-_OF_LIMITED = (
-    "Tokens of a row's images, and numbers in its pixel_values, as the image processor makes them now and would make "
-    "them with smaller images:"
+_SMALLER_QUANTILES = (0.5, 0.95, 1.0)
+_SMALLER_MEANING = (
+    "Tokens of a row's images, and numbers in its pixel_values, with the image processor's setting and with smaller "
+    "images:"
 )
 LIMITED = (
     "Smaller images need less memory and time, but lose detail: they change training, and autotune never chooses them."
 )
-_WHERE_LIMITED = (
-    "TRL has no option for them. Change preprocessor_config.json in a local copy of the model, or what is under "
-    "image_processor in processor_config.json if that has it: where there is max_pixels, set that to the number in the "
-    "first column; otherwise set size.longest_edge. Without tiles, do_image_splitting is false. Then give that copy to "
-    "autotune and to trl."
+_HOW_TO_LIMIT = (
+    "TRL has no option for them. In a local copy of the model, change preprocessor_config.json, or image_processor in "
+    "processor_config.json if that has it: set max_pixels, if present, to the number in the first column; otherwise "
+    "set size.longest_edge. For no tiles, set do_image_splitting to false. Then give that copy to autotune and to trl."
 )
 _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 
@@ -51,7 +50,7 @@ def lengths_report(report: LengthReport) -> Document:
             Section("Histogram", (histogram(report.histogram, "tokens in a row" if single else "longest sequence"),)),
             Section("Quantiles", (_table(("share of rows", longest), quantiles),)),
             *(() if dataset.images is None else (_images(dataset.images),)),
-            *((_limited(dataset.images),) if dataset.images is not None and dataset.images.limits else ()),
+            *((_smaller_images(dataset.images),) if dataset.images is not None and dataset.images.limits else ()),
             *((Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),) if has_limit else ()),
         ),
     )
@@ -71,13 +70,13 @@ def _images(images: ImageProfile) -> Section:
     return Section("Images", (_table(titles, rows),))
 
 
-def _limited(images: ImageProfile) -> Section:
-    """Return the images under smaller limits of the processor, and where to set a limit."""
+def _smaller_images(images: ImageProfile) -> Section:
+    """Return the sizes of images under smaller limits of the processor, and where to set a limit."""
     present, *_ = images.limits
     rows = [
         (
             f"{_setting_text(limit)}{' (now)' if limit is present else ''}",
-            *(f"{limit.tokens.quantile(share):,}" for share in _LIMITED_QUANTILES),
+            *(f"{limit.tokens.quantile(share):,}" for share in _SMALLER_QUANTILES),
             format_share(limit.tokens.tokens / present.tokens.tokens),
             f"{limit.elements.quantile(1.0):,}",
             format_share(limit.elements.tokens / present.elements.tokens),
@@ -85,7 +84,7 @@ def _limited(images: ImageProfile) -> Section:
         for limit in images.limits
     ]
     titles = ("longest_edge", "median", "95 %", "most", "vs now", "largest pixel_values", "vs now")
-    parts = (Paragraph(_OF_LIMITED), _table(titles, rows), Paragraph(LIMITED), Paragraph(_WHERE_LIMITED))
+    parts = (Paragraph(_SMALLER_MEANING), _table(titles, rows), Paragraph(LIMITED), Paragraph(_HOW_TO_LIMIT))
     return Section("Smaller images", parts)
 
 
@@ -96,7 +95,7 @@ def _setting_text(limit: ImageLimit) -> str:
 
 
 def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: int | None = None) -> Table:
-    """Return the number of rows by length, under the title of their lengths, with the maximum length among them."""
+    """Return the number of rows by length; ``title`` is that of the first column, ``limit`` the maximum length."""
     most, tokens = max(part.rows for part in bins), sum(part.tokens for part in bins)
     last = next((part for part in bins if limit is not None and limit <= part.high), None)
     rows = (
@@ -143,12 +142,12 @@ def long_rows_text(report: LengthReport) -> str:
     images = report.workload.dataset.images
     if images is not None:
         return (
-            "TRL cuts rows that are longer than max_length, and fails where it cuts a token of an image: below "
-            f"{images.ends.longest:,}."
+            "TRL cuts rows that are longer than max_length, and fails if it cuts a token of an image: below a "
+            f"max_length of {images.ends.longest:,}."
         )
     if not _drops(report):
         cut = "Rows that are longer than max_length are cut."
         return cut if _cuts(report) else "None of these lengths drops or cuts a row."
     if not _cuts(report):
         return "Rows that are longer than max_length are dropped whole; none is cut."
-    return "Rows that are longer than max_length are cut, or dropped where nothing would be left to train on."
+    return "Rows that are longer than max_length are cut, or dropped if no token would be left to train on."

@@ -1,4 +1,4 @@
-"""Sentences on a search in addition to its recommendation: untried choices, why nothing fits, further options."""
+"""Texts about a search beyond its recommendation: choices not tried, why nothing fits, how to train or go on."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 
 
 def interrupted_text(result: Result) -> str:
-    """Return the partial result of a run that the user or a limit ended before a recommendation."""
+    """Return the result of a search that the user or a limit ended before it had a recommendation."""
     if result.status is RunStatus.UNDECIDED:
         more = _MORE.get(result.ended) if result.ended is not None else None
         ended = f"{result.ended.capitalize()} ended the search" if result.ended and more else "The search ended"
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
         return " ".join((decided, *_smallest_text(result), *([f"Go on with --resume and {more}."] if more else [])))
-    allowed = " that may be recommended" if ran(result.trials) else ""
+    allowed = " that may be recommended" if completed_trials(result) else ""
     return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 
 
 def nothing_fits_text(result: Result) -> str:
-    """Return sentences on why nothing is recommended: the smallest need, failures, and fits that may not be taken."""
-    barred = [trial for trial in ran(result.trials) if trial.illegal]
+    """Return why nothing is recommended: the smallest need, failures, and candidates that fit but are not allowed."""
+    barred = [trial for trial in completed_trials(result) if trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
     ended, least = "", _smallest_trial(result)
@@ -114,7 +114,7 @@ def _smallest_need_text(result: Result) -> str:
 
 
 def _is_proven(result: Result) -> bool:
-    """Whether the candidate with the smallest predicted need lacked memory, or all that may be recommended did."""
+    """Return whether the candidate with the smallest predicted need, or all that are allowed, lacked memory."""
     trial = _smallest_trial(result)
     if trial is not None:
         return trial.lacked_memory
@@ -123,8 +123,8 @@ def _is_proven(result: Result) -> bool:
 
 
 def _nearest_text(result: Result) -> Iterable[str]:
-    """Yield the later failure of the lightest candidate that had fit its probe."""
-    failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
+    """Yield the later failure of the candidate that needs the least memory and had fit its first probe."""
+    failed = [trial for trial in completed_trials(result) if trial.later_failure is not None and not trial.illegal]
     trial = min(failed, key=lambda one: one.held_bytes or 0, default=None)
     if trial is None or trial.later_failure is None:
         return
@@ -153,7 +153,7 @@ def _smallest_text(result: Result) -> Iterable[str]:
 
 def _name(result: Result, trial: Trial) -> str:
     of_baseline = result.baseline is not None and trial.number == result.baseline.number
-    return words.baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
+    return baseline_name(result, capitalized=True) if of_baseline else f"Trial {trial.number}"
 
 
 def _smallest_trial(result: Result) -> Trial | None:
@@ -162,20 +162,25 @@ def _smallest_trial(result: Result) -> Trial | None:
     return next((trial for trial in result.trials if trial.number == number), None)
 
 
+def baseline_name(result: Result, *, capitalized: bool = False) -> str:
+    """Return the name of a search's baseline."""
+    return words.baseline_name(is_users=result.base is not None, capitalized=capitalized)
+
+
 def candidate_name(result: Result, candidate: Candidate) -> str:
     """Return the differences from the baseline, or all choices if the baseline was never measured."""
     if result.baseline is None:
-        return words.written(candidate)
-    return words.differences(candidate, result.baseline.candidate, words.baseline_name(own=result.base is not None))
+        return words.format_choices(candidate)
+    return words.differences(candidate, result.baseline.candidate, baseline_name(result))
 
 
-def ran(trials: Iterable[Trial]) -> list[Trial]:
+def completed_trials(result: Result) -> list[Trial]:
     """Return the trials whose probe ran to the end."""
-    return [trial for trial in trials if trial.status is ProbeStatus.OK]
+    return [trial for trial in result.trials if trial.status is ProbeStatus.OK]
 
 
 def way_out_lines(result: Result) -> tuple[str, ...]:
-    """Return changes that might make a candidate fit; no candidate of the search has them."""
+    """Return changes outside the searched space that might make a candidate fit."""
     return (
         *allow_lines(result.unlockable),
         *(
@@ -193,7 +198,7 @@ def more_memory_text(budget_bytes: int, device_bytes: int) -> str:
 
 
 def next_command(result: Result, program: Callable[[str], str] = str) -> str:
-    """Return the command that trains as recommended; ``program`` returns the command of a program's name."""
+    """Return the command that trains as recommended; ``program`` returns the path of a program."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
         accelerate = [program("accelerate"), "launch", "--config_file", words.short_path(bundle / "accelerate.yaml")]

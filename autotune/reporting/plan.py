@@ -1,4 +1,4 @@
-"""The report about a plan."""
+"""The report of ``autotune plan``: the fastest candidate that fits, the table of candidates, and where memory goes."""
 
 from __future__ import annotations
 
@@ -22,52 +22,50 @@ _LESS = f"over {100 * ALIKE_MEMORY:.0f} % less memory"
 
 
 def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
-    """Return the report about a plan.
-
-    Where the plan explains an estimate, its stages take the place of the candidates.
+    """Return the report about a plan, or in a terminal, if the plan has an explanation, the stages of that estimate.
 
     Args:
-        top: number of the best candidates that a terminal shows; a page has as many as are useful.
+        top: number of candidates in a terminal; None for a page, which has all that differ enough.
     """
     if plan.explanation is not None and top is not None:
-        return _explained(plan, plan.explanation)
+        return _explanation_report(plan, plan.explanation)
     best, fits, chosen = plan.best, plan.fastest is not None, _chosen(plan)
     steps, untraced = _steps(plan, chosen)
     legend = (("recommended", chosen), ("default", words.BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
     return doc.Document(
-        title=f"{sections.title(plan.trainer, plan.model, plan.dataset)}, planned for {plan.gpu.name}",
+        title=f"{sections.page_title(plan.trainer, plan.model, plan.dataset)}, planned for {plan.gpu.name}",
         subject=workload_and_gpu_text(plan),
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *doc.listing("Why nothing is predicted", () if best is not None else unknown_lines(plan)),
-            *sections.compared(words.BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
+            *sections.comparison_sections(words.BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Best speed for each amount of memory", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
-            *sections.peak("Memory at the peak", _needs(plan), plan.budget_bytes),
-            *sections.compared(
+            *sections.peak_sections("Memory at the peak", _needs(plan), plan.budget_bytes),
+            *sections.comparison_sections(
                 words.BASELINE_NAME, chosen, sections.comparison_rows(*_epochs(plan)), doc.Medium.TERMINAL
             ),
-            *sections.lengths(plan.lengths, plan.limit, "the best candidate"),
+            *sections.length_sections(plan.lengths, plan.limit, "the best candidate"),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
-            sections.closing("Predicted with", _facts(plan), "Plan again with", "plan", plan.settings),
+            sections.closing_section("Predicted with", _facts(plan), "Plan again with", "plan", plan.settings),
         ),
     )
 
 
 def _chosen(plan: Plan) -> str:
-    """Return what makes the best candidate the best."""
+    """Return the criterion by which the best candidate was chosen, as its name."""
     best = plan.best
     if best is not None and not best.fits:
         return "least memory"
     return "largest margin" if best is not None and best.tokens_per_second is None else "fastest that fits"
 
 
-def _explained(plan: Plan, explanation: Explanation) -> doc.Document:
+def _explanation_report(plan: Plan, explanation: Explanation) -> doc.Document:
     """Return the report about the estimate that a plan explains."""
     subject = f"the {_chosen(plan)}"
     if explanation.subject is Subject.BASELINE:
@@ -105,7 +103,7 @@ def _comparison_of_plan(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
 
 
 def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.Value]]:
-    """Return batches, steps and epoch of the best candidate and of the baseline; nothing where they are not known."""
+    """Return batches, steps and epoch of the best candidate and of the baseline; empty if not known."""
     chosen, baseline = plan.epoch, plan.baseline_epoch
     if chosen is None or baseline is None:
         return {}, {}
@@ -114,9 +112,9 @@ def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.V
     return {**_cost(plan, plan.best, chosen), **ours}, {**_cost(plan, plan.baseline, baseline), **theirs}
 
 
-def _cost(plan: Plan, one: Estimate | None, epoch: Epoch) -> dict[str, sections.Value]:
+def _cost(plan: Plan, estimate: Estimate | None, epoch: Epoch) -> dict[str, sections.Value]:
     """Return the cost of an epoch, or of a billion tokens without a dataset; nothing without a price or a speed."""
-    rate = one.tokens_per_second if one is not None else None
+    rate = estimate.tokens_per_second if estimate is not None else None
     if plan.price is None or not rate:
         return {}
     unit, seconds = "epoch", epoch.seconds_per_epoch
@@ -125,21 +123,21 @@ def _cost(plan: Plan, one: Estimate | None, epoch: Epoch) -> dict[str, sections.
     return {f"cost per {unit}": sections.Value(words.cost_text(cost_of(seconds, plan.price, plan.processes)))}
 
 
-def _values(plan: Plan, one: Estimate) -> dict[str, sections.Value]:
-    memory, (need, spare, host) = one.memory, words.memory_cells(one)
+def _values(plan: Plan, estimate: Estimate) -> dict[str, sections.Value]:
+    memory, (need, spare, host) = estimate.memory, words.memory_cells(estimate)
     needed_bytes = memory.device_bytes if memory is not None else None
     return {
         "memory needed": sections.Value(need, needed_bytes, whole=plan.budget_bytes),
         "to spare": sections.Value(spare),
         "memory may be off by": sections.Value(_percent_or_dash(memory.error if memory is not None else None)),
         "host memory of a machine": sections.Value(host),
-        "speed": sections.Value(words.rate_or_dash(one.tokens_per_second), one.tokens_per_second),
+        "speed": sections.Value(words.rate_or_dash(estimate.tokens_per_second), estimate.tokens_per_second),
         "speed may be off by": sections.Value(_percent_or_dash(memory.time_error if memory is not None else None)),
     }
 
 
 def _points(plan: Plan) -> tuple[doc.Point, ...]:
-    """Return the candidates whose memory and speed are known."""
+    """Return a point for each candidate with known memory and speed."""
     roles = {plan.baseline.candidate: "default"} | ({plan.best.candidate: "recommended"} if plan.best else {})
     return tuple(
         doc.Point(
@@ -206,23 +204,23 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from sorted(plan.environment.items())
 
 
-def workload_and_gpus_text(found: Plan | Rent, target: str) -> str:
-    """Return the subject of a plan: the workload with its fixed choices, and the target."""
-    fixed = found.settings.get("fix")
-    choices = f", with {words.written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
-    return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{choices}, planned for {target}"
+def workload_and_gpus_text(plan: Plan | Rent, target: str) -> str:
+    """Return the workload with its fixed choices, and the GPUs of the plan (``target``)."""
+    fixed = plan.settings.get("fix")
+    choices = f", with {words.format_choices(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
+    return f"{plan.model} on {plan.dataset}, global batch {plan.global_batch_size}{choices}, planned for {target}"
 
 
-def traces_text(found: Plan | Rent, shown: Iterable[Estimate] = ()) -> str:
-    """Return the number of traces of a plan, how long it took, and the largest error of the estimates shown."""
-    traces = f"{counted(found.trace_count, 'trace')} ({found.new_trace_count:,} new)"
-    traces += f" in {format_duration(found.wall_seconds)}"
-    error = max((one.memory.error for one in shown if one.memory is not None), default=0.0)
+def traces_text(plan: Plan | Rent, estimates: Iterable[Estimate] = ()) -> str:
+    """Return the number of traces of a plan, its duration, and the largest error of ``estimates``."""
+    traces = f"{counted(plan.trace_count, 'trace')} ({plan.new_trace_count:,} new)"
+    traces += f" in {format_duration(plan.wall_seconds)}"
+    error = max((one.memory.error for one in estimates if one.memory is not None), default=0.0)
     return f"{traces}; memory may be off by {_percent(error)}" if error else traces
 
 
 def workload_and_gpu_text(plan: Plan) -> str:
-    """Return the workload, and the GPU that is planned for."""
+    """Return the workload, and the number, kind and memory of the GPUs of the plan."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
     several = plan.processes > 1
     name = f"{plan.processes} x {plan.gpu.name}" if several else plan.gpu.name
@@ -234,7 +232,7 @@ def workload_and_gpu_text(plan: Plan) -> str:
 def choices_text(candidate: Candidate, plan: Plan) -> str:
     """Return a candidate's differences from TRL's default, without the fixed choices."""
     return (
-        words.written(candidate.differences(plan.baseline.candidate))
+        words.format_choices(candidate.differences(plan.baseline.candidate))
         or f"{words.BASELINE_NAME}{' otherwise' if plan.settings.get('fix') else ''}"
     )
 
@@ -258,18 +256,18 @@ def headline(plan: Plan) -> str:
 
 
 def doubt_text(plan: Plan) -> str:
-    """Return why the best might not fit, with the alternatives; an empty text where it is sure to fit."""
+    """Return why the best candidate might not fit, with an alternative; empty if it fits with its error."""
     best = plan.fastest
     if best is None:
         return ""
-    safer = () if best.sure else (_safer_text(plan),)
+    safer = () if best.fits_with_error else (_safer_text(plan),)
     return " ".join((*doubts(best, plan.host_bytes), *safer))
 
 
 def doubts(estimate: Estimate, host_bytes: int | None) -> tuple[str, ...]:
-    """Return why an estimate that fits might not, in sentences: for its device's memory, and for its host's."""
+    """Return why an estimate that fits might run out of the device's or the host's memory, in sentences."""
     memory, found = estimate.memory, list[str]()
-    if memory is not None and not estimate.sure:
+    if memory is not None and not estimate.fits_with_error:
         off = f"±{_percent(memory.error)}, {format_bytes(memory.error * memory.device_bytes)}"
         varied_bytes = memory.varied_bytes
         more = f" and what batches of varied lengths may add ({format_bytes(varied_bytes)})" if varied_bytes else ""
@@ -283,7 +281,7 @@ def doubts(estimate: Estimate, host_bytes: int | None) -> tuple[str, ...]:
 
 
 def _safer_text(plan: Plan) -> str:
-    safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
+    safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.fits_with_error), None)
     if safe is None:
         return "Nothing fits with its error to spare."
     known = safe.tokens_per_second is not None
@@ -295,13 +293,13 @@ def _safer_text(plan: Plan) -> str:
 
 
 def change_text(change: Change) -> str:
-    """Return in a few words the change that makes a candidate fit."""
-    choices = words.written(change.instead.candidate.differences(change.candidate))
+    """Return the change that makes a candidate fit, such as ``fits with liger=on, 2.00 GiB to spare``."""
+    choices = words.format_choices(change.instead.candidate.differences(change.candidate))
     return f"fits with {choices}, {words.bytes_or_dash(change.instead.spare_bytes)} to spare"
 
 
 def way_out_lines(plan: Plan) -> tuple[str, ...]:
-    """Return changes outside of the plan that might make a candidate fit; none where no need is known."""
+    """Return changes outside the searched space that might make a candidate fit; none if no need is known."""
     if plan.best is None:
         return ()
     shorter = () if plan.limit is None else (f"a --max-length below {plan.limit.max_length:,}",)
@@ -327,5 +325,5 @@ def _percent_or_dash(error: float | None) -> str:
 
 
 def _percent(error: float) -> str:
-    """Return an error, given as a share that may exceed 1, in per cent."""
+    """Return a relative error in per cent; it may exceed 100 %."""
     return f"{100 * error:.0f} %"

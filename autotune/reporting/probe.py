@@ -1,4 +1,4 @@
-"""The report about a search."""
+"""The report of ``autotune probe``: the recommendation against the baseline, its choices, trials and charts."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
-"""Phases that every training has; those of one that has no others are not shown."""
+"""Phases of every training: without others, the table of phases is not shown."""
 
 
 def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Document:
-    """Return the report about a search; ``program`` returns how a program is started on this machine, from its name."""
-    name = words.baseline_name(own=result.base is not None)
+    """Return the report about a search; ``program`` returns the command that starts the program of a name here."""
+    name = outlook.baseline_name(result)
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     ways_out = outlook.way_out_lines(result) if nothing_fits else ()
     further = () if nothing_fits else outlook.allow_lines(result.unlockable)
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
     plane, pages = doc.Plane(_points(result), result.budget_bytes, legend, "memory held"), doc.Medium.PAGES
     return doc.Document(
-        title=sections.title(result.trainer, result.workload.model.name, result.workload.dataset.name),
+        title=sections.page_title(result.trainer, result.workload.model.name, result.workload.dataset.name),
         verdict=_verdict(result, program),
         sections=(
             *doc.listing("What might change this (not measured)", ways_out),
             *_figures(result, name),
-            doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted(result)),), pages),
+            doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted_pairs(result)),), pages),
             *_contributions(result),
             *_file(result),
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
-            *sections.peak("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, pages),
-            *sections.lengths(result.lengths, result.limit, "the recommendation"),
+            *sections.peak_sections("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, pages),
+            *sections.length_sections(result.lengths, result.limit, "the recommendation"),
             *doc.listing("Not searched", outlook.left_out_lines(result.left_out)),
             *doc.listing("Not measured, since it changes training", further),
             *doc.listing("Notes", filter(None, (comparison.step_change_text(result), *result.notes))),
             *_bundle(result, program),
-            sections.closing("Measured with", _facts(result), "Searched with", "probe", result.settings),
+            sections.closing_section("Measured with", _facts(result), "Searched with", "probe", result.settings),
         ),
     )
 
@@ -70,7 +70,8 @@ def _verdict(result: Result, program: Callable[[str], str]) -> doc.Verdict:
 def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     if result.recommended is None:
         return
-    yield from sections.compared(name, "recommended", comparison.comparison_of_search(result, result.recommended))
+    compared = comparison.comparison_of_search(result, result.recommended)
+    yield from sections.comparison_sections(name, "recommended", compared)
     peaks, seconds = result.recommended.peaks, result.recommended.seconds
     names = dict.fromkeys((*peaks, *seconds))
     if set(names) <= _USUAL_PHASES:
@@ -91,7 +92,7 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
 
 
 def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
-    """Return the recommendation and the baseline, where they are known and differ, with their roles and names."""
+    """Return the recommendation and, if it differs, the baseline, with their roles and names."""
     chosen, baseline = result.recommended, result.baseline
     candidates = [] if chosen is None else [("recommended", "recommended", chosen)]
     if baseline is not None and (chosen is None or chosen.candidate != baseline.candidate):
@@ -100,7 +101,7 @@ def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choo
 
 
 def _steps(result: Result, name: str) -> tuple[tuple[doc.Step, ...], str]:
-    steps = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared_candidates(result, name))
+    steps = ((role, name, one.timeline, _measured_text(one)) for role, name, one in _compared_candidates(result, name))
     return sections.step_memory(steps, predicted=result.settings.get("plan") is not False)
 
 
@@ -141,7 +142,7 @@ def _file(result: Result) -> Iterator[doc.Section]:
 
 
 def _points(result: Result) -> tuple[doc.Point, ...]:
-    """Return a point for every candidate that ran; the two compared ones with their compared figures."""
+    """Return a point for every candidate that ran; recommendation and baseline have the means of all their runs."""
     found: dict[Candidate, tuple[str, Trial | Choosable]] = {
         trial.candidate: ("other", trial) for trial in result.trials if trial.status is ProbeStatus.OK
     }
@@ -155,11 +156,11 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
     )
 
 
-def _measured(one: Choosable) -> str:
-    if one.reserved_bytes is not None:
-        return f"Probes measured {format_bytes(one.reserved_bytes)} reserved, without the context."
+def _measured_text(candidate: Choosable) -> str:
+    if candidate.reserved_bytes is not None:
+        return f"Probes measured {format_bytes(candidate.reserved_bytes)} reserved, without the context."
     of_cpu = "on a CPU, memory that is never written to is not counted."
-    return f"Probes measured {format_bytes(one.peak_bytes)}: {of_cpu}" if one.peak_bytes is not None else ""
+    return f"Probes measured {format_bytes(candidate.peak_bytes)}: {of_cpu}" if candidate.peak_bytes is not None else ""
 
 
 def _trials(result: Result) -> doc.Candidates:
@@ -187,10 +188,10 @@ def _trials(result: Result) -> doc.Candidates:
     )
 
 
-def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
+def _predicted_pairs(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
     """Return memory and speed of the probes that were predicted before they ran.
 
-    A peak on a CPU is no memory to compare: it leaves out what is never written to.
+    A peak on a CPU is not compared: it excludes pages that are never written.
     """
     memory, speed = [], []
     for trial in result.trials:

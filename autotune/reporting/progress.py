@@ -1,4 +1,4 @@
-"""Derives the progress of a run from its events, for the live display, and as plain lines, for logs and pipes."""
+"""Follows the events of a run: its state for the live display, and one plain line per event for logs and pipes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ _PURPOSES = {
     "confirmation": "confirming ",
     "comparison": "short run of ",
     "contribution": "one choice changed back: ",
-    "audit": "predicted not to fit: ",
 }
 _SILENT_SECONDS = 30.0
-UNCOUNTED = ("audit", *events.ONCE_MORE)
-"""Purposes of probes that do not count towards the limit."""
 
 
 @dataclass
@@ -32,13 +29,13 @@ class Progress:
     Attributes:
         baseline: the candidate from which differences are shown.
         name: its name.
-        limit: maximum number of probes, :data:`UNCOUNTED` ones excluded; None before it is known.
-        done: finished probes, :data:`UNCOUNTED` ones excluded, those of a resumed study included.
-        running: the probes that run, by their numbers: one for each worker of this machine.
+        limit: maximum number of probes, confirmations and short runs excluded; None before it is known.
+        done: finished probes, confirmations and short runs excluded, those of a resumed study included.
+        running: the running probes by number: one for each worker of this machine.
         vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
-        seconds_left: until the time limit, when a probe last began; None: there is no limit.
-        tracing: progress of traces; None when none are run.
+        seconds_left: until the time limit, at the start of the last probe; None without a limit.
+        tracing: progress of traces; None if none run.
         ranked: the last provisional ranking, or None.
     """
 
@@ -64,7 +61,7 @@ class Progress:
             case events.Ranked():
                 self.ranked = event
             case events.WorkloadReady(baseline=baseline, own=own):
-                self.baseline, self.name = baseline, words.baseline_name(own=own)
+                self.baseline, self.name = baseline, words.baseline_name(is_users=own)
             case events.StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
                 self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
             case events.ProbeStarted() | events.ProbeFinished() | events.ProbeLost():
@@ -80,20 +77,20 @@ class Progress:
                 self.seconds_left = event.seconds_left
                 self.baseline = candidate if purpose == "baseline" else self.baseline
             case events.ProbeFinished(purpose=purpose, measurement=measurement, best=best):
-                failed = purpose in events.ONCE_MORE and not measurement.ok
+                failed = purpose in events.REPEATED and not measurement.ok
                 of_best = self.best is not None and self.best.number == event.number
                 self.best = event if best else None if failed and of_best else self.best
-                self.done += purpose not in UNCOUNTED
+                self.done += purpose not in events.REPEATED
                 if purpose != "comparison":
                     self._probe_seconds.append(measurement.wall_seconds)
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Estimate of the time for the remaining probes, by the mean of finished ones, the workers and the time limit.
+        """Estimate of the time for the remaining counted probes, from the mean of finished ones and the workers.
 
-        :data:`UNCOUNTED` ones come on top. None before the first has ended, and from where only these are left.
+        None before the first probe has ended, and once only confirmations and short runs are left.
         """
-        uncounted = any(one.purpose in UNCOUNTED for one in self.running.values())
+        uncounted = any(one.purpose in events.REPEATED for one in self.running.values())
         if self.limit is None or not self._probe_seconds or self.done >= self.limit or uncounted:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
@@ -102,7 +99,7 @@ class Progress:
 
     @property
     def count_text(self) -> str:
-        """How many probes have ended, with their limit, which a resumed study may be over, and how many were vetoed."""
+        """Number of finished probes with their limit, which a resumed study may exceed, and of vetoed candidates."""
         vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
         if self.limit is not None and self.done > self.limit:
             return f"{counted(self.done, 'probe')}, over the limit of {self.limit}{vetoed}"
@@ -110,13 +107,13 @@ class Progress:
 
     @property
     def running_lines(self) -> list[str]:
-        """The running probes in words, the oldest first."""
+        """One line for each running probe, the oldest first."""
         shown = self.running.items()
         return [f"probe {number}: {self.candidate_text(one.candidate, one.purpose)}" for number, one in shown]
 
     @property
     def best_text(self) -> str:
-        """The best so far in words; empty when there is none."""
+        """The best candidate so far with its figures; empty without one."""
         if self.best is None:
             return ""
         shown = self.best.measurement
@@ -124,7 +121,7 @@ class Progress:
         return f"best so far: {words.differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
     def line(self, event: events.Event) -> str:
-        """Return an event, which was followed, as one line; an empty text for one that only changes a display."""
+        """Return an event as one line, after :meth:`follow`; empty if it only changes the live display."""
         return words.printable(self._text(event).replace("\n", " "))
 
     def _text(self, event: events.Event) -> str:
@@ -138,7 +135,7 @@ class Progress:
             case events.Noted(text=text):
                 return f"note: {text}"
             case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
+                place = "" if purpose in events.REPEATED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
             case events.ProbeFinished(number=number, measurement=shown):
                 figures = f"{words.bytes_or_dash(shown.held_bytes)} held, {words.rate_or_dash(shown.tokens_per_second)}"
@@ -154,19 +151,19 @@ class Progress:
         assert_never(event)
 
     def candidate_text(self, candidate: Candidate, purpose: str) -> str:
-        """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
+        """Return a candidate's differences from the baseline, with the purpose of the probe unless it is the search."""
         shown = words.differences(candidate, self.baseline, self.name)
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
 
     def finished_text(self, event: events.ProbeFinished) -> str:
         """Return the candidate and purpose of a finished probe, for a line with its number."""
-        if event.purpose in events.ONCE_MORE and event.candidate != self.baseline:
+        if event.purpose in events.REPEATED and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
         return self.candidate_text(event.candidate, event.purpose)
 
 
 class PlainListener:
-    """Writes one line per event: of rankings the first alone, of traces one where nothing was written for a while.
+    """Writes one line per event; of rankings only the first, of traces one after 30 s without a line.
 
     Args:
         write: gets a line without its newline.
@@ -210,7 +207,7 @@ def ranked_text(ranked: events.Ranked) -> str:
 
 
 def reason_text(measurement: Measurement) -> str:
-    """Return why a probe failed, in words; empty if it did not."""
+    """Return why a probe failed; empty if it did not."""
     if measurement.out_of_memory is None or measurement.reason:
         return measurement.reason
     asked = measurement.out_of_memory.requested_bytes

@@ -11,67 +11,67 @@ from autotune.reporting.plan import traces_text, workload_and_gpus_text
 from autotune.units import counted
 
 
-def rent_report(found: Rent) -> Document:
+def rent_report(rent: Rent) -> Document:
     """Return the report about a comparison of GPUs."""
-    fitting = [offer for offer in found.offers if offer.fits]
+    fitting = [offer for offer in rent.offers if offer.fits]
     return Document(
-        subject=_subject(found),
-        verdict=Verdict(best_text(found), Tone.GOOD if fitting else Tone.BAD),
+        subject=_subject(rent),
+        verdict=Verdict(best_text(rent), Tone.GOOD if fitting else Tone.BAD),
         sections=(
-            *_fitting(found, fitting),
-            *listing("Does not fit", unfit_lines(found)),
-            Section("Traces", (Paragraph(f"{traces_text(found)}."),)),
-            *listing("Notes", found.notes),
+            *_fitting_sections(rent, fitting),
+            *listing("Does not fit", unfit_lines(rent)),
+            Section("Traces", (Paragraph(f"{traces_text(rent)}."),)),
+            *listing("Notes", rent.notes),
         ),
     )
 
 
-def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
-    """Yield the figures of what fits, and each configuration once, with the GPUs on which it is the fastest."""
+def _fitting_sections(rent: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
+    """Yield the figures of the offers that fit, and each configuration with the GPUs on which it is the fastest."""
     if not fitting:
         return
-    unit = "epoch" if found.unit == "epoch" else "1e9 tokens"
-    costs = (f"cost per {unit}",) if found.priced else ()
+    unit = "epoch" if rent.unit == "epoch" else "1e9 tokens"
+    costs = (f"cost per {unit}",) if rent.priced else ()
     each = ("per GPU",) if any(offer.processes > 1 for offer in fitting) else ()
     columns = ("GPUs", "needs of each", "to spare", "host", "tok/s", *each, f"time per {unit}", *costs)
-    rows = tuple(_cells(offer, several=bool(each), priced=found.priced) for offer in fitting)
+    rows = tuple(_cells(offer, several=bool(each), priced=rent.priced) for offer in fitting)
     yield Section("GPUs", (Table(columns, rows),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
-        names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
+        names.setdefault(words.format_choices(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
     title = "The best configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 
-def _subject(found: Rent) -> str:
-    """Return the workload, and on how many GPUs of each kind it was planned."""
-    number, more = found.num_processes, ", and for more while throughput per GPU rises"
+def _subject(rent: Rent) -> str:
+    """Return the workload, and the number of GPUs of each kind for which it was planned."""
+    number, more = rent.num_processes, ", and for more while throughput per GPU rises"
     each, more = ("the fewest GPUs that fit", more) if number == "auto" else (counted(number, "GPU"), "")
-    names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
+    names = list(dict.fromkeys(offer.gpu.name for offer in rent.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
-    return workload_and_gpus_text(found, kinds)
+    return workload_and_gpus_text(rent, kinds)
 
 
-def best_text(found: Rent) -> str:
-    """Return the cheapest and the fastest in one sentence each, or that nothing fits."""
-    fitting = [offer for offer in found.offers if offer.fits]
+def best_text(rent: Rent) -> str:
+    """Return the cheapest and the fastest offer in one sentence each, or that nothing fits."""
+    fitting = [offer for offer in rent.offers if offer.fits]
     if not fitting:
         return "Nothing is predicted to fit on any of these GPUs."
-    fastest, cheapest = found.fastest, found.cheapest
+    fastest, cheapest = rent.fastest, rent.cheapest
     if fastest is None:
         return f"{counted(len(fitting), 'of these fits', 'of these fit')}, and no speed is known."
     if cheapest is not None and cheapest is fastest:
-        return f"The cheapest and the fastest: {_offer_text(fastest, found)}."
-    sentences = [f"The cheapest: {_offer_text(cheapest, found)}."] if cheapest is not None else []
-    return " ".join([*sentences, f"The fastest: {_offer_text(fastest, found)}."])
+        return f"The cheapest and the fastest: {_offer_text(fastest, rent)}."
+    sentences = [f"The cheapest: {_offer_text(cheapest, rent)}."] if cheapest is not None else []
+    return " ".join([*sentences, f"The fastest: {_offer_text(fastest, rent)}."])
 
 
-def _offer_text(offer: Offer, found: Rent) -> str:
+def _offer_text(offer: Offer, rent: Rent) -> str:
     cost = f" for {words.cost_text(offer.cost)}" if offer.cost is not None else ""
-    doubt = "" if offer.sure else ", which may not fit (see the notes)"
+    doubt = "" if offer.fits_with_error else ", which may not fit (see the notes)"
     rate = words.predicted_rate(offer.estimate, words.rate_or_dash(offer.tokens_per_second))
     duration = words.duration_or_dash(offer.seconds)
-    return f"{offer.gpus}, {rate}, {duration} per {found.unit}{cost}{doubt}"
+    return f"{offer.gpus}, {rate}, {duration} per {rent.unit}{cost}{doubt}"
 
 
 def _cells(offer: Offer, *, several: bool, priced: bool) -> tuple[str, ...]:
@@ -85,6 +85,6 @@ def _cells(offer: Offer, *, several: bool, priced: bool) -> tuple[str, ...]:
     )
 
 
-def unfit_lines(found: Rent) -> tuple[str, ...]:
+def unfit_lines(rent: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
-    return tuple(f"{offer.gpus}: {offer.reason}" for offer in found.offers if not offer.fits)
+    return tuple(f"{offer.gpus}: {offer.reason}" for offer in rent.offers if not offer.fits)

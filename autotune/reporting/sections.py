@@ -1,4 +1,4 @@
-"""The sections that the reports about a search and about a plan share."""
+"""Sections that both the report about a search and the report about a plan have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, nu
 from autotune.units import counted, format_bytes, format_share
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
-"""Units of what the API takes as a number and the command with a unit."""
+"""Units, on the command line, of settings that are numbers in the API."""
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
     "parameter", "buffer", "gradient", "optimizer state", "activation", "outlier", "temporary", "rounding",
@@ -31,9 +31,8 @@ class Value:
     """A value of the chosen candidate or of the baseline.
 
     Attributes:
-        text: in words.
-        size: as a number, for a bar; None without one.
-        whole: the value of a full bar; None for the greater of the two.
+        size: the number that a bar shows; None without a bar.
+        whole: the size of a full bar; None for the greater of the two.
     """
 
     text: str
@@ -42,11 +41,7 @@ class Value:
 
 
 def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) -> tuple[tuple[Cell, ...], ...]:
-    """Return a row for each value of the two, by its label, with bars; values known of neither are left out.
-
-    Args:
-        baseline: empty where nothing is known of it.
-    """
+    """Return a row with bars for each label, except those without a value in both."""
     rows = []
     for label, ours in chosen.items():
         both = (ours, baseline.get(label, Value(MISSING)))
@@ -60,26 +55,26 @@ def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) 
     return tuple(rows)
 
 
-def epoch_values(one: Epoch, compared: Iterable[Epoch], counted: str) -> dict[str, Value]:
-    """Return the batches, the steps and the epoch of one of the compared candidates, by label.
+def epoch_values(epoch: Epoch, compared: Iterable[Epoch], unit: str) -> dict[str, Value]:
+    """Return the batches, the steps and the time of an epoch by label.
 
     Args:
-        counted: what the trainer makes batches of, such as ``documents``.
+        unit: unit of the trainer's batches, such as ``documents``.
     """
     dropped = any(each.row_coverage < 1 for each in compared)
     return {
-        "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),
-        "tokens covered": Value(format_share(one.token_coverage)),
-        **({"rows covered": Value(format_share(one.row_coverage))} if dropped else {}),
-        "max_length": Value(f"{one.max_length:,}" if one.max_length is not None else "none"),
-        "batch x accumulation": Value(f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"),
-        f"{counted} per step": Value(mean_or_dash(one.documents_per_step)),
-        "tokens per step": Value(number_or_dash(one.tokens_per_step)),
-        "steps per epoch": Value(mean_or_dash(one.steps_per_epoch)),
+        "time per epoch": Value(duration_or_dash(epoch.seconds_per_epoch)),
+        "tokens covered": Value(format_share(epoch.token_coverage)),
+        **({"rows covered": Value(format_share(epoch.row_coverage))} if dropped else {}),
+        "max_length": Value(f"{epoch.max_length:,}" if epoch.max_length is not None else "none"),
+        "batch x accumulation": Value(f"{epoch.per_device_train_batch_size} x {epoch.gradient_accumulation_steps}"),
+        f"{unit} per step": Value(mean_or_dash(epoch.documents_per_step)),
+        "tokens per step": Value(number_or_dash(epoch.tokens_per_step)),
+        "steps per epoch": Value(mean_or_dash(epoch.steps_per_epoch)),
     }
 
 
-def compared(
+def comparison_sections(
     baseline: str, chosen: str, rows: tuple[tuple[Cell, ...], ...], medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
     """Yield the chosen candidate and the baseline, by their names, in one table with bars; nothing without rows."""
@@ -87,11 +82,11 @@ def compared(
         yield Section(f"Compared with {baseline}", (Table(("", chosen, "", baseline, ""), rows),), medium)
 
 
-def closing(
+def closing_section(
     title: str, facts: Iterable[tuple[str, str]], lead: str, command: str, settings: Mapping[str, object]
 ) -> Section:
     """Return the facts about a run, and the command that repeats it."""
-    return Section(title, (Facts(tuple(facts)), Snippet(lead, command_again(command, settings))), Medium.PAGES)
+    return Section(title, (Facts(tuple(facts)), Snippet(lead, repeat_command(command, settings))), Medium.PAGES)
 
 
 def step_memory(
@@ -101,7 +96,7 @@ def step_memory(
 
     Args:
         candidates: role, name, timeline and measurements of each.
-        predicted: whether traces were asked for.
+        predicted: whether the run traced candidates.
     """
     known, missing = list[Step](), list[str]()
     for role, name, timeline, measured in candidates:
@@ -114,10 +109,10 @@ def step_memory(
     return tuple(known), untraced
 
 
-def peak(
+def peak_sections(
     title: str, needs: Mapping[str, Mapping[str, int]], budget_bytes: int, medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
-    """Yield the memory at the peak by category, with bars, of each estimate by its name; nothing without any."""
+    """Yield the memory at the peak by category, with bars; ``needs`` has a breakdown for each estimate's name."""
     if not needs:
         return
     parts = _parts(list(needs.values()))
@@ -140,7 +135,7 @@ def _with_bars(sizes: Iterable[int], scale_bytes: int) -> Iterator[Cell]:
 
 
 def _parts(needs: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Return the sizes of each estimate by category; categories too small for a row are summed under "other"."""
+    """Return the sizes of each estimate by category; small categories are summed under "other"."""
     names = dict.fromkeys((*_CATEGORIES, *(name for breakdown in needs for name in breakdown)))
     sizes = {name: [breakdown.get(name, 0) for breakdown in needs] for name in names}
     small = max(sum(breakdown.values()) for breakdown in needs) * _SMALLEST_SHARE
@@ -149,11 +144,11 @@ def _parts(needs: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
     return {**shown, **({_OTHER: others} if any(others) else {})}
 
 
-def lengths(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str) -> Iterator[Section]:
-    """Yield the histogram of row lengths, with the limit of the candidate that is the subject; nothing without rows.
+def length_sections(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str) -> Iterator[Section]:
+    """Yield the histogram of row lengths, with the maximum length of the candidate ``subject``; nothing without rows.
 
     Args:
-        limit: None where none applies to rows.
+        limit: None if no maximum length applies to rows.
     """
     if not bins:
         return
@@ -167,10 +162,12 @@ def lengths(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str
     yield Section("Length of rows", (Paragraph(f"{rows}."), histogram(bins, limit=maximum)), Medium.PAGES)
 
 
-def command_again(command: str, settings: Mapping[str, object]) -> str:
-    """Return the command of a run or a plan, from what was asked for, by the names of the API's parameters.
+def repeat_command(command: str, settings: Mapping[str, object]) -> str:
+    """Return the command that repeats a run or a plan.
 
-    ``model`` and ``dataset`` go without a name: before a dataset, a model has to be named, if only by a base.
+    Args:
+        settings: values that differ from the defaults, by the API's parameters. ``model`` and ``dataset`` are
+            positional: a dataset without a model (from ``--base``) follows the placeholder MODEL.
     """
     model, dataset = settings.get("model"), settings.get("dataset")
     given = (model or "MODEL", dataset) if dataset else (model,) if model else ()
@@ -181,7 +178,7 @@ def command_again(command: str, settings: Mapping[str, object]) -> str:
             case _ if name in ("model", "dataset") or value is None:
                 pass
             case Mapping() if name == "prices":
-                pass  # The command takes a file of them.
+                pass  # The command line takes a file of prices.
             case bool():
                 words.append(option if value else f"--no-{option[2:]}")
             case Mapping():
@@ -194,11 +191,11 @@ def command_again(command: str, settings: Mapping[str, object]) -> str:
 
 
 def _option(name: str, value: str) -> list[str]:
-    """Return the words of an option; a value that begins like one of its own is bound to its name."""
+    """Return the words of an option; a value that starts with a dash needs ``=``."""
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
-def title(trainer: str, model: str, dataset: str) -> str:
-    """Return the title of a page, with the last parts of paths and of hub ids."""
+def page_title(trainer: str, model: str, dataset: str) -> str:
+    """Return the title of a page, with the last parts of paths and of Hub ids."""
     short_model, short_dataset = (name.rstrip("/").rpartition("/")[2] or name for name in (model, dataset))
     return f"{trainer}: {short_model} on {short_dataset}"

@@ -1,4 +1,4 @@
-"""Draws a report in a terminal of any width; nothing that is to be copied is wrapped."""
+"""Draws a report in a terminal of any width; commands, paths and differences are not wrapped, so as to be copied."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _MANY_COLUMNS = 6
 _FIGURES = 10
 """Characters of a figure of a candidate, with the space after it."""
 _CHOICES_INDENT = 5
-_BESIDE = 48
-"""Least width, in characters, to show a candidate's choices to the right of its figures; else they are below."""
+_CHOICES_WIDTH = 48
+"""Least width, in characters, for a candidate's choices to the right of its figures; else they are below them."""
 MARKS = {"other": "·", "default": "○", "recommended": "●"}
-"""The mark of each role; where points coincide, the later one is seen."""
+"""The mark of each role; later ones are drawn over earlier ones."""
 NARROWEST, WIDEST = 40, 100
-"""Characters of a line of a picture: fewer show nothing, and more are not needed."""
+"""Least and most characters of a line of the scatter plot; in a narrower terminal there is none."""
 # Below a third of the budget, points would be too close to the left edge.
 _CROWDED = 1 / 3
 _HEIGHT = 9
 
 
 def show(document: doc.Document, console: Console, *, apart: bool = False) -> None:
-    """Print a report, ``apart`` from what is above it by an empty line."""
+    """Print a report; ``apart``: after an empty line."""
     for number, part in enumerate(_sections(document, console.width)):
         if number or apart:
             console.print()
         for block in part:
-            # What is not to be wrapped is left to the terminal, which keeps its lines when they are copied.
+            # The terminal itself breaks such lines, and joins them again when they are copied.
             console.print(block, soft_wrap=isinstance(block, Text) and bool(block.no_wrap))
 
 
@@ -97,31 +97,29 @@ def _block(block: doc.Block, width: int) -> Iterator[RenderableType]:
             yield from _candidates(block, width)
         case doc.Plane():
             yield from _plane(block, width)
-        case _:
-            return
 
 
 def _listing(block: doc.Listing) -> Iterator[RenderableType]:
     if block.lead:
         yield Text(printable(block.lead), style="bold")
-    yield from (_Hanging(Text(_text(line), style=_COLOURS[block.tone])) for line in block.lines)
+    yield from (_Hanging(Text(_line_text(line), style=_COLOURS[block.tone])) for line in block.lines)
 
 
 @dataclass(frozen=True)
 class _Hanging:
-    """A paragraph that is indented, its further lines more than its first, without trailing spaces."""
+    """A paragraph with a hanging indent, without trailing spaces."""
 
     text: Text
     further: int = 2 * _INDENT
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines, none of them longer than the console is wide."""
+        """Yield the wrapped lines."""
         for number, line in enumerate(self.text.wrap(console, max(1, options.max_width - self.further))):
             line.rstrip()
             yield Text.assemble(" " * (self.further if number else _INDENT), line)
 
 
-def _text(line: doc.Line) -> str:
+def _line_text(line: doc.Line) -> str:
     parts = (line,) if isinstance(line, str) else line
     return printable(" ".join(part if isinstance(part, str) else f"`{part.text}`" for part in parts))
 
@@ -132,7 +130,7 @@ def _table(table: doc.Table, width: int) -> tables.Table:
     drawn = tables.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     kinds = table.kinds
     widths = [max(cell_len(_plain(cell)) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
-    # A gap more than there are: rich before 15 wraps the first title otherwise.
+    # One gap more than there are: otherwise rich before 15 wraps the first title.
     left = width - sum(widths) - (2 if narrow else 3) * len(widths)
     bars = kinds.count("bars")
     if bars and left < bars * _NARROWEST_BAR:
@@ -186,7 +184,7 @@ def _indented(part: RenderableType, indent: int) -> Padding:
 
 
 def _diff(diff: doc.Diff) -> Iterator[Text]:
-    """Yield the lines of a difference whole: one that is cut at the edge of the terminal cannot be copied."""
+    """Yield the lines of a difference unwrapped, so that they can be copied."""
     for line in diff.lines:
         yield Text(" " * _INDENT + line, style=_DIFF_COLOURS.get(line[:1], ""), no_wrap=True)
 
@@ -202,7 +200,7 @@ def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
     """Yield a line of figures for each candidate, with its choices to the right or below."""
     rows = [(Text(_figures("", block.columns), style="bold"), Text(block.last, style="bold"))]
     rows += [(Text(_figures(row.number, row.cells), style=_COLOURS[row.tone]), _choices(row)) for row in block.rows]
-    if width >= max(figures.cell_len for figures, _ in rows) + 2 + _BESIDE:
+    if width >= max(figures.cell_len for figures, _ in rows) + 2 + _CHOICES_WIDTH:
         yield _grid(rows)
         return
     for figures, choices in rows:

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: live in a terminal, where finished probes keep a line, and in plain lines elsewhere."""
+"""Shows the progress of a run: a live display in a terminal, above which finished probes stay; else plain lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLES = {
 _LINE_STYLES: Mapping[type[events.Event], str] = {
     events.StageStarted: "bold", events.WorkloadReady: "", events.StudyResumed: "", events.Noted: "italic",
 }  # fmt: skip
-"""The events whose lines stay, with their styles."""
+"""Events whose lines stay above the display, with their styles."""
 # Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
 _FRAMES_PER_SECOND = 4
 _MARGIN = 4
@@ -47,7 +47,7 @@ def watching(console: Console) -> Iterator[events.Listener]:
 
 
 def plain_lines(console: Console) -> events.Listener:
-    """Return a listener that prints each event as a line, however long."""
+    """Return a listener that prints each event as a line, without wrapping."""
     return PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
@@ -74,7 +74,7 @@ def _live(console: Console) -> Iterator[events.Listener]:
 
 
 class Display:
-    """The part that is redrawn: what is running, bars, the best so far, and a provisional ranking."""
+    """The part that is redrawn: running probes or traces, progress bars, the best so far, a provisional ranking."""
 
     def __init__(self) -> None:
         self.progress = Progress()
@@ -129,7 +129,7 @@ def finished_row(event: events.ProbeFinished, progress: Progress) -> Table:
     measurement = event.measurement
     what = Text()
     if event.best:
-        # In front, where it does not wrap.
+        # In front, so that it does not wrap.
         what.append("best so far  ", style="bold green")
     what.append(progress.finished_text(event))
     reason = reason_text(measurement)
@@ -158,7 +158,7 @@ def probe_row(number: str, status: str, held: str, rate: str, what: Text, style:
 
 
 def _provisional(ranked: events.Ranked) -> Iterator[Text]:
-    """Yield the lines of a provisional ranking; what is too long for its line ends in an ellipsis."""
+    """Yield the lines of a provisional ranking; long ones end in an ellipsis."""
     yield _one_line(_TITLE, "bold")
     yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {words.BASELINE_NAME}"), "bold")
     for estimate in ranked.best:

@@ -1,4 +1,4 @@
-"""Formats candidates, statuses, shares and paths for display."""
+"""Formats candidates, statuses, sizes, rates and paths for reports."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _ENDED = {
 }
 
 
-def baseline_name(*, own: bool, starts: bool = False) -> str:
+def baseline_name(*, is_users: bool, capitalized: bool = False) -> str:
     """Return the name of the baseline: the user's own configuration, or TRL's default.
 
     Args:
-        starts: whether a sentence starts with it.
+        capitalized: for the start of a sentence.
     """
-    name = OWN_NAME if own else BASELINE_NAME
-    return name[:1].upper() + name[1:] if starts else name
+    name = OWN_NAME if is_users else BASELINE_NAME
+    return name[:1].upper() + name[1:] if capitalized else name
 
 
 def differences(candidate: Candidate, baseline: Candidate, name: str = BASELINE_NAME) -> str:
-    """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``; its name without any."""
-    return written(candidate.differences(baseline)) or name
+    """Return a candidate's differences from the baseline, such as ``packing=bfd liger=on``; ``name`` without any."""
+    return format_choices(candidate.differences(baseline)) or name
 
 
-def written(choices: Mapping[str, object]) -> str:
+def format_choices(choices: Mapping[str, object]) -> str:
     """Return choices as the command line takes them, such as ``packing=bfd liger=on``."""
     return " ".join(f"{knob}={choice}" for knob, choice in choices.items())
 
 
 def status_text(status: ProbeStatus) -> str:
-    """Return a status in words, such as ``out of memory``."""
+    """Return the text of a status, such as ``out of memory``."""
     return status.value.replace("_", " ")
 
 
@@ -55,7 +55,7 @@ def ended_text(status: ProbeStatus) -> str:
 
 
 def bytes_or_dash(count: float | None) -> str:
-    """Return a byte count, or a dash where it was not measured."""
+    """Return a byte count, or a dash for None."""
     return MISSING if count is None else format_bytes(count)
 
 
@@ -68,22 +68,22 @@ def memory_cells(estimate: Estimate | None) -> tuple[str, str, str]:
 
 
 def printable(text: str) -> str:
-    """Return text from outside with control characters, which a terminal would execute, written as codes."""
+    """Return text with control characters, which a terminal would execute, as escape sequences such as ``\\x1b``."""
     return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def rate_or_dash(tokens_per_second: float | None) -> str:
-    """Return a token rate, or a dash where it was not measured."""
+    """Return a token rate, or a dash for None."""
     return MISSING if tokens_per_second is None else format_rate(tokens_per_second)
 
 
 def predicted_rate(estimate: Estimate | None, text: str) -> str:
-    """Return the text of an estimate's rate, marked where the rate depends on an assumption about the host."""
+    """Return the text of an estimate's rate, with a mark if the rate depends on an assumption about the host."""
     return f"~{text}" if estimate is not None and estimate.host_bound and text != MISSING else text
 
 
 def number_or_dash(value: float | None) -> str:
-    """Return a number without decimals, or a dash where it is not known."""
+    """Return a number without decimals, or a dash for None."""
     return MISSING if value is None else f"{value:,.0f}"
 
 
@@ -93,7 +93,7 @@ def mean_or_dash(value: float | None) -> str:
 
 
 def duration_or_dash(seconds: float | None) -> str:
-    """Return a duration, or a dash where it is not known."""
+    """Return a duration, or a dash for None."""
     return MISSING if seconds is None else format_duration(seconds)
 
 

@@ -35,10 +35,10 @@ def main() -> int:
     arguments = parser.parse_args()
 
     from autotune.step.imports import prepare_environment
-    from autotune.step.process import die_with
+    from autotune.step.process import die_with_parent
 
     if arguments.parent is not None:
-        die_with(arguments.parent)
+        die_with_parent(arguments.parent)
     if arguments.cores is not None:
         # Before torch is imported: its thread pools have one thread per allowed core.
         os.sched_setaffinity(0, map(int, arguments.cores.split(",")))

@@ -17,11 +17,11 @@ from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
-from autotune.step.imports import import_libraries, see_one_gpu
-from autotune.step.job import JobContext, Runs, failure_of, lacks_space
+from autotune.step.imports import hide_other_gpus, import_libraries
+from autotune.step.job import JobContext, JobFunction, failure_of, lacks_space
 
 
-def offered_jobs(extra_module: str | None) -> Mapping[str, Runs]:
+def job_functions(extra_module: str | None) -> Mapping[str, JobFunction]:
     """Return the job types by name, including those in the ``JOBS`` of another module."""
     from autotune.step.jobs import JOBS
 
@@ -34,10 +34,10 @@ def run_worker(jobs_module: str | None) -> int:
     # Each job replaces standard input by the null device.
     connection = socket.socket(fileno=os.dup(0))
     import_libraries()
-    return run_jobs(connection, offered_jobs(jobs_module))
+    return run_jobs(connection, job_functions(jobs_module))
 
 
-def run_jobs(connection: socket.socket, jobs: Mapping[str, Runs]) -> int:
+def run_jobs(connection: socket.socket, jobs: Mapping[str, JobFunction]) -> int:
     """Run jobs in this process, one after another, until the connection ends; return the exit status.
 
     Args:
@@ -64,16 +64,16 @@ def redirect_output(folder: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.close(nothing)
+    os.close(null)
     os.close(log)
 
 
-def execute(folder: Path, jobs: Mapping[str, Runs], env: Mapping[str, str]) -> None:
-    """Run the job in ``folder`` and write its reply, of any kind.
+def execute(folder: Path, jobs: Mapping[str, JobFunction], env: Mapping[str, str]) -> None:
+    """Run the job in ``folder`` and write its reply or its error.
 
     Args:
         env: a launcher's environment variables for this rank; empty for a single process.
@@ -81,12 +81,13 @@ def execute(folder: Path, jobs: Mapping[str, Runs], env: Mapping[str, str]) -> N
     if env:
         os.environ.update(env)
     else:
-        see_one_gpu()
+        hide_other_gpus()
     try:
         envelope = read_request(folder)
         run = jobs[envelope["job"]]
-        asked, *_ = get_type_hints(run).values()
-        reply = run(decode(asked, envelope["body"]), JobContext(folder=folder, sent_seconds=envelope["sent_seconds"]))
+        request_type, *_ = get_type_hints(run).values()
+        context = JobContext(folder=folder, sent_seconds=envelope["sent_seconds"])
+        reply = run(decode(request_type, envelope["body"]), context)
     except InputError as error:
         reply = InputProblem(error.message, error.hint, unread=isinstance(error, UnreadError))
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent

@@ -1,4 +1,4 @@
-"""Fields of configuration classes: accepted values, values in JSON's types, and equality of two values."""
+"""Checks and compares values of configuration dataclasses' fields, and converts them to JSON's types."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from autotune.core.configuration import Override
 
-_LONGEST_SHOWN = 80
+_MAX_EXCERPT_CHARACTERS = 80
 # Text that transformers' parser accepts as a boolean (string_to_bool).
-_TRUTHS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
+_BOOLEAN_TEXTS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 
 
-def shown(value: object) -> str:
+def excerpt(value: object) -> str:
     """Return a value as JSON, in ASCII, for a message."""
     text = json.dumps(value, ensure_ascii=True, default=str)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return text if len(text) <= _MAX_EXCERPT_CHARACTERS else f"{text[:_MAX_EXCERPT_CHARACTERS]}…"
 
 
-_WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_TYPE_WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def mismatch(hint: Any, value: Any) -> str:
@@ -32,41 +32,41 @@ def mismatch(hint: Any, value: Any) -> str:
     """
     kinds = _alternatives(hint)
     # A key without a value is null in YAML; the class decides whether it accepts that.
-    if value is None or any(_takes(kind, value) for kind in kinds):
+    if value is None or any(_accepts(alternative, value) for alternative in kinds):
         return ""
-    words = [_word(kind) for kind in kinds if kind is not type(None)]
+    words = [_describe_type(alternative) for alternative in kinds if alternative is not type(None)]
     return " or ".join(dict.fromkeys(words))
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) in (Union, types.UnionType):
-        return tuple(kind for item in get_args(hint) for kind in _alternatives(item))
+        return tuple(alternative for item in get_args(hint) for alternative in _alternatives(item))
     return (hint,)
 
 
-def _word(kind: Any) -> str:
-    origin = get_origin(kind) or kind
+def _describe_type(alternative: Any) -> str:
+    origin = get_origin(alternative) or alternative
     if origin is Literal:
-        return ", ".join(map(str, get_args(kind)))
+        return ", ".join(map(str, get_args(alternative)))
     if isinstance(origin, type) and issubclass(origin, Enum):
         return ", ".join(str(member.value) for member in origin)
     if origin is list:
         return "a list"
-    return _WORDS.get(origin, "a mapping" if origin is dict else "another value")
+    return _TYPE_WORDS.get(origin, "a mapping" if origin is dict else "another value")
 
 
-def _takes(kind: Any, value: Any) -> bool:
-    origin = get_origin(kind) or kind
+def _accepts(alternative: Any, value: Any) -> bool:
+    origin = get_origin(alternative) or alternative
     if origin is bool:
-        return isinstance(value, bool) or str(value).lower() in _TRUTHS
+        return isinstance(value, bool) or str(value).lower() in _BOOLEAN_TEXTS
     if isinstance(value, bool):
         return origin in (str, Any)
     if origin in (int, float):
         return _is_number(origin, value)
     if origin in (list, dict):
-        return _holds(kind, origin, value)
+        return _accepts_items(alternative, origin, value)
     if origin is Literal:
-        return value in get_args(kind)
+        return value in get_args(alternative)
     if isinstance(origin, type) and issubclass(origin, Enum):
         return value in [member.value for member in origin]
     if dataclasses.is_dataclass(origin):
@@ -74,23 +74,23 @@ def _takes(kind: Any, value: Any) -> bool:
     return origin is not type(None) and not (origin is str and isinstance(value, (dict, list)))
 
 
-def _holds(kind: Any, origin: type, value: Any) -> bool:
+def _accepts_items(alternative: Any, origin: type, value: Any) -> bool:
     """Whether a list or mapping field accepts a value; the classes parse JSON text for mappings."""
     if origin is dict:
         return isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
-    items = _alternatives((*get_args(kind), Any)[0])
-    return isinstance(value, list) and all(any(_takes(one, each) for one in items) for each in value)
+    items = _alternatives((*get_args(alternative), Any)[0])
+    return isinstance(value, list) and all(any(_accepts(item_type, item) for item_type in items) for item in value)
 
 
-def _is_number(kind: type, value: Any) -> bool:
+def _is_number(alternative: type, value: Any) -> bool:
     if isinstance(value, (int, float)):
-        return kind is float or float(value).is_integer()
+        return alternative is float or float(value).is_integer()
     if not isinstance(value, str):
         return False
     if value.lower() in ("none", "null"):
         return True
     try:
-        kind(value)
+        alternative(value)
     except ValueError:
         return False
     return True
@@ -111,21 +111,21 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 
 
-def same(asked: Any, used: Any) -> bool:
+def same(given: Any, used: Any) -> bool:
     """Whether two values differ only in spelling: JSON, a list of one, a number as text, null."""
-    if asked == used or (asked in (None, "none", "", [], {}) and not used):
+    if given == used or (given in (None, "none", "", [], {}) and not used):
         return True
-    if isinstance(asked, str) and isinstance(used, dict):
+    if isinstance(given, str) and isinstance(used, dict):
         try:
-            return bool(json.loads(asked) == used)
+            return bool(json.loads(given) == used)
         except ValueError:
             return False
-    if isinstance(asked, dict) and isinstance(used, dict):
+    if isinstance(given, dict) and isinstance(used, dict):
         # transformers accepts FSDP's keys with and without the prefix (training_args.py, `_process_fsdp_args`).
-        return all(same(value, used.get(key, used.get(key.removeprefix("fsdp_")))) for key, value in asked.items())
-    if isinstance(asked, list) and isinstance(used, list):
-        return len(asked) == len(used) and all(map(same, asked, used))
-    return [asked] == used or asked == [used] or str(asked) == str(used)
+        return all(same(value, used.get(key, used.get(key.removeprefix("fsdp_")))) for key, value in given.items())
+    if isinstance(given, list) and isinstance(used, list):
+        return len(given) == len(used) and all(map(same, given, used))
+    return [given] == used or given == [used] or str(given) == str(used)
 
 
 def overrides(given: Mapping[str, Any], used: Mapping[str, Any]) -> Iterator[Override]:

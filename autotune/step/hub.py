@@ -1,4 +1,4 @@
-"""Distinguishes a hub that cannot be reached or refuses to answer from an unknown name."""
+"""Distinguishes an unreachable or refusing Hugging Face hub from an unknown name of a model or dataset."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNot
 
 from autotune.errors import InputError, UnreadError, causes
 
-# The file is not cached and cannot be looked up; an offline hub raises a ConnectionError.
-_UNREACHED = (ConnectionError, LocalEntryNotFoundError, GatedRepoError)
-_TOO_MANY_REQUESTS, _OF_SERVER = 429, 500
+# LocalEntryNotFoundError: the file is not cached and the hub did not answer. An offline hub raises a ConnectionError.
+_UNREACHED_ERRORS = (ConnectionError, LocalEntryNotFoundError, GatedRepoError)
+_TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 # ``datasets`` raises its error about a gated dataset without the cause (``dataset_module_factory``).
 _GATED = "is a gated dataset"
 
 
-def not_loaded(error: BaseException, message: str, hint: str) -> InputError:
+def loading_error(error: BaseException, message: str, hint: str) -> InputError:
     """Return the error for a model or a dataset that could not be loaded.
 
     It is an :class:`UnreadError` if the hub was not reached or requires a token: the training itself may still run.
@@ -24,4 +24,4 @@ def not_loaded(error: BaseException, message: str, hint: str) -> InputError:
 
 def _is_unreached(error: BaseException) -> bool:
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-    return isinstance(error, _UNREACHED) or status == _TOO_MANY_REQUESTS or status >= _OF_SERVER
+    return isinstance(error, _UNREACHED_ERRORS) or status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR

@@ -18,8 +18,8 @@ from autotune.core.plan import ALLOCATOR_VARIABLES
 
 # CUDA_ERROR_NOT_INITIALIZED of cuda.h: the result of every driver call before cuInit.
 _CUDA_ERROR_NOT_INITIALIZED = 3
-# It queries the device's properties from the driver at import, and peft imports it.
-_TOUCHES_CUDA = "bitsandbytes"
+# Queries the device's properties from the driver at import; peft imports it.
+_QUERIES_CUDA = "bitsandbytes"
 _PRELOADED = (
     "torch",
     "torch._dynamo",
@@ -34,18 +34,18 @@ _PRELOADED = (
 )
 # accelerate imports DeepSpeed in every training, if it is installed: half a second per job. The first training of a
 # process imports its Muon optimizer, which compiles functions; a trace would record that as a compiled step.
-_ENGINE = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
-_VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
+_DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
+_TRACE_MODULES = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
 
 
-class _Deferring(importlib.abc.MetaPathFinder):
-    """Import hook that executes the module that touches CUDA only at its first use, in a forked job."""
+class _LazyImport(importlib.abc.MetaPathFinder):
+    """Import hook that defers bitsandbytes, which queries CUDA's driver at import, to its first use in a forked job."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return a lazily loading spec for the module that touches CUDA, and None for every other."""
-        if fullname != _TOUCHES_CUDA:
+        """Return a lazily loading spec for bitsandbytes, and None for every other module."""
+        if fullname != _QUERIES_CUDA:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
@@ -79,7 +79,7 @@ def prepare_environment(device: str, processes: int) -> None:
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 
-def see_one_gpu() -> None:
+def hide_other_gpus() -> None:
     """Hide all GPUs but the first from this process: TRL refuses several in one process, and a single rank has one."""
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
 
@@ -93,14 +93,14 @@ def preload(device: str) -> None:
     # and would copy their pages in a forked job.
     gc.disable()
     if device == "cuda":
-        sys.meta_path.insert(0, _Deferring())
+        sys.meta_path.insert(0, _LazyImport())
         _import(_PRELOADED)
     else:
         import_libraries()
-        _import(_VIRTUAL)
+        _import(_TRACE_MODULES)
         # If DeepSpeed is broken, the job that needs it reports the reason.
         with suppress(Exception):
-            _import(_ENGINE)
+            _import(_DEEPSPEED)
         from autotune.step.trainers import adapters
         from autotune.techniques import catalogue
 
@@ -120,8 +120,8 @@ def preload(device: str) -> None:
 
 def import_libraries() -> None:
     """Import all modules of jobs, so that they do not count as memory of a job."""
-    if importlib.util.find_spec(_TOUCHES_CUDA) is not None:
-        importlib.import_module(_TOUCHES_CUDA)
+    if importlib.util.find_spec(_QUERIES_CUDA) is not None:
+        importlib.import_module(_QUERIES_CUDA)
     _import(_PRELOADED)
 
 

@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from linecache import getlines
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from autotune.confidential import hidden
 from autotune.core.protocol import Failure
 from autotune.errors import causes
 
-_READERS = ("trl.", "accelerate.", "peft.", "transformers.trainer", "transformers.generation.")
-# Functions of a traced training that run after the trainer is built.
-_RUNS = frozenset({"train", "_evaluate"})
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -35,7 +31,7 @@ class JobContext:
     sent_seconds: float
 
 
-Runs = Callable[[Any, JobContext], object]
+JobFunction = Callable[[Any, JobContext], object]
 """Runs a job: its first parameter is annotated with the request's dataclass; it returns the reply's dataclass."""
 
 
@@ -44,24 +40,9 @@ def failure_of(error: Exception) -> Failure:
     return Failure(
         kind=type(error).__name__,
         message=hidden(str(error)),
-        traceback=logged(error),
+        traceback=log_error(error),
         transient=isinstance(error, (MemoryError, OSError)),
-        raised_at=_raised_at(error),
     )
-
-
-def _raised_at(error: Exception) -> str:
-    """Return the source lines of the two innermost frames if code that reads the arguments raised the error; else "".
-
-    Errors at construction have none: a trace builds the trainer for other sizes than the plan's.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    trains = not _RUNS.isdisjoint(frame.f_code.co_name for frame in frames)
-    if isinstance(error, ImportError) or not (trains and frames[-1].f_globals["__name__"].startswith(_READERS)):
-        return ""
-    places = traceback.extract_tb(error.__traceback__)[:-3:-1]
-    lines = [line for each in places for line in getlines(each.filename)[(each.lineno or 1) - 1 : each.end_lineno]]
-    return "".join(lines).strip()
 
 
 def lacks_space(error: BaseException) -> bool:
@@ -72,7 +53,7 @@ def lacks_space(error: BaseException) -> bool:
     )
 
 
-def logged(error: Exception) -> str:
+def log_error(error: Exception) -> str:
     """Write an error with its traceback to the job's log, and return both."""
     text = hidden("".join(traceback.format_exception(error)))
     sys.stderr.write(text)

@@ -1,4 +1,4 @@
-"""Builds TRL's objects from a training plan as TRL's scripts do; users call it through the API."""
+"""Builds TRL's configuration objects and model arguments from a training plan, as TRL's scripts do."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelSource
 from autotune.step.models.peft import peft_from_json
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REVISION
 
 
 def config(plan: TrainingPlan, **overrides: object) -> Any:
-    """Return the trainer's configuration, such as a ``trl.DPOConfig``; ``overrides`` win over the plan's ``args``."""
-    # transformers modifies the mappings that it gets (TrainingArguments._process_fsdp_args).
+    """Return the trainer's configuration, such as a ``trl.DPOConfig``; ``overrides`` replace the plan's ``args``."""
+    # transformers modifies mappings among its arguments (TrainingArguments._process_fsdp_args).
     args = {name: deepcopy(value) if isinstance(value, dict) else value for name, value in plan.args.items()}
     if plan.parallelism:
         args["parallelism_config"] = parallelism_config(plan.parallelism)
     loading = {"model_init_kwargs": model_init_kwargs(plan)}
     if TEACHER in plan.args:
         loading[TEACHER_LOADING] = teacher_init_kwargs(plan)
-    return adapter(plan.trainer).config(**{**args, **loading, **overrides})
+    return find_adapter(plan.trainer).config(**{**args, **loading, **overrides})
 
 
-def parallelism_config(given: Mapping[str, Any]) -> ParallelismConfig:
+def parallelism_config(sizes: Mapping[str, Any]) -> ParallelismConfig:
     """Return accelerate's `ParallelismConfig`; `cp_comm_strategy` is a field of its context parallelism handler."""
-    sizes = dict(given)
-    exchange = sizes.pop("cp_comm_strategy", None)
-    handler = TorchContextParallelConfig(cp_comm_strategy=exchange) if exchange else None
-    return ParallelismConfig(**sizes, cp_handler=handler)
+    remaining = dict(sizes)
+    strategy = remaining.pop("cp_comm_strategy", None)
+    handler = TorchContextParallelConfig(cp_comm_strategy=strategy) if strategy else None
+    return ParallelismConfig(**remaining, cp_handler=handler)
 
 
 def model_arguments(plan: TrainingPlan) -> ModelConfig:
@@ -60,18 +60,18 @@ def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
 
 
 def _init_kwargs(plan: TrainingPlan, revision: object, field: str) -> dict[str, Any]:
-    """Return TRL's arguments of ``from_pretrained``, with the plan's additions in the given field of ``args``."""
-    arguments, own = model_arguments(plan), plan.args.get(field)
+    """Return TRL's arguments of ``from_pretrained``, updated by the field of the plan's ``args`` of that name."""
+    arguments, additions = model_arguments(plan), plan.args.get(field)
     return {
         "revision": revision,
         "attn_implementation": arguments.attn_implementation,
         "dtype": arguments.dtype,
-        **(own if isinstance(own, dict) else {}),
+        **(additions if isinstance(additions, dict) else {}),
         "trust_remote_code": False,
     }
 
 
-def model_makers(
+def model_factories(
     plan: TrainingPlan,
     source: ModelSource,
     kwargs: Mapping[str, Any],
@@ -81,7 +81,7 @@ def model_makers(
 
     Args:
         kwargs: keyword arguments of ``from_pretrained`` for the model, as :func:`model_init_kwargs` returns them.
-        load: loads a model, given its source, those arguments, and its quantisation or None.
+        load: loads a model from its source, those arguments, and its quantisation or None.
     """
 
     def make_model() -> Any:
@@ -89,15 +89,16 @@ def model_makers(
 
     if TEACHER not in plan.args:
         return make_model, make_model
-    own = teacher_init_kwargs(plan)
-    revision, quantization = own.pop("revision"), own.pop("quantization_config", None)
-    found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
+    teacher_kwargs = teacher_init_kwargs(plan)
+    revision, quantization = teacher_kwargs.pop("revision"), teacher_kwargs.pop("quantization_config", None)
+    if isinstance(quantization, dict):
+        quantization = BitsAndBytesConfig.from_dict(quantization)
     teacher = ModelSource(str(plan.args[TEACHER]), source.init, str(revision or "main"))
-    return make_model, partial(load, teacher, own, found)
+    return make_model, partial(load, teacher, teacher_kwargs, quantization)
 
 
 def peft_config(plan: TrainingPlan) -> PeftConfig | None:
-    """Return the PEFT configuration, or None when all weights are trained.
+    """Return the PEFT configuration; None for full fine-tuning.
 
     Raises:
         InputError: PEFT does not accept it.
@@ -108,10 +109,10 @@ def peft_config(plan: TrainingPlan) -> PeftConfig | None:
 
 
 def quantization_config(plan: TrainingPlan) -> BitsAndBytesConfig | None:
-    """Return the quantisation that the model is loaded with, or None."""
+    """Return the quantisation for loading the model, or None."""
     return get_quantization_config(model_arguments(plan))
 
 
 def training_dataset(path: str, split: str, data_files: str | None = None) -> Dataset:
-    """Return the rows that an item of TRL's ``datasets:`` names."""
+    """Load one item of TRL's ``datasets:``."""
     return load_dataset(path, data_files=data_files, split=split)

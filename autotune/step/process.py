@@ -1,4 +1,4 @@
-"""Linux process control: processes that die with their parent, killing process groups, and counting suspensions."""
+"""Linux process control: fork, parent-death signal, process groups, and a count of suspensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when its parent ends; exit at once if it has already ended.
 
     Args:
@@ -25,7 +25,7 @@ def die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(run: Callable[[], int]) -> int:
+def fork_process(run: Callable[[], int]) -> int:
     """Fork a process that runs a function, exits with its result, and ends with this process; return its id."""
     parent = os.getpid()
     sys.stdout.flush()
@@ -35,7 +35,7 @@ def forked(run: Callable[[], int]) -> int:
         return pid
     status = 1
     try:
-        die_with(parent)
+        die_with_parent(parent)
         status = run()
     except BaseException:  # noqa: BLE001 the forked process must not return into its parent's loop
         traceback.print_exc()
@@ -43,19 +43,19 @@ def forked(run: Callable[[], int]) -> int:
         os._exit(status)
 
 
-def counted_stops() -> Callable[[], int]:
-    """Return a function that returns how often this process has been suspended and continued since this call.
+def count_suspensions() -> Callable[[], int]:
+    """Start counting suspensions of this process (SIGCONT); return a function that returns the count.
 
     A scheduler that suspends a job, such as Slurm's gang scheduling, stops each of its processes.
     """
-    found = 0
+    count = 0
 
-    def continued(*_: object) -> None:
-        nonlocal found
-        found += 1
+    def increment(*_: object) -> None:
+        nonlocal count
+        count += 1
 
-    signal.signal(signal.SIGCONT, continued)
-    return lambda: found
+    signal.signal(signal.SIGCONT, increment)
+    return lambda: count
 
 
 def kill_group(leader: int) -> None:

@@ -16,7 +16,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.workload import IGNORED_LABEL
 
 _BATCH_ROWS = 1000
-TIMED = 8
+TIMED_MICRO_BATCHES = 8
 """Number of micro-batches, of all sizes, that are timed in a pass without gradients: evaluation, or a reference."""
 
 Counts = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ class RowSizes:
         trainable: tokens per row that the loss counts; shape (rows,).
         generated: tokens that the model generates for each sequence of a typical row; shape (rows, sequences). None
             without generation.
-        most_generated: maximum number of tokens that it may generate per sequence.
+        max_generated: maximum number of tokens that it may generate per sequence.
         beside: tokens of the additional sequence that each row passes through models without gradients, in a separate
             tensor, after truncation; shape (rows,). None without one.
         image_elements: elements of ``pixel_values`` of each row; shape (rows,). None for rows of text.
@@ -41,7 +41,7 @@ class RowSizes:
     lengths: Counts
     trainable: Counts
     generated: Counts | None = None
-    most_generated: int = 0
+    max_generated: int = 0
     beside: Counts | None = None
     image_elements: Counts | None = None
 
@@ -67,7 +67,7 @@ class RowSizes:
         return np.asarray(self.lengths.min(axis=1))
 
 
-def spread(sizes: Counts, count: int) -> Counts:
+def quantile_indices(sizes: Counts, count: int) -> Counts:
     """Return the indices of ``count`` sizes at evenly spaced quantiles, or of all if there are fewer.
 
     Example: for 1, 2, 3, …, 100 and a count of 4, the indices of 13, 38, 63 and 88.
@@ -78,43 +78,43 @@ def spread(sizes: Counts, count: int) -> Counts:
 
 def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
     """Return the lengths of the lists in columns of a ``datasets.Dataset``; shape (rows, columns)."""
-    found = np.empty((len(rows), len(columns)), dtype=np.int64)
-    for place, batch in enumerate(rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS)):
-        taken = found[place * _BATCH_ROWS :][:_BATCH_ROWS]
+    lengths = np.empty((len(rows), len(columns)), dtype=np.int64)
+    for index, batch in enumerate(rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS)):
+        part = lengths[index * _BATCH_ROWS :][:_BATCH_ROWS]
         for number, name in enumerate(columns):
-            taken[:, number] = np.diff(_offsets(batch.column(name))[0])
-    return found
+            part[:, number] = np.diff(_offsets(batch.column(name))[0])
+    return lengths
 
 
 def largest_value(rows: Any, columns: Sequence[str]) -> int:
     """Return the largest value in the lists in columns of a ``datasets.Dataset``; 0 if they are empty."""
-    found = [0]
+    maxima = [0]
     for batch in rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS):
-        found += [pc.max(_offsets(batch.column(name))[1]).as_py() or 0 for name in columns]
-    return max(found)
+        maxima += [pc.max(_offsets(batch.column(name))[1]).as_py() or 0 for name in columns]
+    return max(maxima)
 
 
-def counted_values(rows: Any, column: str, length: int | None = None) -> Counts:
+def loss_tokens(rows: Any, column: str, length: int | None = None) -> Counts:
     """Return the number of values that the loss counts in each list of a column, cut to a length; shape (rows,)."""
-    found = [np.zeros(0, dtype=np.int64)]
+    counts = [np.zeros(0, dtype=np.int64)]
     for offsets, flags in _counted(rows, column):
         counted = np.concatenate([[0], np.cumsum(flags)])
         ends = offsets[1:] if length is None else np.minimum(offsets[1:], offsets[:-1] + length)
-        found.append(counted[ends] - counted[offsets[:-1]])
-    return np.concatenate(found)
+        counts.append(counted[ends] - counted[offsets[:-1]])
+    return np.concatenate(counts)
 
 
-def first_counted(rows: Any, column: str) -> Counts:
+def first_loss_token(rows: Any, column: str) -> Counts:
     """Return the index of the first value of each list in a column that the loss counts; shape (rows,).
 
     For a list without one, it is the length of the list.
     """
-    found = [np.zeros(0, dtype=np.int64)]
+    firsts = [np.zeros(0, dtype=np.int64)]
     for offsets, flags in _counted(rows, column):
         counted = np.append(np.flatnonzero(flags), offsets[-1])
         first = counted[np.minimum(np.searchsorted(counted, offsets[:-1]), len(counted) - 1)]
-        found.append(np.minimum(first, offsets[1:]) - offsets[:-1])
-    return np.concatenate(found)
+        firsts.append(np.minimum(first, offsets[1:]) - offsets[:-1])
+    return np.concatenate(firsts)
 
 
 def _counted(rows: Any, column: str) -> Iterator[tuple[Counts, Flags]]:
@@ -126,8 +126,8 @@ def _counted(rows: Any, column: str) -> Iterator[tuple[Counts, Flags]]:
 
 def distribution(values: Sequence[int] | Counts) -> LengthDistribution:
     """Return how often each value occurs."""
-    found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
-    return LengthDistribution(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    distinct, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
+    return LengthDistribution(dict(zip(distinct.tolist(), counts.tolist(), strict=True)))
 
 
 def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
@@ -136,6 +136,6 @@ def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
     return np.asarray(lists.offsets, dtype=np.int64), lists.values
 
 
-def rows_where(rows: Any, kept: Flags) -> Any:
+def rows_where(rows: Any, mask: Flags) -> Any:
     """Return the rows of a dataset whose flag is set; the dataset itself if all are."""
-    return rows if kept.all() else rows.select(np.flatnonzero(kept))
+    return rows if mask.all() else rows.select(np.flatnonzero(mask))

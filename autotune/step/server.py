@@ -9,14 +9,14 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from autotune.step.child import offered_jobs, run_jobs, send_event
+from autotune.step.child import job_functions, run_jobs, send_event
 from autotune.step.imports import accelerator_is_initialized, preload
-from autotune.step.job import Runs
-from autotune.step.process import forked, kill_group
+from autotune.step.job import JobFunction
+from autotune.step.process import fork_process, kill_group
 
-# Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
+# Interval of checks for a lost parent: another process may still hold the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
-# A scheduler may send these to every process of a job. This one ends with its parent, which ends a probe in order.
+# A scheduler may send these to every process of a job. The server ignores them, and ends with its parent.
 _TERMINATION_SIGNALS = tuple(
     number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
 )
@@ -31,13 +31,13 @@ class Server:
         self._jobs_module = jobs_module
         self._parent = os.getppid()
         self._connection = socket.socket(fileno=0)
-        # Connections of the processes that run, by their ids.
-        self._started: dict[int, socket.socket] = {}
+        # Connections of the running workers, by their process ids.
+        self._connections: dict[int, socket.socket] = {}
 
     def serve(self) -> int:
         """Serve until standard input ends or the parent is gone; return the exit status."""
         preload(self._device)
-        jobs = offered_jobs(self._jobs_module)
+        jobs = job_functions(self._jobs_module)
         # Jobs on a CPU use no CUDA: bitsandbytes, which peft imports, may have initialised it.
         self._spawn = self._spawn or (self._device == "cuda" and accelerator_is_initialized())
         try:
@@ -45,29 +45,29 @@ class Server:
             send_event(self._connection, event="ready", pid=os.getpid())
             self._listen(jobs)
         finally:
-            for pid in self._started:
+            for pid in self._connections:
                 kill_group(pid)
                 os.waitpid(pid, 0)
         return 0
 
     def _open_wakeup_pipe(self) -> None:
-        """Make ``self._woken`` readable at the end of a child process."""
-        self._woken, wake = os.pipe()
+        """Make ``self._wakeup_fd`` readable at the end of a child process."""
+        self._wakeup_fd, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
         # Python writes a signal that has a handler to the pipe.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._awaited = selectors.PollSelector()
-        for file in (0, self._woken):
-            self._awaited.register(file, selectors.EVENT_READ)
+        self._selector = selectors.PollSelector()
+        for file in (0, self._wakeup_fd):
+            self._selector.register(file, selectors.EVENT_READ)
         for number in _TERMINATION_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    def _listen(self, jobs: Mapping[str, Runs]) -> None:
+    def _listen(self, jobs: Mapping[str, JobFunction]) -> None:
         while os.getppid() == self._parent:
-            readable = [key.fd for key, _ in self._awaited.select(_PARENT_CHECK_SECONDS)]
-            if self._woken in readable:
-                os.read(self._woken, 4096)
+            readable = [key.fd for key, _ in self._selector.select(_PARENT_CHECK_SECONDS)]
+            if self._wakeup_fd in readable:
+                os.read(self._wakeup_fd, 4096)
                 self._reap()
             if 0 in readable:
                 received, files, *_ = socket.recv_fds(self._connection, 1, 1)
@@ -75,29 +75,29 @@ class Server:
                     return
                 for file in files:
                     os.set_inheritable(file, False)
-                    self._start(socket.socket(fileno=file), jobs)
+                    self._start_worker(socket.socket(fileno=file), jobs)
 
-    def _start(self, connection: socket.socket, jobs: Mapping[str, Runs]) -> None:
-        """Start a process, with a group of its own, that runs the jobs which a connection names."""
-        pid = self._spawned(connection) if self._spawn else self._forked(connection, jobs)
-        self._started[pid] = connection
+    def _start_worker(self, connection: socket.socket, jobs: Mapping[str, JobFunction]) -> None:
+        """Start a worker in a new process group, which reads its jobs from the connection."""
+        pid = self._spawn_worker(connection) if self._spawn else self._fork_worker(connection, jobs)
+        self._connections[pid] = connection
         send_event(connection, event="ready", pid=pid)
 
-    def _forked(self, connection: socket.socket, jobs: Mapping[str, Runs]) -> int:
+    def _fork_worker(self, connection: socket.socket, jobs: Mapping[str, JobFunction]) -> int:
         def run() -> int:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *_TERMINATION_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
-            for other in self._started.values():
+            for other in self._connections.values():
                 other.close()
             return run_jobs(connection, jobs)
 
-        pid = forked(run)
-        # Here, so that the parent may kill the group once it knows the process.
+        pid = fork_process(run)
+        # Before the parent is sent the process id, by which it kills the group.
         os.setpgid(pid, pid)
         return pid
 
-    def _spawned(self, connection: socket.socket) -> int:
+    def _spawn_worker(self, connection: socket.socket) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", "autotune.step", *sys.argv[1:], "--parent", str(os.getpid()), "--worker"],
@@ -108,15 +108,15 @@ class Server:
         )
 
     def _reap(self) -> None:
-        """Report the processes that have ended, after killing the rest of their groups."""
-        for pid in [pid for pid in self._started if _has_ended(pid)]:
+        """Kill the groups of workers that have ended, and report their exits."""
+        for pid in [pid for pid in self._connections if _has_ended(pid)]:
             # The leader is not reaped yet, so its group id cannot have been reused.
             kill_group(pid)
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
-            with self._started.pop(pid) as connection:
-                ending = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
-                send_event(connection, event="ended", **ending)
+            with self._connections.pop(pid) as connection:
+                exit_event = {"code": code, "signal": None} if code >= 0 else {"code": None, "signal": -code}
+                send_event(connection, event="ended", **exit_event)
 
 
 def _has_ended(child: int) -> bool:

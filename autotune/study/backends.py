@@ -24,14 +24,14 @@ from autotune.study.patience import causes, is_transient
 
 JOURNAL, GRPC = "journal://", "grpc://"
 _ENTRY = b'{"op_code"'
-"""The beginning of every line of a journal."""
+"""First bytes of every line of a journal."""
 _CHOOSE = "Choose another --storage or --output."
 _EXAMPLES = (
     "Write for instance sqlite:///study.db, journal:///shared/study.log, postgresql+psycopg://user@host/name or "
     "grpc://host:13000."
 )
 _CONNECT_SECONDS = 10
-_PATIENCE = {
+_LIBPQ_TIMEOUTS = {
     "connect_timeout": _CONNECT_SECONDS,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -42,7 +42,7 @@ _PATIENCE = {
 
 With Linux's defaults, that takes 15 minutes, or 2 hours if the server has received the query.
 """
-_MAKING_SECONDS = 3.0
+_CREATION_SECONDS = 3.0
 """Time for another process to create the tables of a database, which Optuna does not do in one transaction."""
 
 _DEFAULT_PORT = 13000
@@ -59,25 +59,25 @@ def connected(url: str, patience_seconds: float = 0.0) -> tuple[BaseStorage, Cal
         InputError: the URL is invalid, or the storage cannot be reached.
     """
     if url.startswith(JOURNAL):
-        return _journal(url), _nothing
+        return _journal(url), _no_close
     if url.startswith(GRPC):
         return _proxy(url)
     if is_in_memory(url):
-        return optuna.storages.InMemoryStorage(), _nothing
+        return optuna.storages.InMemoryStorage(), _no_close
     return _database(url, patience_seconds)
 
 
 def is_in_memory(url: str) -> bool:
     """Whether a URL names a database in the memory of the process that opens it."""
     try:
-        asked = make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError):
         return False
-    database = asked.database or ""
-    if "uri" in asked.query:
+    database = parsed.database or ""
+    if "uri" in parsed.query:
         database = database.removeprefix("file:")
-    in_memory = database in ("", ":memory:") or asked.query.get("mode") == "memory"
-    return asked.get_backend_name() == "sqlite" and in_memory
+    in_memory = database in ("", ":memory:") or parsed.query.get("mode") == "memory"
+    return parsed.get_backend_name() == "sqlite" and in_memory
 
 
 def cause_of(error: BaseException, url: str = "") -> str:
@@ -99,7 +99,7 @@ def _message_of(error: BaseException) -> str:
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
-def _nothing() -> None:
+def _no_close() -> None:
     pass
 
 
@@ -107,10 +107,10 @@ def _unusable(url: str, why: str, hint: str = _CHOOSE) -> InputError:
     return InputError(f"The study storage {hidden_url(url)} cannot be used: {why}.", hint=hint)
 
 
-class _MendingLock(JournalFileSymlinkLock):
-    """The write lock of a journal; on acquisition, it removes an incomplete last line.
+class _RepairingLock(JournalFileSymlinkLock):
+    """Write lock of a journal that removes an incomplete last line on acquisition.
 
-    Such a line remains of an earlier write, for instance to a full disk. Optuna 5.0 (``storages/journal/_file.py``)
+    An earlier write, for instance to a full disk, may leave such a line. Optuna 5.0 (``storages/journal/_file.py``)
     would append to it, which loses the next entry and makes the journal unreadable.
     """
 
@@ -144,13 +144,14 @@ def _remove_torn_line(journal: Path) -> None:
 
 
 def _journal(url: str) -> BaseStorage:
-    path = user_path(url.removeprefix(JOURNAL))
-    if not path.name:
+    name = url.removeprefix(JOURNAL)
+    if not Path(name).name:
         raise InputError(f"{hidden_url(url)!r} names no file.", hint="Write for instance journal:///shared/study.log.")
+    path = user_path(name)
     try:
         # Absolute, because the lock is a symbolic link to the file.
         file = str(path.absolute())
-        return optuna.storages.JournalStorage(JournalFileBackend(file, _MendingLock(file)))
+        return optuna.storages.JournalStorage(JournalFileBackend(file, _RepairingLock(file)))
     except OSError as error:
         raise _unusable(url, cause_of(error, url)) from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
@@ -159,14 +160,14 @@ def _journal(url: str) -> BaseStorage:
 
 def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
     try:
-        asked = make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise InputError(f"{hidden_url(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
-    host = asked.host or "localhost"
+    host = parsed.host or "localhost"
     # SQLAlchemy removes the brackets of an IPv6 address.
     host = f"[{host}]" if ":" in host else host
     try:
-        proxy = optuna.storages.GrpcStorageProxy(host=host, port=asked.port or _DEFAULT_PORT)
+        proxy = optuna.storages.GrpcStorageProxy(host=host, port=parsed.port or _DEFAULT_PORT)
         proxy.wait_server_ready(timeout=_CONNECT_SECONDS)
     except ImportError as error:
         raise InputError(
@@ -181,7 +182,7 @@ def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
 
 def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[[], object]]:
     try:
-        rdb = _first_opened(url, _engine_options(url), patience_seconds)
+        rdb = _open_database(url, _engine_options(url), patience_seconds)
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise InputError(f"{hidden_url(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
     except ImportError as error:
@@ -198,27 +199,27 @@ def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[
     return optuna.storages.get_storage(rdb), rdb.engine.dispose
 
 
-def _first_opened(url: str, options: dict[str, Any], patience_seconds: float) -> optuna.storages.RDBStorage:
-    failed: float | None = None
+def _open_database(url: str, options: dict[str, Any], patience_seconds: float) -> optuna.storages.RDBStorage:
+    failing_since: float | None = None
     while True:
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=dict(options))
         except (StorageInternalError, SQLAlchemyError) as error:
             # Measured from the first failure: on a busy machine the first attempt alone may take longer than this.
-            failed = time.monotonic() if failed is None else failed
-            longest = _MAKING_SECONDS if _is_being_made(error) else patience_seconds if _is_away(error) else 0.0
-            if time.monotonic() - failed >= longest:
+            failing_since = time.monotonic() if failing_since is None else failing_since
+            limit = _CREATION_SECONDS if _is_being_created(error) else patience_seconds if _may_restart(error) else 0.0
+            if time.monotonic() - failing_since >= limit:
                 raise
         time.sleep(random.uniform(0.1, 0.5))
 
 
-def _is_away(error: BaseException) -> bool:
-    """Whether a database may be restarting; not if it rejected the connection."""
+def _may_restart(error: BaseException) -> bool:
+    """Whether a database may be restarting: the failure is transient, and no rejection."""
     cause = cause_of(error)
     return is_transient(error) and ("FATAL" not in cause or "the database system is" in cause)
 
 
-def _is_being_made(error: BaseException) -> bool:
+def _is_being_created(error: BaseException) -> bool:
     """Whether another process is creating the tables."""
     if any(isinstance(cause, IntegrityError) or "already exists" in str(cause) for cause in causes(error)):
         return True
@@ -226,11 +227,11 @@ def _is_being_made(error: BaseException) -> bool:
 
 
 def _engine_options(url: str) -> dict[str, Any]:
-    asked = make_url(url)
-    if asked.get_backend_name() == "sqlite":
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
         return {}
     options: dict[str, Any] = {"pool_pre_ping": True}
-    psycopg = asked.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
+    psycopg = parsed.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
     if psycopg:
-        options["connect_args"] = {name: value for name, value in _PATIENCE.items() if name not in asked.query}
+        options["connect_args"] = {name: value for name, value in _LIBPQ_TIMEOUTS.items() if name not in parsed.query}
     return options

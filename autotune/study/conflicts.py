@@ -1,4 +1,4 @@
-"""Finds the legal candidates near another one: one other choice, with the fewest further changes that make it legal."""
+"""Finds legal neighbours of a candidate: one other choice, with the fewest further changes that make it legal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from autotune.core.candidate import Candidate, Choice
 from autotune.study.problem import Problem
 
-_MOST_CHANGES = 3
+_MAX_CHANGES = 3
 """Maximum number of further knobs changed for one choice: ``context_parallel`` needs changes of ``sharding``,
 ``pad_to_multiple_of`` and the rows of a micro-batch."""
-_MOST_OPEN = 24
+_MAX_EXPANDED = 24
 """Maximum number of illegal candidates per distance that are expanded."""
 
 
@@ -22,59 +22,59 @@ def legal_changes(problem: Problem, candidate: Candidate) -> tuple[Candidate, ..
     """
     singles = ((knob, choice) for knob, each in problem.choices.items() for choice in each)
     others = ((knob, choice) for knob, choice in singles if choice != candidate[knob])
-    found = (each for knob, choice in others for each in nearest_legal(problem, candidate, knob, choice))
-    return tuple(dict.fromkeys(found))
+    nearest = (each for knob, choice in others for each in nearest_legal(problem, candidate, knob, choice))
+    return tuple(dict.fromkeys(nearest))
 
 
 def next_smaller(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with the next smaller choice of each ordered knob that has one."""
     for knob, choices in problem.choices.items():
-        own = candidate[knob]
-        if knob in problem.ordered and isinstance(own, int):
-            smaller = [each for each in choices if isinstance(each, int) and each < own]
+        current = candidate[knob]
+        if knob in problem.ordered and isinstance(current, int):
+            smaller = [each for each in choices if isinstance(each, int) and each < current]
             if smaller:
                 yield candidate.but(**{knob: max(smaller)})
 
 
-def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:
-    """Return the legal candidates with a choice that differ from ``here`` in the fewest other knobs.
+def nearest_legal(problem: Problem, original: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:
+    """Return the legal candidates with a choice that differ from ``original`` in the fewest other knobs.
 
     A further change of a knob in conflict is kept if it makes the candidate legal, or changes the violated rule.
 
     Args:
-        here: a candidate in its normal form.
+        original: a candidate in its normal form.
     """
-    start = problem.normal(here.but(**{knob: choice}))
+    start = problem.normal(original.but(**{knob: choice}))
     if start[knob] != choice:
         return ()
     if problem.illegal(start) is None:
         return (start,)
-    seen, unsettled = {start}, [start]
-    for _ in range(_MOST_CHANGES):
+    seen, frontier = {start}, [start]
+    for _ in range(_MAX_CHANGES):
         legal: dict[Candidate, None] = {}
-        further: list[Candidate] = []
-        for candidate in unsettled[:_MOST_OPEN]:
+        next_frontier: list[Candidate] = []
+        for candidate in frontier[:_MAX_EXPANDED]:
             reason = problem.illegal(candidate)
             for other in _neighbours(problem, candidate, knob):
                 if other[knob] != choice or other in seen:
                     continue
                 seen.add(other)
-                found = problem.illegal(other)
-                if found is None:
+                other_reason = problem.illegal(other)
+                if other_reason is None:
                     legal[other] = None
-                elif found != reason:
-                    further.append(other)
+                elif other_reason != reason:
+                    next_frontier.append(other)
         if legal:
             return tuple(legal)
-        unsettled = further
+        frontier = next_frontier
     return ()
 
 
-def _neighbours(problem: Problem, candidate: Candidate, held: str) -> Iterator[Candidate]:
-    """Yield variants of an illegal candidate with one other choice of a knob in conflict, except ``held``."""
+def _neighbours(problem: Problem, candidate: Candidate, fixed: str) -> Iterator[Candidate]:
+    """Yield variants of an illegal candidate with one other choice of a knob in conflict, except ``fixed``."""
     in_conflict = problem.knobs_of_violated_rule(candidate)
     for knob, choices in problem.choices.items():
-        if knob != held and knob in in_conflict:
+        if knob != fixed and knob in in_conflict:
             for choice in choices:
                 if choice != candidate[knob]:
                     yield problem.normal(candidate.but(**{knob: choice}))

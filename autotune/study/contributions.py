@@ -9,19 +9,19 @@ from autotune.study.judge import Judge
 from autotune.study.problem import Problem, Purpose, Record
 from autotune.study.session import Session
 
-_LARGEST_RESERVE = 1 / 3
+_MAX_RESERVE_SHARE = 1 / 3
 """Largest share of the time limit that is reserved for another confirmation."""
 
 
-def changes_back(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
+def reverted_candidates(problem: Problem, winner: Candidate, baseline: Candidate) -> dict[str, Candidate]:
     """Return, for each differing knob, the winner with that knob changed back, unless that has no effect."""
     changed = {knob: problem.normal(winner.but(**{knob: baseline[knob]})) for knob in winner.differences(baseline)}
     return {knob: candidate for knob, candidate in changed.items() if candidate != winner}
 
 
-def unmeasured(session: Session, winner: Record) -> list[Candidate]:
+def unmeasured_reverts(session: Session, winner: Record) -> list[Candidate]:
     """Return the candidates with one choice changed back that still need a probe."""
-    changed = changes_back(session.problem, winner.candidate, session.baseline_candidate)
+    changed = reverted_candidates(session.problem, winner.candidate, session.baseline_candidate)
     judge = session.judge
     return [
         candidate
@@ -33,10 +33,10 @@ def unmeasured(session: Session, winner: Record) -> list[Candidate]:
 def measure_contributions(session: Session, winner: Record) -> bool:
     """Probe the candidates with one choice changed back, within the limits; return whether any was probed."""
     probed = False
-    for candidate in unmeasured(session, winner):
+    for candidate in unmeasured_reverts(session, winner):
         # If changing a choice back turns out better, that candidate has to be confirmed; the winner has been.
-        reserve = min(session.durations.confirmation_seconds, (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
-        if session.probes_left <= 0 or not session.durations.has_time(reserve):
+        reserve = min(session.confirmation_seconds, (session.clock.limit_seconds or 0.0) * _MAX_RESERVE_SHARE)
+        if session.probes_left <= 0 or not session.has_time(reserve):
             break
         # An earlier probe of this loop may have decided this candidate.
         judge = session.judge
@@ -48,7 +48,7 @@ def measure_contributions(session: Session, winner: Record) -> bool:
 def contributions(session: Session, winner: Record) -> tuple[Contribution, ...]:
     """Return the contribution of each of the winner's choices, as far as it was measured."""
     baseline = session.baseline_candidate
-    changed = changes_back(session.problem, winner.candidate, baseline)
+    changed = reverted_candidates(session.problem, winner.candidate, baseline)
     found = {knob: _contribution(session, winner, knob, baseline, other) for knob, other in changed.items()}
     return tuple(contribution for contribution in found.values() if contribution is not None)
 
@@ -56,7 +56,7 @@ def contributions(session: Session, winner: Record) -> tuple[Contribution, ...]:
 def _contribution(
     session: Session, winner: Record, knob: str, baseline: Candidate, changed: Candidate
 ) -> Contribution | None:
-    record = session.judge.known(changed)
+    record = session.judge.record_for(changed)
     if record is not None and record.number == winner.number:
         return None
     choice, instead_of = winner.candidate[knob], baseline[knob]
@@ -65,20 +65,20 @@ def _contribution(
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     # The judge's record does not contain the runs after the probe.
     record = next((known for known in session.log.records if known.number == record.number), record)
-    ours, other, expected = winner.measurement, record.failure or record.measurement, winner.next_run
-    speedup = saved = told_apart = None
+    ours, other, expected = winner.measurement, record.failure or record.measurement, winner.prediction_interval
+    speedup = saved = distinct = None
     if other.ok and record.tokens_per_second:
         # The probe's rate is biased by selection, so the winner's rate is that of its later runs, if there are any.
         speedup = winner.tokens_per_second / record.tokens_per_second
-        told_apart = None if expected is None else record.tokens_per_second not in expected
+        distinct = None if expected is None else record.tokens_per_second not in expected
     if other.ok and ours.held_bytes is not None and other.held_bytes is not None:
         saved = other.held_bytes - ours.held_bytes
-    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)
+    return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, distinct)
 
 
 def _reason(judge: Judge, changed: Candidate) -> str:
     """Return why a candidate was not probed."""
-    veto, record = judge.veto(changed), judge.known(changed)
+    veto, record = judge.veto(changed), judge.record_for(changed)
     if veto is not None:
         return veto.reason
     if record is not None:

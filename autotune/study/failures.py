@@ -1,4 +1,4 @@
-"""Records candidates that ran out of memory or time, and infers which others would."""
+"""Infers failures of candidates from those that ran out of memory or time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Failures:
 
     @property
     def of_device_memory(self) -> list[Record]:
-        """Those that ran out of device memory."""
+        """The records that ran out of device memory."""
         return [run for run in self._failed.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
 
     def is_slow(self, candidate: Candidate) -> bool:
@@ -60,9 +60,9 @@ class Failures:
         return next((reason for reason in found if reason is not None), None)
 
     def _implied_by(self, run: Record, candidate: Candidate) -> str | None:
-        """Return why a failure of another candidate implies this one's: no differing choice can help."""
+        """Return the reason that another candidate's failure implies this one's: no other choice can help; or None."""
         measurement, problem = run.measurement, self._problem
-        differing = {knob: choice for knob, choice in candidate.items() if choice != run.candidate.get(knob)}
+        differing = [knob for knob, choice in candidate.items() if choice != run.candidate.get(knob)]
         if not differing:
             return None
         if measurement.status is ProbeStatus.TIMEOUT:
@@ -70,14 +70,7 @@ class Failures:
             killed = f"trial {run.number} was {measurement.reason}"
             return longer and f"{killed}, and this never takes less time: {longer}, all else equal"
         ended = f"trial {run.number} {_RAN_OUT[measurement.status]}"
-        lacked = measurement.out_of_memory
-        helping = [
-            knob for knob in differing if lacked is None or problem.only_in.get(knob, lacked.phase) == lacked.phase
-        ]
-        if lacked is not None and not helping:
-            changes = ", ".join(f"{knob}={choice}" for knob, choice in differing.items())
-            return f"{ended} in {lacked.phase}, where {changes} makes no difference"
-        larger = _growth(candidate, run.candidate, helping, problem.ordered)
+        larger = _growth(candidate, run.candidate, differing, problem.ordered)
         if larger is None or (problem.accumulates(run.candidate) and not problem.accumulates(candidate)):
             return None
         return f"{ended}, and this never needs less: {larger}, all else equal"

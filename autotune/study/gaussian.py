@@ -1,4 +1,4 @@
-"""Gaussian processes over the choices of candidates: posterior means and standard deviations of their figures."""
+"""Gaussian processes over candidates' choices, which predict figures of candidates."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ class Variance:
     noise: float
 
 
-OF_CANDIDATES = Variance(choice=0.1, combination=0.02, noise=0.01)
-"""For measured figures without predictions."""
+MEASURED_VARIANCE = Variance(choice=0.1, combination=0.02, noise=0.01)
+"""Prior of measured figures without predictions."""
 
-OF_TRACES = Variance(choice=0.1, combination=0.02, noise=1e-4)
-"""For predicted figures; traces have almost no noise."""
+TRACED_VARIANCE = Variance(choice=0.1, combination=0.02, noise=1e-4)
+"""Prior of predicted figures; traces have almost no noise."""
 
-OF_ERRORS = tuple(Variance(choice, combination=0.02, noise=0.005) for choice in (0.05, 0.01, 0.002))
-"""For the ratio of a measured figure to the predicted one, from low to high trust in predictions. Errors correlate:
-operators of one kind are off together.
+ERROR_VARIANCES = tuple(Variance(choice, combination=0.02, noise=0.005) for choice in (0.05, 0.01, 0.002))
+"""Priors of the ratio of a measured figure to the predicted one, from low to high trust in predictions. Errors
+correlate: operators of one kind are off together.
 
 A priori, each is e times less likely than the previous one. The likelihood of 66 probes on GPUs
 (`benchmarks/gpu/results`) is highest with 0.0005 to 0.002 per choice, as is that of two of three tables recorded on
 CPUs (`benchmarks/replay`)."""
 
-LIKELY = 0.25
+MIN_CHANCE = 0.25
 """Probability to run below which a candidate is not traced, or is ranked last. With 0.1 to 0.5, searches of
 `tests/study/test_improvement.py` with a choice that cannot be traced waste 4 to 10 traces on it; without, 20 to 47."""
 
-_OF_OUTCOMES = Variance(choice=0.1, combination=0.02, noise=0.01)
-"""For outcomes, 1 if a candidate ran, else 0: if a failed candidate differs from one that ran in a single choice, this
-choice probably fails."""
+_OUTCOME_VARIANCE = Variance(choice=0.1, combination=0.02, noise=0.01)
+"""Prior of outcomes, 1 if a candidate ran, else 0: if a failed candidate differs from one that ran in a single choice,
+this choice probably fails."""
 
-_CERTAIN = 1e-9
+_MIN_DEVIATION = 1e-9
 """Lower bound of a standard deviation used as a divisor."""
 
-_REACH = 2.0
+_LENGTH = 2.0
 """Length scale of a combination's correlation: the number of differing choices at which it is 1/e."""
 
 
 @dataclass(frozen=True)
-class Expected:
+class Posterior:
     """Posterior means of log figures, and their standard deviations for lack of a trace and of a probe."""
 
     mean: Array
@@ -84,8 +84,8 @@ class Codes:
         return self._rows[candidate]
 
 
-class Figure:
-    """One figure of all candidates.
+class FigureModel:
+    """Model of one figure of all candidates: a process of predictions, and one of their errors.
 
     Args:
         predicted: logarithms of predicted figures.
@@ -96,24 +96,24 @@ class Figure:
         self.predicted = predicted
         self._measured = measured
         self._codes = codes
-        self._traced = Process(codes(predicted), np.asarray(list(predicted.values())), OF_TRACES)
-        guesses, _ = self._guess(list(measured))
+        self._traced = Process(codes(predicted), np.asarray(list(predicted.values())), TRACED_VARIANCE)
+        guesses, _ = self._predicted_means(list(measured))
         rows, errors = codes(measured), np.asarray(list(measured.values())) - guesses
-        levels = [Process(rows, errors, variance) for variance in (OF_ERRORS if predicted else (OF_CANDIDATES,))]
+        levels = [Process(rows, errors, each) for each in (ERROR_VARIANCES if predicted else (MEASURED_VARIANCE,))]
         self._errors = levels[int(np.argmax([found.log_likelihood - trust for trust, found in enumerate(levels)]))]
 
-    def __call__(self, candidates: Sequence[Candidate]) -> Expected:
+    def __call__(self, candidates: Sequence[Candidate]) -> Posterior:
         """Return posterior means and standard deviations for candidates."""
-        guesses, untraced = self._guess(candidates)
+        guesses, untraced = self._predicted_means(candidates)
         errors, unmeasured = self._errors(self._codes(candidates))
-        return Expected(guesses + errors, untraced, unmeasured)
+        return Posterior(guesses + errors, untraced, unmeasured)
 
-    def assuming(self, candidate: Candidate) -> Figure:
+    def with_assumed_trace(self, candidate: Candidate) -> FigureModel:
         """Return the figure as if a trace of the candidate had returned its posterior mean."""
-        guess, _ = self._guess([candidate])
-        return Figure(self._codes, {**self.predicted, candidate: float(guess[0])}, self._measured)
+        guess, _ = self._predicted_means([candidate])
+        return FigureModel(self._codes, {**self.predicted, candidate: float(guess[0])}, self._measured)
 
-    def _guess(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
+    def _predicted_means(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
         """Return log predictions, the posterior means for untraced candidates, and their standard deviations."""
         if not self.predicted:
             return np.zeros(len(candidates)), np.zeros(len(candidates))
@@ -159,7 +159,7 @@ class Process:
         for own, other in zip(rows.T, self._rows.T, strict=True):
             shared += own[:, None] == other
         differing = rows.shape[1] - shared
-        return np.asarray(self._variance.choice * shared + self._variance.combination * np.exp(-differing / _REACH))
+        return np.asarray(self._variance.choice * shared + self._variance.combination * np.exp(-differing / _LENGTH))
 
 
 def chances(codes: Codes, ran: Mapping[Candidate, bool], candidates: Sequence[Candidate]) -> Array:
@@ -168,13 +168,13 @@ def chances(codes: Codes, ran: Mapping[Candidate, bool], candidates: Sequence[Ca
     Args:
         ran: whether each tried candidate ran.
     """
-    mean, _ = Process(codes(ran), np.asarray(list(ran.values()), float), _OF_OUTCOMES, mean=1.0)(codes(candidates))
+    mean, _ = Process(codes(ran), np.asarray(list(ran.values()), float), _OUTCOME_VARIANCE, mean=1.0)(codes(candidates))
     return np.clip(mean, 0.0, 1.0)
 
 
-def below(values: Array, deviations: Array) -> Array:
-    """Return the probability that each zero-mean normal variable is below a value."""
-    scaled = values / np.maximum(deviations, _CERTAIN)
+def normal_cdf(values: Array, deviations: Array) -> Array:
+    """Return the probability that each zero-mean normal variable is below its value."""
+    scaled = values / np.maximum(deviations, _MIN_DEVIATION)
     return np.asarray([(1 + math.erf(each / math.sqrt(2))) / 2 for each in scaled])
 
 
@@ -186,5 +186,5 @@ def expected_improvement(ahead: Array, deviations: Array) -> Array:
     Args:
         ahead: means of the logarithms, minus the logarithm of the best figure.
     """
-    faster = np.exp(ahead + deviations**2 / 2) * below(ahead + deviations**2, deviations)
-    return np.asarray(faster - below(ahead, deviations))
+    faster = np.exp(ahead + deviations**2 / 2) * normal_cdf(ahead + deviations**2, deviations)
+    return np.asarray(faster - normal_cdf(ahead, deviations))

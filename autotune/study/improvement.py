@@ -1,4 +1,4 @@
-"""The search by traces: traces the candidates with the largest expected improvement over the best so far."""
+"""Search by traces: repeatedly traces the candidates with the largest expected improvement over the best one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import cache, partial
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, Runner, rank
+from autotune.core.estimate import Estimate, Runner, rank_key
 from autotune.study.conflicts import legal_changes, next_smaller
-from autotune.study.gaussian import LIKELY, Array, Codes, Figure, below, chances, expected_improvement
+from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
 from autotune.study.problem import Problem
 
 Batch = Sequence[Candidate]
@@ -22,17 +22,17 @@ Batch = Sequence[Candidate]
 MOST_TRACED = 100
 """Maximum number of candidates that a plan traces. A trace of an 8B model takes 0.4 to 0.7 s of one core, and a
 candidate two to six traces."""
-_TOGETHER = 8
+_BATCH_SIZE = 8
 """Batch size: with fewer candidates, tracing processes wait for each other more often."""
 _PATIENCE = 24
 """Number of successive candidates without improvement after which only changes of the fastest misfit are run."""
-_ALIKE = 16
-"""Number of candidates after which a search ends if all failed for the same reason."""
-_WORTH = 0.001
+_HOPELESS_AFTER = 16
+"""Number of candidates after which a search ends if all have failed for one reason."""
+_MIN_IMPROVEMENT = 0.001
 """Minimum expected improvement, as a share of the best rate, for which a candidate is traced."""
-_RANDOM = 100
+_RANDOM_CANDIDATES = 100
 """Number of random candidates in the pool."""
-_STEPS = 3
+_EXPANSIONS = 3
 """Number of expansions of the pool by changes of its most promising candidate. With one, and batches of four, a plan of
 an 8B model on an H100 ended 18 % below the best; the recorded parts of its space do not show that."""
 
@@ -43,7 +43,7 @@ def search_by_traces(
     *,
     starts: Sequence[Candidate] | None = None,
     limit: int = MOST_TRACED,
-    at_once: int = _TOGETHER,
+    at_once: int = _BATCH_SIZE,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
@@ -61,16 +61,16 @@ def search_by_traces(
         AutotuneError: the runner cannot run anything.
     """
     search = Improvements(problem, starts)
-    known, proposals = search.known, search.proposals()
-    left: list[Candidate] = []
-    while goes_on() and len(known) < limit:
-        left = left or list(next(proposals, ()))
-        if not left or search.is_hopeless:
+    results, proposals = search.known, search.proposals()
+    queued: list[Candidate] = []
+    while goes_on() and len(results) < limit:
+        queued = queued or list(next(proposals, ()))
+        if not queued or search.is_hopeless:
             return True
-        most = min(limit - len(known), at_once)
-        batch, left = left[:most], left[most:]
-        known.update({estimate.candidate: estimate for estimate in runner.run(batch)})
-    return len(known) >= limit
+        count = min(limit - len(results), at_once)
+        batch, queued = queued[:count], queued[count:]
+        results.update({estimate.candidate: estimate for estimate in runner.run(batch)})
+    return len(results) >= limit
 
 
 class Improvements:
@@ -100,7 +100,7 @@ class Improvements:
     def is_hopeless(self) -> bool:
         """Whether many candidates were tried and all failed for the same reason."""
         reasons = {each.reason for each in self.known.values()}
-        return len(self.known) >= _ALIKE and len(reasons) == 1 and "" not in reasons
+        return len(self.known) >= _HOPELESS_AFTER and len(reasons) == 1 and "" not in reasons
 
     def proposals(self) -> Iterator[Batch]:
         """Yield batches of candidates to run until none is likely to improve the best one."""
@@ -111,16 +111,16 @@ class Improvements:
         if best is None:
             yield from self._new(self._changes(baseline))
             best = self._best()
-        since = 0
+        stalled = 0
         while best is not None and (
-            batch := (self._promising(best) if since < _PATIENCE else []) or self._neighbours_of_fastest_misfit(best)
+            batch := (self._promising(best) if stalled < _PATIENCE else []) or self._neighbours_of_fastest_misfit(best)
         ):
             yield batch
-            found = self._best() or best
-            since = 0 if _better(found, best) else since + len(batch)
-            best = found
+            newest = self._best() or best
+            stalled = 0 if _better(newest, best) else stalled + len(batch)
+            best = newest
         if best is not None:
-            yield from self._rows_for_the_table(best)
+            yield from self._shown_candidates(best)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
         """Yield the legal candidates that were not run, as one batch if there are any."""
@@ -133,7 +133,7 @@ class Improvements:
 
     def _traced(self) -> list[Estimate]:
         found = (each for each in self.known.values() if each.memory is not None)
-        return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank)
+        return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank_key)
 
     def _best(self) -> Estimate | None:
         return next(iter(self._traced()), None)
@@ -143,14 +143,14 @@ class Improvements:
         need, rate = self._need(), self._rate()
         pool = self._pool(best, need, rate)
         batch: list[Candidate] = []
-        while pool and len(batch) < _TOGETHER:
+        while pool and len(batch) < _BATCH_SIZE:
             gains = self._gains(best, pool, need, rate)
             index = int(np.argmax(gains))
-            if gains[index] < _WORTH:
+            if gains[index] < _MIN_IMPROVEMENT:
                 break
             chosen = pool.pop(index)
             batch.append(chosen)
-            need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
+            need, rate = need.with_assumed_trace(chosen), rate.with_assumed_trace(chosen) if rate.predicted else rate
         return batch
 
     def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
@@ -169,21 +169,21 @@ class Improvements:
         changes = [each for each in self._changes(fastest) if self._is_open(each)]
         return [each for each, chance in zip(changes, self._chances(changes), strict=True) if chance]
 
-    def _need(self) -> Figure:
+    def _need(self) -> FigureModel:
         """Return the model of the memory need, relative to the available memory."""
-        return Figure(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
+        return FigureModel(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
 
-    def _rate(self) -> Figure:
+    def _rate(self) -> FigureModel:
         """Return the model of the rate; for candidates that cannot fit, the rate of their largest micro-batches."""
         rates = {each.candidate: each.tokens_per_second or each.scaled_tokens_per_second for each in self._traced()}
-        return Figure(self._codes, {each: math.log(rate) for each, rate in rates.items() if rate}, {})
+        return FigureModel(self._codes, {each: math.log(rate) for each, rate in rates.items() if rate}, {})
 
-    def _gains(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure) -> Array:
+    def _gains(self, best: Estimate, pool: Sequence[Candidate], need: FigureModel, rate: FigureModel) -> Array:
         """Return the expected improvement of each candidate, as a share of the best rate, or of the smallest need."""
         expected, chance = need(pool), self._chances(pool)
         if not best.fits or not rate.predicted:
             return np.asarray(chance * expected_improvement(_excess(best) - expected.mean, expected.untraced))
-        fits = below(-expected.mean, expected.untraced)
+        fits = normal_cdf(-expected.mean, expected.untraced)
         expected = rate(pool)
         ahead = expected.mean - math.log(best.tokens_per_second or 1.0)
         return np.asarray(chance * fits * expected_improvement(ahead, expected.untraced))
@@ -191,27 +191,27 @@ class Improvements:
     def _chances(self, candidates: Sequence[Candidate]) -> Array:
         """Return 0 for candidates that probably cannot run, and 1 for all others."""
         ran = {each: run.memory is not None for each, run in self.known.items()}
-        return np.asarray(chances(self._codes, ran, candidates) >= LIKELY, float)
+        return np.asarray(chances(self._codes, ran, candidates) >= MIN_CHANCE, float)
 
-    def _pool(self, best: Estimate, need: Figure, rate: Figure) -> list[Candidate]:
+    def _pool(self, best: Estimate, need: FigureModel, rate: FigureModel) -> list[Candidate]:
         """Return open candidates: changes of the best one, random ones, and changes of the most promising of these."""
-        pool = dict.fromkeys((*self._changes(best.candidate), *self._by_chance()))
+        pool = dict.fromkeys((*self._changes(best.candidate), *self._random_candidates()))
         considered = [each for each in pool if self._is_open(each)]
-        for _ in range(_STEPS if considered else 0):
-            first = considered[int(np.argmax(self._gains(best, considered, need, rate)))]
-            further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
-            pool.update(dict.fromkeys(further))
-            considered += further
+        for _ in range(_EXPANSIONS if considered else 0):
+            promising = considered[int(np.argmax(self._gains(best, considered, need, rate)))]
+            changes = [each for each in self._changes(promising) if each not in pool and self._is_open(each)]
+            pool.update(dict.fromkeys(changes))
+            considered += changes
         return considered
 
-    def _by_chance(self) -> Iterator[Candidate]:
-        for _ in range(_RANDOM):
+    def _random_candidates(self) -> Iterator[Candidate]:
+        for _ in range(_RANDOM_CANDIDATES):
             chosen = {knob: self._random.choice(choices) for knob, choices in self._problem.choices.items()}
             yield self._problem.normal(Candidate(chosen))
 
-    def _rows_for_the_table(self, best: Estimate) -> Iterator[Batch]:
-        """Yield candidates that are shown with the best one: an equally fast one that needs less, the baseline with
-        single choices of the best, and the next smaller ones that fit with certainty."""
+    def _shown_candidates(self, best: Estimate) -> Iterator[Batch]:
+        """Yield candidates for the table of results: an equally fast one that needs less memory, the baseline with
+        single choices of the best, and the next smaller ones if the best may not fit."""
         free = dict(self._memory_savers(best))
         if best.fits and free:
             yield from self._new([best.candidate.but(**free)])
@@ -219,7 +219,7 @@ class Improvements:
         if baseline is not None and best.fits and not baseline.fits:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
-        if best.fits and not best.sure:
+        if best.fits and not best.fits_with_error:
             yield from self._new(next_smaller(self._problem, best.candidate))
 
     def _memory_savers(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
@@ -243,10 +243,10 @@ def _excess(estimate: Estimate) -> float:
     return math.log(max(1, memory.device_bytes) / max(1, memory.device_bytes + spare_bytes))
 
 
-def _better(found: Estimate, best: Estimate) -> bool:
-    """Return whether a result is better than another by at least :data:`_WORTH`."""
-    if found.fits != best.fits or best.memory is None or found.memory is None:
-        return rank(found) < rank(best)
-    if found.fits and (found.tokens_per_second or best.tokens_per_second):
-        return (found.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0) * (1 + _WORTH)
-    return found.memory.device_bytes < best.memory.device_bytes * (1 - _WORTH)
+def _better(challenger: Estimate, best: Estimate) -> bool:
+    """Return whether a result is better than the best by at least :data:`_MIN_IMPROVEMENT`."""
+    if challenger.fits != best.fits or best.memory is None or challenger.memory is None:
+        return rank_key(challenger) < rank_key(best)
+    if challenger.fits and (challenger.tokens_per_second or best.tokens_per_second):
+        return (challenger.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0) * (1 + _MIN_IMPROVEMENT)
+    return challenger.memory.device_bytes < best.memory.device_bytes * (1 - _MIN_IMPROVEMENT)

@@ -1,4 +1,4 @@
-"""Vetoes candidates that need no probe, and ranks candidates by predicted memory after failures."""
+"""Vetoes candidates that need no probe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 from autotune.core.candidate import Candidate
 from autotune.core.prediction import Prediction, Predictor
@@ -16,39 +15,22 @@ from autotune.study.failures import Failures
 from autotune.study.problem import Problem, Record
 from autotune.units import format_bytes
 
-_ENOUGH = 0.5
-"""Minimum share with a predicted speed among the traced candidates that may fit."""
-
 
 @dataclass(frozen=True)
 class Veto:
-    """Why a candidate is not worth a probe.
+    """The reason that a candidate is not worth a probe.
 
     Attributes:
-        reason: the reason in words.
-        prediction: the prediction that decided, or None if another reason did.
+        reason: a description.
+        prediction: the prediction of too much memory; None for another reason.
     """
 
     reason: str
     prediction: Prediction | None = None
 
 
-class Priority(IntEnum):
-    """The order of candidates: none is probed while another with a smaller value is open.
-
-    Attributes:
-        NEXT: predicted to need less memory than every candidate that ran out of memory.
-        ABOVE: predicted to need at least as much as a candidate that ran out of memory.
-        UNPREDICTED: its trace failed.
-    """
-
-    NEXT = 0
-    ABOVE = 1
-    UNPREDICTED = 2
-
-
 class Judge:
-    """Stores the records of candidates and vetoes candidates by them; all candidates are in their normal form.
+    """Vetoes candidates by records and predictions; all candidates are in their normal form.
 
     Attributes:
         failures: the candidates that ran out of memory or of time.
@@ -60,74 +42,55 @@ class Judge:
         self._predictor = predictor or Predictor()
         self._memory_limit_bytes = memory_limit_bytes
         self._records: dict[Candidate | str, Record] = {}
-        self._learnt_later: Counter[int] = Counter()
-        self._set_aside: set[Candidate] = set()
-        self._untraceable: set[Candidate] = set()
-        self._elsewhere: frozenset[Candidate | str] = frozenset()
+        self._later_runs_learnt: Counter[int] = Counter()
+        self._closed: set[Candidate] = set()
+        self._running_elsewhere: frozenset[Candidate | str] = frozenset()
 
     def learn(self, record: Record) -> None:
         """Store a record, so that its candidate and all candidates with the same plan are known."""
-        keys = {self._plan(record.candidate)}
+        keys = {self._plan_key(record.candidate)}
         if record.probed:
             # The probe of an illegal candidate is also that of a legal one with the same plan.
             keys.add(self._problem.identity(record.candidate))
         for key in keys:
-            before = self._records.get(key)
+            existing = self._records.get(key)
             # A veto by one worker may come after the probe of another.
-            if before is None or record.probed or not before.probed:
+            if existing is None or record.probed or not existing.probed:
                 self._records[key] = record
-        guess = record.prediction
-        fits = guess is not None and guess.need_bytes <= self._memory_limit_bytes
+        prediction = record.prediction
+        fits = prediction is not None and prediction.need_bytes <= self._memory_limit_bytes
         self.failures.learn(record, expected_to_fit=fits)
         if record.probed:
             self._predictor.learn(record.candidate, record.measurement)
 
     def learn_later(self, records: Sequence[Record]) -> None:
-        """Learn from runs after the probe that ran out of memory, each once.
+        """Learn from later runs that ran out of memory, from each once.
 
         Args:
             records: all records of the study.
         """
         for record in records:
-            lacked = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
-            for run in lacked[self._learnt_later[record.number] :]:
-                self._learnt_later[record.number] += 1
+            failed_runs = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
+            for run in failed_runs[self._later_runs_learnt[record.number] :]:
+                self._later_runs_learnt[record.number] += 1
                 self.failures.learn(replace(record, measurement=run), expected_to_fit=True)
                 self._predictor.learn(record.candidate, run)
 
     def set_aside(self, candidate: Candidate) -> None:
-        """Count a candidate as closed in this run: the time limit ended its probe."""
-        self._set_aside.add(candidate)
+        """Close a candidate for this run, because the time limit ended its probe."""
+        self._closed.add(candidate)
 
     @property
     def predicts_speed(self) -> bool:
-        """Whether the speed of most traced candidates that may fit is predicted; if so, the fastest comes first.
-
-        Candidates that do not fit are excluded: they have no predicted speed, and for large models they are the
-        majority.
-        """
-        guesses = [self._predictor.predict(candidate) for candidate in self._predictor.traced()]
-        fitting = [guess for guess in guesses if guess is None or not guess.over(self._memory_limit_bytes)]
-        speeds = sum(guess is not None and guess.tokens_per_second is not None for guess in fitting)
-        return speeds > 0 and speeds >= _ENOUGH * len(fitting)
-
-    @property
-    def expects_a_fit(self) -> bool:
-        """Whether an open candidate that was traced is predicted to fit."""
-        traced = self._predictor.traced()
-        open_ones = (each for each in traced if self.is_open(each) and self.veto(each) is None)
-        return any(self.need_bytes(each) <= self._memory_limit_bytes for each in open_ones)
-
-    def priority(self, candidate: Candidate) -> Priority:
-        """Return a candidate's priority by current predictions; before its trace, it is assumed to fit."""
-        if self._predictor.predict(candidate) is None:
-            return Priority.UNPREDICTED if candidate in self._untraceable else Priority.NEXT
-        return Priority.NEXT if self.lighter_failure(candidate) is None else Priority.ABOVE
+        """Whether the speed of a traced candidate that may fit is predicted; if so, the fastest comes first."""
+        guesses = (self._predictor.predict(candidate) for candidate in self._predictor.traced())
+        fitting = (guess for guess in guesses if guess is not None and not guess.over(self._memory_limit_bytes))
+        return any(guess.tokens_per_second is not None for guess in fitting)
 
     def need_bytes(self, candidate: Candidate) -> float:
         """Return the predicted need of a candidate, infinite without a prediction."""
-        guess = self._predictor.predict(candidate)
-        return math.inf if guess is None else guess.need_bytes
+        prediction = self._predictor.predict(candidate)
+        return math.inf if prediction is None else prediction.need_bytes
 
     def lighter_failure(self, candidate: Candidate) -> str | None:
         """Return a description of a candidate that ran out of memory with no more predicted need than this, or None."""
@@ -141,53 +104,50 @@ class Judge:
             f"{format_bytes(int(least))}, ran out of memory"
         )
 
-    def known(self, candidate: Candidate) -> Record | None:
+    def record_for(self, candidate: Candidate) -> Record | None:
         """Return the record of this candidate or of one with the same plan, a probed one if there is any, or None."""
-        return self._records.get(self._plan(candidate))
+        return self._records.get(self._plan_key(candidate))
 
-    def _plan(self, candidate: Candidate) -> Candidate | str:
+    def _plan_key(self, candidate: Candidate) -> Candidate | str:
         """Return a key that is equal for candidates with the same plan; illegal candidates have their own keys."""
         return self._problem.identity(candidate) if self._problem.illegal(candidate) is None else candidate
 
     def set_running_elsewhere(self, candidates: Collection[Candidate]) -> None:
-        """Replace the candidates that other workers probe at this moment."""
-        self._elsewhere = frozenset([*candidates, *map(self._problem.identity, candidates)])
+        """Replace the set of candidates that other workers are probing."""
+        self._running_elsewhere = frozenset([*candidates, *map(self._problem.identity, candidates)])
 
-    def is_open(self, candidate: Candidate) -> bool:
-        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan."""
-        plan = self._plan(candidate)
-        elsewhere = not self._elsewhere.isdisjoint((candidate, plan))
-        return candidate not in self._set_aside and not elsewhere and plan not in self._records
+    def is_open(self, candidate: Candidate, *, vetoed: bool = False) -> bool:
+        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan.
+
+        Args:
+            vetoed: whether a vetoed candidate counts as open.
+        """
+        known = self.record_for(candidate)
+        elsewhere = not self._running_elsewhere.isdisjoint((candidate, self._plan_key(candidate)))
+        untried = known is None or (vetoed and not known.probed)
+        return candidate not in self._closed and not elsewhere and untried
 
     def veto(self, candidate: Candidate) -> Veto | None:
-        """Return why a candidate is not worth a probe, without a new trace, or None if it is."""
+        """Return the veto of a candidate, or None, without a new trace."""
         reason = self._problem.illegal(candidate) or self.failures.implied(candidate)
-        return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
+        return Veto(reason) if reason is not None else self._veto_by_prediction(self._predictor.predict(candidate))
 
     def is_decided(self, candidate: Candidate) -> bool:
         """Whether the verdict on a candidate needs no further trace."""
-        untraced = (
-            self._predictor.traces and candidate not in self._untraceable and self._predictor.predict(candidate) is None
-        )
-        return not untraced or self.veto(candidate) is not None
+        traced = not self._predictor.traces or self._predictor.predict(candidate) is not None
+        return traced or self.veto(candidate) is not None
 
     def verdict(self, candidate: Candidate) -> Veto | None:
-        """Return why a candidate is not worth a probe, or None if it is; call it right before the probe.
-
-        The candidate is traced at its own sizes, unless it has been already.
-        """
+        """Return the veto of a candidate, or None, after a trace at its own sizes; call it right before the probe."""
         if self.is_decided(candidate):
             return self.veto(candidate)
-        prediction = self._predictor.trace(candidate)
-        if prediction is None:
-            self._untraceable.add(candidate)
-        return self._predicted(prediction)
+        return self._veto_by_prediction(self._predictor.trace(candidate))
 
     def eligible(self, record: Record) -> bool:
-        """Whether a record may be recommended: it is legal and ran to the end."""
+        """Whether a record may be recommended: it is legal, and its probe ended ``ok``."""
         return record.measurement.ok and self._problem.illegal(record.candidate) is None
 
-    def _predicted(self, prediction: Prediction | None) -> Veto | None:
+    def _veto_by_prediction(self, prediction: Prediction | None) -> Veto | None:
         limit_bytes = self._memory_limit_bytes
         if prediction is None or not prediction.over(limit_bytes):
             return None

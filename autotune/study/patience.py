@@ -1,4 +1,4 @@
-"""Retries transient storage failures: restarts, locks, lost connections."""
+"""Optuna storage that retries transient failures of another storage: restarts, locks, lost connections."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 _FIRST_DELAY_SECONDS = 0.1
 
-_ANSWERS = (DuplicatedStudyError, UpdateFinishedTrialError)
-"""Exceptions of a working storage: a study exists already, or a trial has finished."""
+_EXPECTED_ERRORS = (DuplicatedStudyError, UpdateFinishedTrialError)
+"""Exceptions of a working storage: the study already exists, or the trial has finished."""
 
 _TRANSIENT_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
@@ -72,18 +72,18 @@ def _is_transient_in_database(error: DBAPIError) -> bool:
     return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
 
 
-def _passing_on(kind: type[PatientStorage]) -> type[PatientStorage]:
-    """Define all abstract methods of the installed Optuna's storage; each calls the backend's method with retries."""
+def _forward_methods(cls: type[PatientStorage]) -> type[PatientStorage]:
+    """Class decorator that defines all abstract methods of Optuna's storage as calls of the backend with retries."""
 
-    def passed_on(name: str) -> Callable[..., Any]:
-        return lambda storage, *arguments, **named: storage._call(getattr(storage._backend, name), *arguments, **named)
+    def forward(name: str) -> Callable[..., Any]:
+        return lambda storage, *args, **kwargs: storage._call(getattr(storage._backend, name), *args, **kwargs)
 
     for name in BaseStorage.__abstractmethods__:
-        setattr(kind, name, passed_on(name))
-    return abc.update_abstractmethods(kind)
+        setattr(cls, name, forward(name))
+    return abc.update_abstractmethods(cls)
 
 
-@_passing_on
+@_forward_methods
 class PatientStorage(BaseStorage):
     """Forwards every call to another storage, one at a time, and retries failing calls for a limited time.
 
@@ -91,8 +91,8 @@ class PatientStorage(BaseStorage):
     has to handle trials that are created or finished twice.
 
     Attributes:
-        has_study: whether the study was found; if so, a KeyError means that it was deleted, and is a failure.
-        closing: set to stop further retries.
+        has_study: whether the study was found; then a KeyError means that it has been deleted, which is a failure.
+        closing: event that stops retries.
     """
 
     def __init__(
@@ -100,48 +100,48 @@ class PatientStorage(BaseStorage):
         backend: BaseStorage,
         patience_seconds: float,
         longest_delay_seconds: float,
-        failed: Callable[[BaseException], Exception],
-        waits: Callable[[BaseException], object],
+        convert_error: Callable[[BaseException], Exception],
+        on_outage: Callable[[BaseException], object],
     ) -> None:
-        """Make it.
+        """Wrap a storage.
 
         Args:
             patience_seconds: time after the first failure of a call during which it is retried, at least once.
             longest_delay_seconds: maximum time between two attempts. After an outage, every worker has to renew its
                 lease before another one considers it dead.
-            failed: converts a permanent failure to the exception to raise.
-            waits: called once per outage, in the thread that created this object.
+            convert_error: converts a permanent failure to the exception to raise.
+            on_outage: called once per outage, in the thread that created this object.
         """
         self._backend = backend
         self._patience_seconds = patience_seconds
         self._longest_delay_seconds = longest_delay_seconds
-        self._failed = failed
-        self._waits = waits
+        self._convert_error = convert_error
+        self._on_outage = on_outage
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
         self._failures = storage_failures()
         self.has_study = False
         self.closing = threading.Event()
 
-    def _call(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    def _call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         delay, failing_since = _FIRST_DELAY_SECONDS, None
         while True:
             try:
                 with self._lock:
-                    return method(*arguments, **named)
+                    return method(*args, **kwargs)
             except KeyError as error:
                 if not self.has_study:
                     raise
-                raise self._failed(error) from error
-            except _ANSWERS:
+                raise self._convert_error(error) from error
+            except _EXPECTED_ERRORS:
                 raise
             except self._failures as error:
                 now = time.monotonic()
                 failing_since = now if failing_since is None else failing_since
                 over = now - failing_since > self._patience_seconds or self.closing.is_set()
                 if over or not is_transient(error):
-                    raise self._failed(error) from error
+                    raise self._convert_error(error) from error
                 if delay == _FIRST_DELAY_SECONDS and threading.get_ident() == self._owner:
-                    self._waits(error)
+                    self._on_outage(error)
             self.closing.wait(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, self._longest_delay_seconds)

@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.prediction import Prediction
 from autotune.core.result import Contribution, Smallest
-from autotune.core.spread import Interval, mean_rate, next_run
+from autotune.core.spread import Interval, mean_rate, prediction_interval
 from autotune.core.status import Ending, ProbeStatus
 
 
@@ -38,10 +38,6 @@ class Problem(Protocol):
     def longer(self) -> frozenset[str]:
         """Knobs whose larger integer choice never takes a probe less time, all else equal."""
 
-    @property
-    def only_in(self) -> Mapping[str, str]:
-        """The phase of the step program that a knob affects, for knobs that affect a single one."""
-
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates that are equivalent to this one."""
 
@@ -65,7 +61,6 @@ class Purpose(StrEnum):
     RECIPE = "recipe"
     SEARCH = "search"
     CONTRIBUTION = "contribution"
-    AUDIT = "audit"
     CONFIRMATION = "confirmation"
     COMPARISON = "comparison"
 
@@ -217,9 +212,9 @@ class Record:
         return _rates(run.measurement for run in self.comparison if run.number != self.number)
 
     @property
-    def next_run(self) -> Interval | None:
+    def prediction_interval(self) -> Interval | None:
         """The interval of the rate of a further run; None for fewer than two runs after its probe."""
-        return next_run(self.rates, self.baseline_rates)
+        return prediction_interval(self.rates, self.baseline_rates)
 
     @property
     def tokens_per_second(self) -> float:
@@ -241,7 +236,6 @@ class SearchOutcome:
         winner: the recommended record; None if nothing legal fits, or nothing was measured yet.
         failed_confirmations: the records with a run after the probe that did not end ``ok``, including the baseline's
             runs in comparisons.
-        contradicted: the records of audited candidates that were predicted not to fit, and fit.
         contributions: contribution of each of the winner's choices; empty without a winner.
         confirmed: whether the winner's longer run and all short runs ended ``ok``.
         interrupted: whether the user ended the search.
@@ -258,7 +252,6 @@ class SearchOutcome:
     contributions: tuple[Contribution, ...]
     confirmed: bool
     interrupted: bool
-    contradicted: tuple[Record, ...] = ()
     ending: Ending | None = None
     comparisons: int = 0
     smallest: Smallest | None = None

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from autotune.core.candidate import Candidate
 from autotune.core.prediction import Predictor
 from autotune.core.status import Ending
-from autotune.study.judge import Judge, Priority
+from autotune.study.judge import Judge
 from autotune.study.problem import Problem
 from autotune.study.selection import standing
 from autotune.study.surrogate import Surrogate
@@ -29,15 +29,12 @@ _NEAR_MISS = 0.2
 In replayed spaces, 0 missed some of these; 0.4 found no more, and ran out of memory more often.
 """
 
-_SURROUNDINGS = 200
+_RANDOM_CANDIDATES = 200
 """Random candidates that are considered in addition to the incumbent's neighbours."""
 
 _MOST_EXAMINED = 65_536
 """Number of candidates examined, in 3 s, before a search ends for lack of a proposal; a space with no more combinations
 is then exhausted."""
-
-_AUDITED = 4096
-"""Number of random candidates from which an audit selects."""
 
 
 class Proposer:
@@ -60,38 +57,34 @@ class Proposer:
         incumbent: Candidate | None,
         *,
         explore: bool,
-        by_need: bool = False,
         traced: Collection[Candidate] = (),
     ) -> Candidate | None:
-        """Return an unknown candidate, the most promising of those with the smallest priority; None if there is none.
+        """Return the most promising unknown candidate; None if there is none.
 
         The sampler's candidates may be vetoed, since the sampler learns from vetoes; all others are worth a probe.
 
         Args:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
-            by_need: whether to return the candidate with the smallest predicted need.
             traced: candidates that were traced for this probe, if no further traces are allowed; then only they and
                 others with a prediction are considered, if there are any.
         """
         # A study object caches the trials that it has read until it starts or finishes a trial itself.
         self._study = copy.copy(self._study)
         surrogate = self._surrogate()
-        if explore and not by_need:
+        if explore:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
-                if self._is_in_turn(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
+                wanted = self._judge.is_open(candidate) and not self._judge.failures.is_slow(candidate)
+                if wanted and surrogate.excess(candidate) <= _NEAR_MISS:
                     return candidate
-        found = self._surroundings(incumbent)
+        pool = self._pool(incumbent)
         if traced:
-            known = (each for each in found if self._predictor.predict(each) is not None)
-            found = dict.fromkeys((*known, *(each for one in traced for each in self._fresh(one))))
-        if not found:
-            return next(self._by_chance(_MOST_EXAMINED), None)
-        ranked = (
-            sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found, self._standing())
-        )
-        return min(ranked, key=self._rank)
+            predicted = (each for each in pool if self._predictor.predict(each) is not None)
+            pool = dict.fromkeys((*predicted, *(each for one in traced for each in self._worth_probing(one))))
+        if not pool:
+            return next(self._random_worth_probing(_MOST_EXAMINED), None)
+        return min(surrogate.rank_by_gain(pool, self._standing()), key=self._judge.failures.is_slow)
 
     @property
     def ending(self) -> Ending:
@@ -103,7 +96,7 @@ class Proposer:
 
         Considered are the incumbent's neighbours, traced candidates and random ones.
         """
-        return self._surrogate().expected_gain(list(self._surroundings(incumbent)), self._standing())
+        return self._surrogate().expected_gain(list(self._pool(incumbent)), self._standing())
 
     def _standing(self) -> list[Candidate]:
         """Return the probed candidates that may be recommended."""
@@ -111,28 +104,6 @@ class Proposer:
 
     def _surrogate(self) -> Surrogate:
         return Surrogate(self._problem.choices, self._log.records, self._log.memory_limit_bytes, self._predictor)
-
-    def by_chance(self) -> Iterator[Candidate]:
-        """Yield random unknown candidates, vetoed ones included."""
-        for candidate in self._drawn(_AUDITED):
-            if self._judge.is_open(candidate):
-                yield candidate
-
-    def _is_in_turn(self, candidate: Candidate) -> bool:
-        """Whether a draw is open and either vetoed or probably feasible: smaller than candidates that timed out and, by
-        predictions, than those that ran out of memory."""
-        if not self._judge.is_open(candidate):
-            return False
-        if self._judge.priority(candidate) is not Priority.ABOVE:
-            return not self._judge.failures.is_slow(candidate)
-        return self._judge.veto(candidate) is not None
-
-    def _rank(self, candidate: Candidate) -> tuple[Priority, bool, float]:
-        """Return a sort key: priority, whether micro-batches no larger timed out, and for priority ``ABOVE`` the
-        predicted need."""
-        priority = self._judge.priority(candidate)
-        need_bytes = self._judge.need_bytes(candidate) if priority is Priority.ABOVE else 0.0
-        return priority, self._judge.failures.is_slow(candidate), need_bytes
 
     def _draw(self) -> Candidate:
         # A trial outside the study lets the sampler draw without adding a trial per draw.
@@ -143,20 +114,20 @@ class Proposer:
                 drawn[knob] = self._sampler.sample_independent(self._study, blank, knob, distribution)
         return Candidate({knob: drawn.get(knob, options[0]) for knob, options in self._problem.choices.items()})
 
-    def _surroundings(self, incumbent: Candidate | None) -> dict[Candidate, None]:
-        found = [fresh for candidate in self._predictor.traced() for fresh in self._fresh(candidate)]
-        found.extend(self._by_chance(_SURROUNDINGS))
+    def _pool(self, incumbent: Candidate | None) -> dict[Candidate, None]:
+        pool = [neighbour for candidate in self._predictor.traced() for neighbour in self._worth_probing(candidate)]
+        pool.extend(self._random_worth_probing(_RANDOM_CANDIDATES))
         if incumbent is not None:
             for knob, options in self._problem.choices.items():
                 for choice in options:
-                    found.extend(self._fresh(incumbent.but(**{knob: choice})))
-        return dict.fromkeys(found)
+                    pool.extend(self._worth_probing(incumbent.but(**{knob: choice})))
+        return dict.fromkeys(pool)
 
-    def _by_chance(self, count: int) -> Iterator[Candidate]:
-        for candidate in self._drawn(count):
-            yield from self._fresh(candidate)
+    def _random_worth_probing(self, count: int) -> Iterator[Candidate]:
+        for candidate in self._random_combinations(count):
+            yield from self._worth_probing(candidate)
 
-    def _drawn(self, count: int) -> Iterator[Candidate]:
+    def _random_combinations(self, count: int) -> Iterator[Candidate]:
         # The length of a range is limited to sys.maxsize.
         combinations = range(min(self._combinations(), sys.maxsize))
         for number in self._random.sample(combinations, min(count, len(combinations))):
@@ -170,7 +141,7 @@ class Proposer:
         """Return the number of combinations of choices, illegal ones included."""
         return math.prod(len(options) for options in self._problem.choices.values())
 
-    def _fresh(self, candidate: Candidate) -> Iterator[Candidate]:
+    def _worth_probing(self, candidate: Candidate) -> Iterator[Candidate]:
         normal = self._problem.normal(candidate)
         if self._judge.is_open(normal) and self._judge.veto(normal) is None:
             yield normal

@@ -1,4 +1,4 @@
-"""The live processes that work on a study: each renews a lease, which the others watch.
+"""Tracks the live worker processes of a study: each renews a lease, which the others watch.
 
 Watchers detect a lapsed lease by missed renewals in their own monotonic time, and only while the study can be read:
 machines' clocks need not agree, and a database outage does not expire leases. The end of a process on the same machine
@@ -30,7 +30,7 @@ _ENDED = frozenset({"Z", "X"})
 """Linux's letters for the states of an ended process: zombie and dead."""
 
 
-class Doing(StrEnum):
+class Activity(StrEnum):
     """The activity of a worker.
 
     Attributes:
@@ -64,7 +64,7 @@ class Worker:
     machine: str
     started_ticks: int
     renewed: str
-    doing: Doing = Doing.SEARCHING
+    doing: Activity = Activity.SEARCHING
     ticket: int = 0
 
     @property
@@ -98,7 +98,7 @@ class Roster:
         # Start of this process's last renewal, and the number of lapses by then.
         self._lease = (elapsed_seconds(), 0)
         self._lapses_before = 0
-        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_periodically, name="lease", daemon=True)
 
     @property
     def lapses(self) -> int:
@@ -125,24 +125,24 @@ class Roster:
         self._thread.join()
         # The call that failed before has reported a storage that cannot be written to.
         with suppress(AutotuneError):
-            self.set_activity(Doing.LEFT)
+            self.set_activity(Activity.LEFT)
 
-    def set_activity(self, doing: Doing, ticket: int = 0) -> None:
+    def set_activity(self, doing: Activity, ticket: int = 0) -> None:
         """Publish this process's activity to the other workers."""
         with self._lock:
             self.me = replace(self.me, doing=doing, ticket=ticket)
         self._renew()
-        if doing is Doing.ARRIVING:
+        if doing is Activity.ARRIVING:
             # Workers that consider this one dead from now on do not wait for its ticket.
             self._lapses_before = self.lapses
 
     def others(self) -> list[Worker]:
         """Return the other workers that are alive according to the study."""
         others = (worker for key, worker in self._rows().items() if key != self.me.key)
-        signed_in = (worker for worker in others if worker.doing is not Doing.LEFT)
-        return [worker for worker in signed_in if not _known_to_be_gone(worker, self.me.machine)]
+        signed_in = (worker for worker in others if worker.doing is not Activity.LEFT)
+        return [worker for worker in signed_in if not _has_ended(worker, self.me.machine)]
 
-    def _beat(self) -> None:
+    def _renew_periodically(self) -> None:
         while not self._ended.wait(self.sharing.interval_seconds):
             try:
                 self._watch()
@@ -164,9 +164,9 @@ class Roster:
             renewed, missed = self._watched.get(key, ("", 0))
             missed = missed + 1 if renewed == worker.renewed else 0
             self._watched[key] = (worker.renewed, missed)
-            if missed >= self.sharing.missed and worker.doing is not Doing.LEFT and key != self.me.key:
+            if missed >= self.sharing.missed and worker.doing is not Activity.LEFT and key != self.me.key:
                 # For workers that join later; a worker that is alive after all overwrites this.
-                self._write(replace(worker, doing=Doing.LEFT))
+                self._write(replace(worker, doing=Activity.LEFT))
 
     def _write(self, worker: Worker) -> None:
         opened = self._opened
@@ -183,8 +183,8 @@ class Roster:
         return found
 
 
-def _known_to_be_gone(worker: Worker, machine: str) -> bool:
-    """Whether a worker's process ran on this machine and has ended."""
+def _has_ended(worker: Worker, machine: str) -> bool:
+    """Whether a worker's process was on this machine and has ended."""
     if worker.machine != machine:
         return False
     try:

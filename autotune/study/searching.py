@@ -1,11 +1,10 @@
-"""Runs a study that finds the fastest candidate that fits, audits its vetoes, and settles on a winner."""
+"""Runs a study that finds the fastest candidate that fits, and settles on a winner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
 from autotune.core.prediction import Predictor
@@ -15,7 +14,7 @@ from autotune.study.comparison import failed
 from autotune.study.contributions import contributions, measure_contributions
 from autotune.study.durations import Clock
 from autotune.study.explore import explore, may_explore
-from autotune.study.problem import Probe, Problem, Purpose, SearchOutcome, StudyStorage
+from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.queue import NextAction, Queue, Settled
 from autotune.study.roster import Roster
@@ -40,9 +39,9 @@ def search(
     """Search, attribute and confirm; measurements of earlier runs are kept and not repeated.
 
     Args:
-        memory_limit_bytes: memory that a candidate may need, for the sampler's constraint; the probe enforces it.
+        memory_limit_bytes: maximum memory need, for the sampler's constraint; the probe enforces it.
         seed: seed of the sampler and of random draws.
-        trials: maximum number of probes, excluding audits, confirmations and comparisons; None for the effort's.
+        trials: maximum number of probes, excluding confirmations and comparisons; None for the effort's.
         timeout_seconds: time limit of this run, including confirmation and comparison; None for no limit.
         predictor: predictions that save probes; None: only probes are used.
 
@@ -66,13 +65,13 @@ def search(
         proposer = Proposer(problem, session.judge, study.study, log, predictor, seed + drawn)
         session.report_resumed()
         try:
-            settled, ending = _searched(session, proposer, Queue(study, roster, session, listener))
+            settled, ending = _run_until_settled(session, proposer, Queue(study, roster, session, listener))
         except KeyboardInterrupt:
             return _outcome(session, None, None)
         return _outcome(session, settled, ending)
 
 
-def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settled | None, Ending]:
+def _run_until_settled(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settled | None, Ending]:
     """Search until nothing is left to do for any worker.
 
     Returns:
@@ -85,7 +84,6 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settl
         return known, known.ending
     while True:
         ending = explore(session, proposer)
-        audit(session, proposer)
         goes_on = partial(may_explore, session, ending)
         action = queue.wait(goes_on)
         if action is NextAction.SETTLE:
@@ -118,9 +116,8 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
         contributions=attributed,
         confirmed=winner is not None and winner.confirmed,
         interrupted=ending is None,
-        contradicted=tuple(each for each in records if each.purpose is Purpose.AUDIT and each.measurement.ok),
         ending=ending,
-        comparisons=session.durations.comparisons(winner, session.baseline) if winner is not None else 0,
+        comparisons=session.comparisons(winner) if winner is not None else 0,
         smallest=_smallest(session) if ending is not None and winner is None else None,
     )
 
@@ -131,52 +128,8 @@ def _smallest(session: Session) -> Smallest | None:
     guess = session.predictor.predict(candidate) if candidate is not None else None
     if candidate is None or guess is None:
         return None
-    record = session.judge.known(candidate)
+    record = session.judge.record_for(candidate)
     return Smallest(candidate, guess.need_bytes, record.number if record else None)
-
-
-def audit(session: Session, proposer: Proposer) -> None:
-    """Probe ``effort.audits`` vetoed candidates; audits of earlier runs of the study count.
-
-    If nothing fits so far, the candidate with the smallest predicted need is probed even if it is vetoed, so that the
-    conclusion does not rest on predictions alone.
-    """
-    known = (*session.log.records, *session.cut_off)
-    done = {record.candidate for record in known if record.purpose is Purpose.AUDIT}
-    left = session.effort.audits - len(done)
-    smallest = None if session.leader() else session.least()
-    untried = smallest is not None and smallest not in {record.candidate for record in known if record.probed}
-    if left <= 0 and not untried:
-        return
-    recorded = [record.candidate for record in session.log.records if not record.probed]
-    nearest = (smallest,) if smallest is not None and untried else ()
-    needs = _needs(session, (*nearest, *recorded, *(proposer.by_chance() if left > 0 else ())))
-    waiting = sorted((candidate for candidate in needs if candidate not in done), key=needs.__getitem__)
-    first = [candidate for candidate in nearest if candidate in needs]
-    for candidate in dict.fromkeys((*first, *_spread(waiting, left))):
-        reserve_seconds = session.settling_seconds()
-        if not session.durations.has_time(reserve_seconds):
-            return
-        # The previous audit's failure may imply this candidate's.
-        if _needs(session, (candidate,)):
-            session.probe(candidate, Purpose.AUDIT, reserve_seconds)
-
-
-def _needs(session: Session, candidates: Iterable[Candidate]) -> dict[Candidate, int]:
-    """Return the predicted need, in bytes, of the candidates that are vetoed because of it."""
-    vetoes = {candidate: session.judge.veto(candidate) for candidate in candidates}
-    return {
-        candidate: veto.prediction.need_bytes
-        for candidate, veto in vetoes.items()
-        if veto is not None and veto.prediction is not None
-    }
-
-
-def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return ``count`` evenly spaced candidates, starting with the first, which is the nearest to fitting."""
-    if len(candidates) <= count:
-        return list(candidates)
-    return [candidates[len(candidates) * index // count] for index in range(max(0, count))]
 
 
 def settle(session: Session, may_explore: Callable[[], bool]) -> bool:
@@ -189,13 +142,13 @@ def settle(session: Session, may_explore: Callable[[], bool]) -> bool:
     Returns:
         Whether a leader failed in a further run, and there are candidates left to explore.
     """
-    while (first := session.leader()) is not None and not session.clock.over():
-        if not first.confirmed:
-            session.run_again(first.number)
-        elif (turn := session.next_turn(first)) is not None:
+    while (leading := session.leader()) is not None and not session.clock.over():
+        if not leading.confirmed:
+            session.run_again(leading.number)
+        elif (turn := session.next_turn(leading)) is not None:
             session.run_again(turn.number, turn)
-        elif not measure_contributions(session, first):
+        elif not measure_contributions(session, leading):
             return False
-        if first.number in {record.number for record in failed(session.log.records)} and may_explore():
+        if leading.number in {record.number for record in failed(session.log.records)} and may_explore():
             return True
     return False

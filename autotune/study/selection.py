@@ -9,12 +9,12 @@ from autotune.study.comparison import failed
 from autotune.study.judge import Judge
 from autotune.study.problem import Record
 
-LIGHTER = 0.1
-"""An equally fast candidate that needs this share less memory is confirmed, too."""
+LIGHTER_SHARE = 0.1
+"""Relative memory saving for which an equally fast candidate is confirmed, too."""
 
-DISAPPOINTMENT = 0.03
-"""If a confirmed rate is this share below an unconfirmed one, the latter is confirmed too, unless it is within the
-prediction interval of the confirmed runs."""
+MAX_DROP = 0.03
+"""Relative distance of a confirmed rate below an unconfirmed one for which the latter is confirmed too, unless it is
+within the prediction interval of the confirmed runs."""
 
 
 def fastest(records: Iterable[Record]) -> Record | None:
@@ -28,7 +28,7 @@ def fastest(records: Iterable[Record]) -> Record | None:
 
 
 def standing(records: Iterable[Record], judge: Judge) -> list[Record]:
-    """Return the records that may be recommended: legal, and none of their runs failed."""
+    """Return the records that may be recommended: legal and without a failed run."""
     known = tuple(records)
     out = {record.number for record in failed(known)}
     return [record for record in known if judge.eligible(record) and record.number not in out]
@@ -39,8 +39,9 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
 
     A record with a failed run never leads, nor does the baseline after a failed run in turn with another record. Among
     confirmed records, those with several runs precede those with one. The fastest of them leads, unless another was
-    faster in its only run than this one is expected to be in a further run (:func:`_reach`), or, before there are
-    several runs, is equally fast and :data:`LIGHTER`. Unconfirmed records lead in this way only if ``confirm_more``.
+    faster in its only run than this one is expected to be in a further run (:func:`_expected_high`), or, before there
+    are several runs, is equally fast and needs :data:`LIGHTER_SHARE` less memory. Unconfirmed records lead in this way
+    only if ``confirm_more``.
     """
     running = standing(records, judge)
     confirmed = [record for record in running if record.confirmed]
@@ -48,22 +49,22 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
     best = several or fastest(confirmed)
     if best is None:
         return fastest(running)
-    for first in (fastest(running) if confirm_more else None, fastest(confirmed)):
-        if first is not None and first.tokens_per_second > _reach(best):
-            return first
-    first = fastest(running)
-    if several is None and confirm_more and first is not None and not first.confirmed:
-        lighter = (first.measurement.need_bytes or 0) < (best.measurement.need_bytes or 0) * (1 - LIGHTER)
-        return first if lighter else best
+    for challenger in (fastest(running) if confirm_more else None, fastest(confirmed)):
+        if challenger is not None and challenger.tokens_per_second > _expected_high(best):
+            return challenger
+    challenger = fastest(running)
+    if several is None and confirm_more and challenger is not None and not challenger.confirmed:
+        lighter = (challenger.measurement.need_bytes or 0) < (best.measurement.need_bytes or 0) * (1 - LIGHTER_SHARE)
+        return challenger if lighter else best
     return best
 
 
-def _reach(record: Record) -> float:
+def _expected_high(record: Record) -> float:
     """Return the highest rate that is expected in a further run of a confirmed record.
 
-    If it has several runs, that is the upper end of the prediction interval for a further run: a lower rate in one run
-    of another candidate does not distinguish the two.
+    With several runs, it is the upper end of the prediction interval for a further run: a lower rate in one run of
+    another candidate does not distinguish the two.
     """
-    expected = record.next_run
-    tolerated = record.tokens_per_second * (1 + DISAPPOINTMENT)
+    expected = record.prediction_interval
+    tolerated = record.tokens_per_second * (1 + MAX_DROP)
     return tolerated if expected is None else max(tolerated, expected.high)

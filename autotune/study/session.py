@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from dataclasses import replace
+from statistics import fmean
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
@@ -14,7 +15,7 @@ from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.comparison import next_turn
-from autotune.study.durations import WHOLE_STEPS, Clock, Durations
+from autotune.study.durations import WHOLE_STEPS, Clock, pair_seconds, short_runs
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
 from autotune.study.selection import leader
@@ -35,9 +36,9 @@ class Session:
 
     Attributes:
         baseline_candidate: the baseline in its normal form.
-        trials: maximum number of probes, including those of earlier runs, excluding audits and confirmations.
+        trials: maximum number of probes, including those of earlier runs, excluding confirmations.
         predictor: receives every measurement.
-        vetoed_traces: candidates that were traced and vetoed since the last probe, audits excluded.
+        vetoed_traces: candidates that were traced and vetoed since the last probe.
         without_gain: number of the leader, and how many times in a row the expected improvement on it was too small.
         cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
             study does not store them, so that a resumed run does.
@@ -60,33 +61,31 @@ class Session:
         self.trials = trials
         self.clock = clock
         self.predictor = predictor
-        self.durations = Durations(log, effort, clock)
         self.judge = Judge(problem, predictor, log.memory_limit_bytes)
         self.vetoed_traces = 0
         self.without_gain = (-1, 0)
         self.cut_off: list[Record] = []
         self._probe = probe
         self._listener = listener
-        self._passed = 0
+        self._confirmed = 0
         # Records of earlier runs are learnt here, and reported by `report_resumed`.
-        self._own = {record.number for record in log.records}
+        self._own_numbers = {record.number for record in log.records}
         self.baseline_candidate = problem.normal(problem.baseline)
-        self._follow()
+        self._learn_new_records()
 
     @property
     def probes_left(self) -> int:
         """Number of probes that the trial limit still allows, minus running ones."""
-        running = sum(trial.purpose is not Purpose.AUDIT for trial in self.log.running)
-        return self._trials_left - self._counted - running
+        return self._trials_left - self._counted_probes - len(self.log.running)
 
     @property
     def _trials_left(self) -> int:
         """The trial limit minus the number of probes that the time limit ended."""
-        return self.trials - sum(record.purpose is not Purpose.AUDIT for record in self.cut_off)
+        return self.trials - len(self.cut_off)
 
     @property
-    def _counted(self) -> int:
-        return sum(record.probed and record.purpose is not Purpose.AUDIT for record in self.log.records)
+    def _counted_probes(self) -> int:
+        return sum(record.probed for record in self.log.records)
 
     @property
     def baseline(self) -> Record | None:
@@ -100,7 +99,7 @@ class Session:
         If there is no time to confirm another candidate, a confirmed one is recommended, even if another was faster in
         one run.
         """
-        confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.durations.confirmation_seconds)
+        confirm_more = self._confirmed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds)
         return leader(self.log.records, self.judge, confirm_more=confirm_more)
 
     def least(self) -> Candidate | None:
@@ -109,24 +108,55 @@ class Session:
 
     def report_resumed(self) -> None:
         """Report the findings of earlier runs of the study to the listener."""
-        records, first = self.log.records, self.leader()
+        records, leading = self.log.records, self.leader()
         if not records:
             return
         best = None
-        if first is not None:
-            shown = first.confirmation or first.measurement
-            best = ProbeFinished(first.number, first.candidate, first.purpose, shown, best=True)
+        if leading is not None:
+            measurement = leading.confirmation or leading.measurement
+            best = ProbeFinished(leading.number, leading.candidate, leading.purpose, measurement, best=True)
         vetoed = sum(not record.probed for record in records)
-        self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
+        self._listener(StudyResumed(self._counted_probes, vetoed, self.trials, best))
+
+    @property
+    def _ran(self) -> list[Measurement]:
+        return [record.measurement for record in self.log.records if record.measurement.ok]
+
+    @property
+    def probe_seconds(self) -> float:
+        """Mean seconds of the probes that fitted; 0 before the first."""
+        return fmean(each.wall_seconds for each in self._ran) if self._ran else 0.0
+
+    def has_time(self, reserve_seconds: float) -> bool:
+        """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
+        walls = [record.measurement.wall_seconds for record in self.log.records if record.probed]
+        usual = self.probe_seconds or (fmean(walls) if walls else 0.0)
+        return not self.clock.over(reserve_seconds + usual)
+
+    @property
+    def confirmation_seconds(self) -> float:
+        """Upper estimate, in seconds, of a winner's longer run; 0 before the first probe that fitted."""
+        if not self.probe_seconds:
+            return 0.0
+        slowest = max(each.step_seconds or 0.0 for each in self._ran)
+        return self.probe_seconds + max(self.effort.confirmation.max_seconds, WHOLE_STEPS * slowest)
+
+    def comparisons(self, winner: Record) -> int:
+        """Return the number of short runs of a winner and of the baseline, each."""
+        seconds = pair_seconds(winner, self.baseline)
+        return short_runs(seconds, self.log.records, self.effort.comparisons, self.clock.limit_seconds)
 
     def settling_seconds(self) -> float:
-        """Return an upper estimate, in seconds, of confirmation and comparison."""
-        return self.durations.settling_seconds(self.leader(), self.baseline)
+        """Return an estimate, in seconds, of confirmation and comparison; 0 without a leader."""
+        first = self.leader()
+        if first is None:
+            return 0.0
+        return self.confirmation_seconds + self.comparisons(first) * pair_seconds(first, self.baseline)
 
     def refresh(self) -> None:
         """Read the records of the other workers, learn from them, and report them to the listener."""
         self.log.refresh()
-        self._follow()
+        self._learn_new_records()
 
     def probe(self, candidate: Candidate, purpose: Purpose, reserve_seconds: float = 0.0) -> bool:
         """Probe a candidate and record the measurement, leaving ``reserve_seconds`` of the remaining time unused.
@@ -138,17 +168,15 @@ class Session:
         if self.clock.over(reserve_seconds):
             return False
         prediction = self.predictor.predict(candidate)
-        most = self._trials_left if purpose is not Purpose.AUDIT else max(1, self.effort.audits)
         plan = hashlib.sha256(self.problem.identity(candidate).encode()).hexdigest()[:16]
-        number = self.log.claim(candidate, plan, purpose, prediction, most)
-        self._follow()
+        number = self.log.claim(candidate, plan, purpose, prediction, self._trials_left)
+        self._learn_new_records()
         if number is None:
             return False
-        if purpose is not Purpose.AUDIT:
-            self.vetoed_traces = 0
+        self.vetoed_traces = 0
         # Timing ends early if a candidate is slower than the best so far.
-        first = self.leader() if purpose in (Purpose.SEARCH, Purpose.RECIPE) else None
-        schedule = replace(self.effort.probe, rate_to_beat=first.tokens_per_second if first is not None else None)
+        leading = self.leader() if purpose in (Purpose.SEARCH, Purpose.RECIPE) else None
+        schedule = replace(self.effort.probe, rate_to_beat=leading.tokens_per_second if leading is not None else None)
         try:
             measurement = self._run(ProbeRun(number, candidate, purpose, schedule), reserve_seconds)
         except BaseException:
@@ -161,22 +189,22 @@ class Session:
             self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
             self.judge.set_aside(candidate)
-        elif (kept := self.log.finish(number, measurement)) is not None:
-            self._own.add(kept.number)
+        elif (stored := self.log.finish(number, measurement)) is not None:
+            self._own_numbers.add(stored.number)
         else:
             self._note(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
-        self._follow()
-        self._finished(record, purpose, measurement)
+        self._learn_new_records()
+        self._report(record, purpose, measurement)
         return True
 
-    def _follow(self) -> None:
+    def _learn_new_records(self) -> None:
         """Learn from new records in the study, of this worker and of others."""
-        for record in self.log.news():
+        for record in self.log.take_new_records():
             self.judge.learn(record)
-            if record.number in self._own:
+            if record.number in self._own_numbers:
                 continue
             if record.probed:
-                self._finished(record, record.purpose, record.measurement)
+                self._report(record, record.purpose, record.measurement)
             else:
                 self._listener(CandidateVetoed(record.number, record.candidate, record.measurement.reason))
         self.judge.learn_later(self.log.records)
@@ -202,18 +230,18 @@ class Session:
         if not self._was_cut_off(number, measurement):
             if turn is None:
                 self.log.confirm(number, measurement)
-                self._passed += measurement.ok and record.candidate != self.baseline_candidate
+                self._confirmed += measurement.ok and record.candidate != self.baseline_candidate
             else:
                 self.log.compare(turn, measurement)
             self.judge.learn_later(self.log.records)
-        self._finished(record, purpose, measurement)
+        self._report(record, purpose, measurement)
 
     def next_turn(self, winner: Record) -> ComparisonTurn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self.durations.comparisons(winner, self.baseline))
+        return next_turn(winner, self.baseline, self.comparisons(winner))
 
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
-        self._own.add(run.number)
+        self._own_numbers.add(run.number)
         self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials, self.clock.left()))
         return self._probe(run, self.clock.left(reserve_seconds))
 
@@ -227,11 +255,11 @@ class Session:
     def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:
         """Record a candidate that is not worth a probe."""
         self.log.veto(candidate, purpose, veto.reason, veto.prediction)
-        self._follow()
+        self._learn_new_records()
 
-    def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
-        first = self.leader()
-        leads = measurement.ok and first is not None and first.number == record.number
+    def _report(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
+        leading = self.leader()
+        leads = measurement.ok and leading is not None and leading.number == record.number
         # A short run measures a known winner again, so it never counts as a new best.
         best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))

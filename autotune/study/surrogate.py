@@ -9,11 +9,11 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.gaussian import LIKELY, Array, Codes, Figure, below, chances, expected_improvement
+from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
 from autotune.study.problem import Record
 from autotune.study.trial_documents import violation
 
-_LEAST = -0.99
+_MIN_VIOLATION = -0.99
 """Lower bound of the violation of the limit, to keep its logarithm finite."""
 
 _BROKEN = frozenset({ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED})
@@ -38,34 +38,34 @@ class Surrogate:
         memory_limit_bytes: int,
         predictor: Predictor,
     ) -> None:
-        shown = [record for record in records if record.measurement.ok or _lacked_device_memory(record)]
-        candidates = dict.fromkeys((*predictor.traced(), *(record.candidate for record in shown)))
-        guesses = {candidate: predictor.predict(candidate) for candidate in candidates}
-        known = {candidate: guess for candidate, guess in guesses.items() if guess is not None}
+        observed = [record for record in records if record.measurement.ok or _ran_out_of_device_memory(record)]
+        candidates = dict.fromkeys((*predictor.traced(), *(record.candidate for record in observed)))
+        predictions = {candidate: predictor.predict(candidate) for candidate in candidates}
+        predicted = {candidate: prediction for candidate, prediction in predictions.items() if prediction is not None}
 
-        def shown_need(record: Record) -> float:
-            return float(np.log1p(max(_LEAST, violation(record.measurement, memory_limit_bytes))))
+        def observed_need(record: Record) -> float:
+            return float(np.log1p(max(_MIN_VIOLATION, violation(record.measurement, memory_limit_bytes))))
 
-        rates = {each: guess.tokens_per_second for each, guess in known.items()}
+        rates = {each: prediction.tokens_per_second for each, prediction in predicted.items()}
         self._codes = codes = Codes(choices)
         self._ran = {record.candidate: record.measurement.status not in _BROKEN for record in records if record.probed}
-        self._need = Figure(
+        self._need = FigureModel(
             codes,
-            {each: float(np.log(guess.need_bytes / memory_limit_bytes)) for each, guess in known.items()},
-            {record.candidate: shown_need(record) for record in shown if record.candidate not in known},
+            {each: float(np.log(prediction.need_bytes / memory_limit_bytes)) for each, prediction in predicted.items()},
+            {record.candidate: observed_need(record) for record in observed if record.candidate not in predicted},
         )
-        self._rate = Figure(
+        self._rate = FigureModel(
             codes,
             {each: float(np.log(rate)) for each, rate in rates.items() if rate},
-            {record.candidate: float(np.log(record.tokens_per_second)) for record in shown if record.tokens_per_second},
+            {each.candidate: float(np.log(each.tokens_per_second)) for each in observed if each.tokens_per_second},
         )
 
     def excess(self, candidate: Candidate) -> float:
         """Return the posterior mean of log(need / limit): above 0, the candidate is not expected to fit."""
         return float(self._need([candidate]).mean[0])
 
-    def promising_first(self, candidates: Iterable[Candidate], standing: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates by descending expected improvement, which also favours uncertain ones.
+    def rank_by_gain(self, candidates: Iterable[Candidate], standing: Sequence[Candidate]) -> list[Candidate]:
+        """Sort candidates by descending expected improvement, which also favours uncertain ones.
 
         Without predictions, candidates are ranked by their expected rate, those that are not expected to fit last: the
         sampler explores, and replayed searches did worse with the expected improvement here.
@@ -81,7 +81,7 @@ class Surrogate:
         if self._rate.predicted:
             order = np.lexsort((excess, -self._gains(listed, standing)))
         else:
-            order = np.lexsort((-self._rate(listed).mean, excess, self._chances(listed) < LIKELY))
+            order = np.lexsort((-self._rate(listed).mean, excess, self._chances(listed) < MIN_CHANCE))
         return [listed[index] for index in order]
 
     def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
@@ -107,12 +107,12 @@ class Surrogate:
         candidates is treated as known.
         """
         need, rate = self._need(candidates), self._rate(candidates)
-        fits = below(-need.mean, need.untraced if self._need.predicted else need.unmeasured)
+        fits = normal_cdf(-need.mean, need.untraced if self._need.predicted else need.unmeasured)
         best = self._rate(standing).mean.max() if standing else rate.mean.max()
         improvement = expected_improvement(rate.mean - best, np.hypot(rate.untraced, rate.unmeasured))
         return np.asarray(self._chances(candidates) * fits * improvement)
 
 
-def _lacked_device_memory(record: Record) -> bool:
+def _ran_out_of_device_memory(record: Record) -> bool:
     measured = record.measurement
     return measured.status is ProbeStatus.OUT_OF_MEMORY and measured.out_of_memory is not None

@@ -1,4 +1,4 @@
-"""Encodes trials as attributes of an Optuna study, and decodes them; some attributes are for human readers only."""
+"""Encodes trials as attributes of an Optuna study and decodes them; some attributes are for human readers only."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ _PURPOSE = "purpose"
 _PREDICTION = "prediction"
 MEASUREMENT = "measurement"
 CONSTRAINT, LEGAL = "memory", "legal"
-"""Names of the samplers' constraints; the second is violated by a baseline that fits and may not be recommended."""
+"""Names of the samplers' constraints; a baseline that fits but may not be recommended violates the second."""
 RECOMMENDED = "recommended trial"
-"""Attribute of a study for human readers: Optuna's best trial is that with the best probe."""
+"""Attribute of a study for human readers: the recommended trial; Optuna's best trial has the best probe."""
 
 RATE = "tokens per second"
 """Name of the study's value."""
 OUTCOME, REASON = "outcome", "reason"
 HELD, RESERVED, PREDICTED = "memory held (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
 PREDICTED_RATE = "predicted tokens per second"
-"""Attributes of a trial for human readers; autotune reads only the documents above."""
+"""Attributes of a trial for human readers; autotune does not read them."""
 
-WORKER, PLAN, CLAIM = "autotune:worker", "autotune:plan", "autotune:claim"
-"""System attributes of a trial: its worker, a key that is equal for equal plans, and the attempt to create it."""
+WORKER, PLAN = "autotune:worker", "autotune:plan"
+"""System attributes of a trial: its worker, and a key that is equal for equal plans."""
 
 WITHDRAWN, LOST = "autotune:withdrawn", "autotune:lost"
 """System attributes of a failed trial: another worker runs the candidate; the trial's worker is gone."""
 
-DEATHS = 3
-"""Number of workers lost while probing a candidate after which it is not tried again."""
+MAX_DEATHS = 3
+"""Lost workers after which their candidate is not probed again."""
 
-_UNKNOWN = 1.0
-"""Violation of the memory constraint if the need is unknown: that of twice the limit."""
+_UNKNOWN_VIOLATION = 1.0
+"""Violation of the memory constraint if the need is unknown: as for twice the limit."""
 
-_SMALLEST = 0.01
+_MIN_VIOLATION = 0.01
 """Smallest violation of the memory constraint by a candidate that ran out of memory."""
 
 
@@ -65,11 +65,10 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Running:
-    """A trial that a worker probes at this moment.
+    """A trial that a worker is probing.
 
     Attributes:
-        plan: equal for candidates with the same plan.
-        claim: id of the attempt to create the trial.
+        plan: key that is equal for candidates with the same plan.
     """
 
     number: int
@@ -77,7 +76,6 @@ class Running:
     purpose: Purpose
     worker: str
     plan: str
-    claim: str
 
 
 def attributes_before_probe(candidate: Candidate, purpose: Purpose, prediction: Prediction | None) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def attributes_before_probe(candidate: Candidate, purpose: Purpose, prediction: 
 
 
 def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
-    """Return the attributes of a trial after its probe: the document, and texts and numbers for a table of trials."""
+    """Return the attributes of a trial after its probe: the measurement, and texts and numbers for human readers."""
     figures = {HELD: measurement.held_bytes, RESERVED: measurement.reserved_bytes}
     return {
         MEASUREMENT: encode(measurement),
@@ -103,30 +101,30 @@ def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
 
 def candidate_of(trial: FrozenTrial) -> Candidate | None:
     """Return the candidate of a trial, or None if the trial is not autotune's."""
-    known = trial.user_attrs.get(_CANDIDATE)
-    return None if known is None else decode(Candidate, known)
+    document = trial.user_attrs.get(_CANDIDATE)
+    return None if document is None else decode(Candidate, document)
 
 
 def purpose_of(trial: FrozenTrial) -> Purpose:
-    """Return why a trial was started."""
+    """Return the purpose of a trial."""
     return Purpose(trial.user_attrs[_PURPOSE])
 
 
 def prediction_of(trial: FrozenTrial) -> Prediction | None:
     """Return the prediction of a trial, or None; studies of early versions have none."""
-    known = trial.user_attrs.get(_PREDICTION)
-    return None if known is None else decode(Prediction, known)
+    document = trial.user_attrs.get(_PREDICTION)
+    return None if document is None else decode(Prediction, document)
 
 
-def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
+def record_of(trial: FrozenTrial, study_attrs: Mapping[str, Any]) -> Record:
     """Return the record of a trial that has a measurement.
 
     Args:
-        kept: the study's attributes, which hold what was measured after the trial.
+        study_attrs: the study's attributes, which have the measurements after the probe.
     """
     number, attributes = trial.number, trial.user_attrs
-    confirmation = kept.get(confirmation_key(number))
-    keys = itertools.takewhile(kept.__contains__, (comparison_key(number, place) for place in itertools.count()))
+    confirmation = study_attrs.get(confirmation_key(number))
+    keys = itertools.takewhile(study_attrs.__contains__, (comparison_key(number, index) for index in itertools.count()))
     return Record(
         number=number,
         candidate=decode(Candidate, attributes[_CANDIDATE]),
@@ -134,7 +132,7 @@ def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
         measurement=decode(Measurement, attributes[MEASUREMENT]),
         confirmation=None if confirmation is None else decode(Measurement, confirmation),
         prediction=prediction_of(trial),
-        comparison=tuple(decode(ShortRun, kept[key]) for key in keys),
+        comparison=tuple(decode(ShortRun, study_attrs[key]) for key in keys),
     )
 
 
@@ -143,9 +141,9 @@ def confirmation_key(number: int) -> str:
     return f"autotune:confirmation:{number}"
 
 
-def comparison_key(winner: int, place: int) -> str:
+def comparison_key(winner: int, index: int) -> str:
     """Return the name of the study's attribute for a short run in a winner's comparison."""
-    return f"autotune:comparison:{winner}:{place}"
+    return f"autotune:comparison:{winner}:{index}"
 
 
 def running(trial: FrozenTrial) -> list[Running]:
@@ -153,40 +151,40 @@ def running(trial: FrozenTrial) -> list[Running]:
     candidate = candidate_of(trial)
     if candidate is None:
         return []
-    found = trial.system_attrs
-    return [Running(trial.number, candidate, purpose_of(trial), found[WORKER], found[PLAN], found[CLAIM])]
+    system = trial.system_attrs
+    return [Running(trial.number, candidate, purpose_of(trial), system[WORKER], system[PLAN])]
 
 
-def cut_off(trials: Sequence[FrozenTrial], known: Collection[Candidate]) -> list[Unfinished]:
+def unfinished_probes(trials: Sequence[FrozenTrial], known: Collection[Candidate]) -> list[Unfinished]:
     """Return the unfinished probes.
 
     Args:
         known: candidates with a record or a running trial.
     """
-    found: dict[Candidate, Purpose] = {}
+    purposes: dict[Candidate, Purpose] = {}
     deaths: Counter[Candidate] = Counter()
     for trial in trials:
         candidate = candidate_of(trial) if trial.state is TrialState.FAIL else None
         if candidate is not None and candidate not in known and WITHDRAWN not in trial.system_attrs:
-            found[candidate] = purpose_of(trial)
+            purposes[candidate] = purpose_of(trial)
             deaths[candidate] += LOST in trial.system_attrs
-    return [Unfinished(candidate, purpose, deaths[candidate]) for candidate, purpose in found.items()]
+    return [Unfinished(candidate, purpose, deaths[candidate]) for candidate, purpose in purposes.items()]
 
 
 def violation(measurement: Measurement, memory_limit_bytes: int, prediction: Prediction | None = None) -> float:
-    """Return the share of the limit by which a candidate exceeded it: at most 0 for one that fits.
+    """Return need / limit - 1: the violation of the memory constraint, at most 0 for a candidate that fits.
 
     Optuna's samplers treat any value above 0 as infeasible and rank infeasible candidates by it.
 
     Args:
-        prediction: for a candidate that was vetoed because of its predicted need, that prediction.
+        prediction: the prediction that vetoed the candidate; else None.
     """
     if measurement.ok:
         used = measurement.need_bytes
         return min(0.0, used / memory_limit_bytes - 1.0) if used is not None else 0.0
     if measurement.status is ProbeStatus.VETOED and prediction is not None:
-        return max(_SMALLEST, prediction.need_bytes / memory_limit_bytes - 1.0)
+        return max(_MIN_VIOLATION, prediction.need_bytes / memory_limit_bytes - 1.0)
     oom = measurement.out_of_memory
-    if oom is None or oom.wanted_bytes is None or oom.requested_bytes is None:
-        return _UNKNOWN
-    return max(_SMALLEST, oom.wanted_bytes / memory_limit_bytes - 1.0)
+    if oom is None or oom.attempted_bytes is None or oom.requested_bytes is None:
+        return _UNKNOWN_VIOLATION
+    return max(_MIN_VIOLATION, oom.attempted_bytes / memory_limit_bytes - 1.0)

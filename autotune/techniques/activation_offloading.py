@@ -27,7 +27,7 @@ class ActivationOffloading(Equipped):
     impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where checkpointing offloads too, or where FlexAttention or a fused head fails.
+        """Return a reason if checkpointing offloads too, or if FlexAttention or a fused head fails.
 
         TRL makes an activation contiguous before it moves it to the host, so the restored copy has other strides.
         FlexAttention's compiled backward pass asserts the original strides of queries, keys and values, which are

@@ -20,7 +20,7 @@ from autotune.techniques.versions import missing
 SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
-UNEVEN = (
+UNEVEN_IMAGES = (
     "it stores the scores of each image, so one large image may need more than the micro-batches that run, which have "
     "the most image data in total"
 )
@@ -42,7 +42,7 @@ _FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | Non
 }
 """The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest and the highest CUDA compute
 capability, None without one."""
-_IN_PLACE: Mapping[Choice, str] = {
+_FALLBACK: Mapping[Choice, str] = {
     "flash_attention_2": "kernels-community/flash-attn2",
     "flash_attention_3": "kernels-community/vllm-flash-attn3",
 }
@@ -88,12 +88,12 @@ class Attention(Technique):
     impact = NO_PATCHES
 
     def default(self, setting: Setting) -> Choice:
-        """Return sdpa, or eager where the architecture has no sdpa, as transformers does by default."""
+        """Return sdpa, or eager if the architecture has no sdpa, as transformers does by default."""
         check = setting.workload.packing_checks.get(SDPA)
         return EAGER if check is not None and not check.supported else SDPA
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where the GPU generation or the package that a fused kernel needs is missing."""
+        """Return a reason if the GPU generation or the package that a fused kernel needs is missing."""
         if choice == _PAGED:
             return "it reads a paged cache, has no backward pass, and transformers' continuous batching refuses it"
         lacking = _lacking_gpu(choice, machine.hardware)
@@ -102,19 +102,19 @@ class Attention(Technique):
         absent = missing(_FLASH[choice][0] or "kernels", machine)
         if absent is None:
             return None
-        if choice not in _IN_PLACE or missing("kernels", machine) is not None:
+        if choice not in _FALLBACK or missing("kernels", machine) is not None:
             return CrashReason(absent)
-        return f"{absent}, and transformers would use {_IN_PLACE[choice]}, which is a separate choice"
+        return f"{absent}, and transformers would use {_FALLBACK[choice]}, which is a separate choice"
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason if the architecture does not support it, or if its worst row may not be among those run."""
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
-        own = self.name in setting.wishes.fixed or setting.users_own(self.name, choice)
+        own = self.name in setting.wishes.fixed or setting.is_users_choice(self.name, choice)
         if choice == EAGER and not own and self.default(setting) != EAGER and uneven_images(setting.workload):
-            return UNEVEN
-        return _masks_otherwise(choice, setting)
+            return UNEVEN_IMAGES
+        return _mask_ignored(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for a device without the kernel, and for FlashAttention in float32 or with a mask of images.
@@ -132,12 +132,12 @@ class Attention(Technique):
         failing = _failing_width(candidate, setting) if choice == FLEX else None
         if failing is not None:
             return CrashReason(
-                f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails if {_shared(setting)} heads share keys"
-                f" and values: at {failing} tokens, which a micro-batch may have"
+                f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails if {_heads_per_key(setting)} heads share"
+                f" keys and values: at {failing} tokens, which a micro-batch may have"
             )
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, unlike precision=float32"
-        return _masks_otherwise(choice, setting)
+        return _mask_ignored(choice, setting)
 
 
 def _lacking_gpu(choice: Choice, hardware: Hardware) -> str | None:
@@ -169,7 +169,7 @@ def uneven_images(workload: Workload) -> bool:
     )
 
 
-def _masks_otherwise(choice: Choice, setting: Setting) -> str | None:
+def _mask_ignored(choice: Choice, setting: Setting) -> str | None:
     """Return a reason if FlashAttention would train images with another mask than the model's.
 
     ``flash_attention_mask`` of ``transformers/masking_utils.py`` ignores the mask function.
@@ -180,7 +180,7 @@ def _masks_otherwise(choice: Choice, setting: Setting) -> str | None:
     return f"tokens of an image attend to one another in {workload.model.model_type}, which FlashAttention ignores"
 
 
-def _shared(setting: Setting) -> int:
+def _heads_per_key(setting: Setting) -> int:
     """Return the number of query heads per head of keys and values in the kernel."""
     model = setting.workload.model
     heads = model.attention_heads or 1
@@ -197,7 +197,7 @@ def _failing_width(candidate: Candidate, setting: Setting) -> int | None:
     block. A block above 128, the mask's block size, leaves no valid kernel ("NoValidChoicesError", in
     ``create_flex_decoding_kernel`` of ``torch/_inductor/kernel/flex/flex_decoding.py``).
     """
-    shared = _shared(setting)
+    shared = _heads_per_key(setting)
     if shared == 1 or candidate.get("padding_free") == ON:
         return None
     trains_packed = candidate.get("packing", NONE) != NONE

@@ -77,7 +77,7 @@ class Option:
 
 @dataclass(frozen=True)
 class TrainerFacts:
-    """The differences of a technique with one trainer. Reasons are in words; empty without one.
+    """The differences of a technique with one trainer. Reasons are empty if there is none.
 
     Attributes:
         default: the choice that equals TRL's behaviour without any setting; None: that of all trainers.
@@ -106,8 +106,8 @@ class Technique:
         summary: its trade-off, in one sentence.
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting; by default, the first of the options.
-        needs: its requirements, in words, for the catalogue; empty without any.
-        changes: how its training-changing choices change training, in words; empty when it has none.
+        needs: its requirements, for the catalogue; empty without any.
+        changes: how its training-changing choices change training; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: the entries of :attr:`writes` that identify a choice in a user's own configuration; empty: all.
@@ -193,7 +193,7 @@ class Technique:
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently changed in this candidate, or None if it is legal.
 
-        The reason is :class:`CrashReason` where training fails.
+        The reason is a :class:`CrashReason` if training fails.
         """
         return None
 
@@ -254,7 +254,7 @@ def real_number(technique: Technique, text: Choice, takes: str, is_possible: Cal
     """Return the real number that a spelling names, as Python spells it.
 
     Args:
-        takes: the possible numbers, in words.
+        takes: the possible numbers.
         is_possible: returns whether a number is possible; must be false for NaN.
 
     Raises:
@@ -308,7 +308,7 @@ def option_of(technique: Technique, choice: Choice) -> Option | None:
 
 
 def how_changes(technique: Technique, trainer: str, loss_depends_on: Mapping[str, str]) -> str:
-    """Return how choices change training with the trainer of that name, in words; empty when none does.
+    """Return how choices change training with the trainer of that name; empty when none does.
 
     Args:
         loss_depends_on: by knob, as in :class:`~autotune.core.setting.Setting`.
@@ -324,18 +324,18 @@ def refused_or_ignored(technique: Technique, choice: Choice, trainer: str) -> st
 
 def impossible(technique: Technique, choice: Choice, setting: Setting) -> str | None:
     """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
-    asked = technique, choice
-    if asked not in setting.impossible:
-        setting.impossible[asked] = (
+    key = technique, choice
+    if key not in setting.impossible:
+        setting.impossible[key] = (
             technique.unavailable(choice, setting.machine)
             or refused_or_ignored(technique, choice, setting.workload.trainer)
             or technique.unsuitable(choice, setting)
         )
-    return setting.impossible[asked]
+    return setting.impossible[key]
 
 
 def illegal(technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
-    """Return why the choice of a technique may not be tried in a candidate, in words, or None when it may."""
+    """Return why the choice of a technique may not be tried in a candidate, or None when it may."""
     choice = candidate[technique.name]
     reason = impossible(technique, choice, setting)
     if reason:
@@ -344,7 +344,7 @@ def illegal(technique: Technique, candidate: Candidate, setting: Setting) -> str
     if conflict:
         return conflict
     changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
-    if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
+    if changes and technique.name not in setting.allowed and not setting.is_users_choice(technique.name, choice):
         how = how_changes(technique, setting.workload.trainer, setting.loss_depends_on)
         return f"{technique.name}={choice} changes training here ({how}) and was not allowed (--allow {technique.name})"
     return None

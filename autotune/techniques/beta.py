@@ -15,7 +15,7 @@ _ALWAYS = "any value needs the same memory and time, since the loss always needs
 
 
 class Beta(NumberTechnique):
-    """Without it there is no reference: neither a copy of the model, nor a pass over each generation batch."""
+    """``beta``; at 0 there is neither a copy of the model, nor its pass over each generation batch."""
 
     name = "beta"
     summary = "Weight of the divergence from a reference; 0 needs no reference model and no pass through it."
@@ -37,7 +37,7 @@ class Beta(NumberTechnique):
         return real_number(self, text, "a number of at least 0", lambda weight: 0 <= weight < inf)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where the user's configuration synchronises a reference, and there is none."""
+        """Return a reason if the user's configuration synchronises a reference, and there is none."""
         if not float(choice) and setting.users_entry(SYNCHRONISED):
             return f"TRL refuses beta={choice} with sync_ref_model: there is no reference to synchronise"
         return None

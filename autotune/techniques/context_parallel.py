@@ -14,13 +14,13 @@ from autotune.techniques.trace_impact import TraceImpact
 
 NAME = "context_parallel"
 _SDPA = "sdpa"
-_LONG = 8192
+_LONG_ROW = 8192
 """Tokens of the longest row from which on rows are split by default. With checkpointing, the kept activations of such a
 row take 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shorter rows need not be split."""
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
 _PAIRS = "TRL splits the tokens but not the loss mask, so their lengths differ"
 _UNSPLIT = "TRL passes rows to the model under names that are not split, so tokens and positions differ in length"
-_PICTURED = "transformers splits the tokens of a row but not its images, so their numbers differ"
+_IMAGES_UNSPLIT = "transformers splits the tokens of a row but not its images, so their numbers differ"
 _GENERATED = "TRL builds the inputs after generation, from whole prompts"
 _SCORED = "TRL reads a row's score at its last token, which only one of the processes has"
 _REASONS: Mapping[str, str] = {
@@ -53,7 +53,7 @@ class ContextParallel(Equipped):
         *(Option(size, f"{size} processes per row") for size in _SIZES),
     )
     without_gpu = _NO_KERNEL
-    with_images = _PICTURED
+    with_images = _IMAGES_UNSPLIT
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
         "(pad_to_multiple_of), half precision where heads of queries share keys and values, and a GPU; the processes "
@@ -68,7 +68,7 @@ class ContextParallel(Equipped):
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes and long rows; otherwise only a fixed choice is used."""
-        return setting.machine.hardware.processes > 1 and setting.workload.longest >= _LONG
+        return setting.machine.hardware.processes > 1 and setting.workload.longest >= _LONG_ROW
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and if the processes cannot be divided into groups of that size."""
@@ -79,35 +79,35 @@ class ContextParallel(Equipped):
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return 1 if rows cannot be split, unless the user fixed it: then the conflict is reported."""
-        asked = setting.ranks_per_row != 1
-        return choice if asked or self.conflict(choice, candidate, setting) is None else 1
+        is_fixed = setting.ranks_per_row != 1
+        return choice if is_fixed or self.conflict(choice, candidate, setting) is None else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if the engine cannot split rows, or would train something else."""
         if choice == 1:
             return None
         if setting.workload.has_images:
-            return CrashReason(_PICTURED)
-        asked, multiple = f"{NAME}={choice}", 2 * int(choice)
+            return CrashReason(_IMAGES_UNSPLIT)
+        text, multiple = f"{NAME}={choice}", 2 * int(choice)
         if candidate.get("sharding", DDP) != FSDP2:
-            return f"{asked} needs sharding={FSDP2}: accelerate splits rows only with it"
+            return f"{text} needs sharding={FSDP2}: accelerate splits rows only with it"
         if candidate.get("attention") != _SDPA:
-            return f"{asked} needs attention={_SDPA}: PyTorch can split only its kernels"
+            return f"{text} needs attention={_SDPA}: PyTorch can split only its kernels"
         if candidate.get("packing", NONE) != NONE:
-            return f"{asked} drops the mask that keeps packed documents apart (packing={candidate['packing']})"
+            return f"{text} drops the mask that keeps packed documents apart (packing={candidate['packing']})"
         if setting.users_entry(EVALUATION_PACKED):
-            return f"{asked} drops the mask that keeps packed documents apart, and TRL refuses eval_packing with it"
+            return f"{text} drops the mask that keeps packed documents apart, and TRL refuses eval_packing with it"
         if candidate.get("padding_free", OFF) == ON:
-            return f"{asked} drops the mask that keeps documents apart (padding_free=on)"
+            return f"{text} drops the mask that keeps documents apart (padding_free=on)"
         padded = candidate.get("pad_to_multiple_of", NONE)
         if padded == NONE or int(padded) % multiple:
             # PyTorch then does not reorder the row for load balancing, but attention assumes that it did (torch 2.13,
             # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
-            return f"{asked} attends to the wrong tokens of rows whose length is not a multiple of {multiple}: {_PAD}"
-        return _without_kernel(asked, candidate, setting)
+            return f"{text} attends to the wrong tokens of rows whose length is not a multiple of {multiple}: {_PAD}"
+        return _without_kernel(text, candidate, setting)
 
 
-def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str | None:
+def _without_kernel(text: str, candidate: Candidate, setting: Setting) -> str | None:
     """Return a reason if attention has no fused kernel on the GPU that PyTorch can split.
 
     Flash attention needs Ampere and half precision, and memory-efficient attention as many heads of keys as of queries
@@ -121,4 +121,4 @@ def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str |
         why = f"compute capability {capability[0]}.{capability[1]}"
     if not why:
         return None
-    return f"{asked} needs an attention kernel that PyTorch can split, and grouped-query attention has none with {why}"
+    return f"{text} needs an attention kernel that PyTorch can split, and grouped-query attention has none with {why}"

@@ -14,7 +14,7 @@ class HubKernels(Equipped):
     options = (
         # Older releases of transformers do not accept the argument.
         Option(OFF, "the model's own layers", entries={}),
-        Option(ON, "kernels from the Hub, where they match a layer"),
+        Option(ON, "kernels from the Hub, for layers that they match"),
     )
     without_gpu = "its kernels are for CUDA GPUs"
     package = "kernels"

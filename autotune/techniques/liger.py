@@ -14,7 +14,7 @@ from autotune.techniques.base import OFF, ON, Equipped, Option
 
 
 @cache
-def _known() -> frozenset[str]:
+def _supported_models() -> frozenset[str]:
     """Return the ``model_type`` of the architectures for which the installed Liger has layers.
 
     They are the keys of ``MODEL_TYPE_TO_APPLY_LIGER_FN``; its module is parsed, since importing it takes seconds.
@@ -37,7 +37,7 @@ class Liger(Equipped):
 
     name = "liger"
     summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
-    options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, where it knows the architecture"))
+    options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, for architectures that have them"))
     # Triton has no driver on a CPU.
     without_gpu = "its Triton kernels need a CUDA GPU"
     package = "liger-kernel"
@@ -47,7 +47,7 @@ class Liger(Equipped):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for an architecture that Liger silently ignores."""
         model_type = setting.workload.model.model_type
-        if choice == OFF or not _known() or model_type in _known():
+        if choice == OFF or not _supported_models() or model_type in _supported_models():
             return None
         return f"Liger has no layers for {model_type}, and would silently change nothing"
 

@@ -29,7 +29,7 @@ WITH_NEW_HEAD = frozenset({"reward"})
 """The trainers whose model gets a score head, which PEFT trains fully, instead of the LM head that TRL fuses."""
 # Suffixes of PEFT's keys that hold module names or regular expressions of them.
 _KEYS_OF_NAMES = ("modules", "parameters", "pattern", "to_save")
-# A name with a layer's number, such as `layers.31.self_attn.q_proj`, or a regular expression that tells numbers apart,
+# A name with a layer's number, such as `layers.31.self_attn.q_proj`, or a regular expression for some numbers,
 # such as `layers\.\d5\.`; `\d+` stands for any layer.
 _LAYER_NUMBER = re.compile(r"\b\d|\\d(?![+*])")
 # TRL's default alpha is 32 for its default rank of 16 (trl.ModelConfig).
@@ -91,15 +91,15 @@ class Lora(Technique):
         For fused experts, PEFT splits the language model's names into suffixes that match the vision tower too
         (``_resolve_string_target_modules``).
         """
-        found, model = _GRAMMAR.fullmatch(str(choice)), setting.workload.model
-        if found and found["dora"] and not found["attention"] and model.fused_experts:
-            instead = f"r{found['rank']}-attention-dora"
-            return f"PEFT has no DoRA for experts whose weights are one parameter; {instead} leaves them alone"
-        if found and found["language"] and not model.language_modules:
+        match, model = _GRAMMAR.fullmatch(str(choice)), setting.workload.model
+        if match and match["dora"] and not match["attention"] and model.fused_experts:
+            instead = f"r{match['rank']}-attention-dora"
+            return f"PEFT has no DoRA for experts whose weights are one parameter; {instead} does not adapt them"
+        if match and match["language"] and not model.language_modules:
             return "this model has no language model beside a vision tower"
-        if found and found["language"] and model.fused_experts:
+        if match and match["language"] and model.fused_experts:
             return "PEFT trains the vision tower too, since the weights of all experts are one parameter"
-        if found and found["attention"] and not _modules(found, model):
+        if match and match["attention"] and not _modules(match, model):
             names = ", ".join(model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"
         return None
@@ -112,37 +112,37 @@ class Lora(Technique):
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
-        found = _GRAMMAR.fullmatch(str(choice))
-        if found is None:
+        match = _GRAMMAR.fullmatch(str(choice))
+        if match is None:
             return {"model.use_peft": has_adapters(candidate)}
-        rank = int(found["rank"])
+        rank = int(match["rank"])
         entries: dict[str, object] = {
             "model.use_peft": True,
             "model.lora_r": rank,
             "model.lora_alpha": _ALPHA_PER_RANK * rank,
-            "model.lora_target_modules": _targets(found, setting.workload.model),
+            "model.lora_target_modules": _targets(match, setting.workload.model),
         }
-        if setting.workload.model.fused_experts and not found["attention"]:
+        if setting.workload.model.fused_experts and not match["attention"]:
             # PEFT's ParamWrapper refuses any other, and TRL's default is 0.05.
             entries["model.lora_dropout"] = 0.0
-        if found["rslora"]:
+        if match["rslora"]:
             entries["model.use_rslora"] = True
-        if found["dora"]:
+        if match["dora"]:
             entries["model.use_dora"] = True
         return entries
 
 
-def _targets(found: re.Match[str], model: ModelProfile) -> list[str] | str:
-    modules = _modules(found, model)
-    if found["language"]:
+def _targets(match: re.Match[str], model: ModelProfile) -> list[str] | str:
+    modules = _modules(match, model)
+    if match["language"]:
         return rf"{LANGUAGE_MODEL}\.({'|'.join(modules)})"
-    if not found["attention"]:
+    if not match["attention"]:
         return "all-linear"
     # TRL's ModelConfig turns a list of one into a string, which PEFT treats as a regular expression on a module's full
     # name.
     return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
 
-def _modules(found: re.Match[str], model: ModelProfile) -> list[str]:
-    names = set(model.language_modules if found["language"] else model.linear_modules)
-    return sorted(names & _ATTENTION_MODULES if found["attention"] else names)
+def _modules(match: re.Match[str], model: ModelProfile) -> list[str]:
+    names = set(model.language_modules if match["language"] else model.linear_modules)
+    return sorted(names & _ATTENTION_MODULES if match["attention"] else names)

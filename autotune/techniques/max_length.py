@@ -30,19 +30,12 @@ _BATCH = re.compile(r"batch/([1-9]\d*)")
 _CORRECTIONS = 4
 _SETTLED = 0.01
 # Cache size, in lengths; a search space has a few.
-_REMEMBERED = 256
+_CACHED = 256
 
 
 def least_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the smaller share, 0 to 1, that a candidate keeps of the dataset's tokens and of those in the loss."""
-    return 1.0 if _only_scores(setting) else _least(setting.workload.dataset.documents, candidate)
-
-
-def limit_of(documents: Documents, candidate: Candidate) -> LengthLimit | None:
-    """Return the tokens and rows that a candidate keeps; None without a maximum length."""
-    if "max_length" not in candidate:
-        return None
-    return limit_with(documents, int(candidate["max_length"]), candidate.get("packing", NONE))
+    return 1.0 if _cuts_loss_inputs(setting) else _least_coverage(setting.workload.dataset.documents, candidate)
 
 
 def limit_with(documents: Documents, length: int, packing: Choice) -> LengthLimit:
@@ -52,18 +45,18 @@ def limit_with(documents: Documents, length: int, packing: Choice) -> LengthLimi
     return _limit(documents, length, dropping=packing == NONE)
 
 
-_limit = lru_cache(_REMEMBERED)(limit)
-_least_at = lru_cache(_REMEMBERED)(Documents.least_coverage)
+_limit = lru_cache(_CACHED)(limit)
+_least_at = lru_cache(_CACHED)(Documents.least_coverage)
 
 
-def _least(documents: Documents, candidate: Candidate) -> float:
+def _least_coverage(documents: Documents, candidate: Candidate) -> float:
     packing = candidate.get("packing", NONE)
     if "max_length" not in candidate or packing in _KEEP_OVERFLOW:
         return 1.0
     return _least_at(documents, int(candidate["max_length"]), dropping=packing == NONE)
 
 
-def _only_scores(setting: Setting) -> bool:
+def _cuts_loss_inputs(setting: Setting) -> bool:
     """Whether the trainer cuts the inputs of the loss rather than rows of the dataset."""
     return bool(facts(MaxLength, setting.workload.trainer).changes)
 
@@ -97,14 +90,14 @@ class MaxLength(Technique):
         word = super().parse(text)
         if setting is None or isinstance(word, int):
             return word
-        if _only_scores(setting):
+        if _cuts_loss_inputs(setting):
             raise InputError(
                 f"{word!r} is not a choice of {self.name} here: it cuts no row of the dataset.",
                 hint="Give a number of tokens, of a prompt and a completion together.",
             )
         workload = setting.workload
         if filling := _BATCH.fullmatch(word):
-            return _holding(workload.dataset.documents, setting.documents_per_process / int(filling[1]))
+            return _length_holding(workload.dataset.documents, setting.documents_per_process / int(filling[1]))
         covering = _COVERAGE.fullmatch(word)
         if covering is None:
             return workload.longest
@@ -116,12 +109,12 @@ class MaxLength(Technique):
         """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
         if candidate.get("packing", "none") != "none":
             return choice
-        generated = int(candidate["max_new_tokens"]) if _only_scores(setting) else 0
+        generated = int(candidate["max_new_tokens"]) if _cuts_loss_inputs(setting) else 0
         return min(int(choice), setting.workload.longest + generated)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if a candidate drops all of the dataset, or more of it than the user allowed."""
-        if _only_scores(setting):
+        if _cuts_loss_inputs(setting):
             return None
         needed = setting.workload.least_length
         if int(choice) < needed:
@@ -130,8 +123,8 @@ class MaxLength(Technique):
                 "image token is cut, or if no tokens are left to train on"
             )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
-            found = limit_with(documents, int(choice), candidate.get("packing", NONE))
-            kept, rows = found.coverage, found.row_coverage
+            length_limit = limit_with(documents, int(choice), candidate.get("packing", NONE))
+            kept, rows = length_limit.coverage, length_limit.row_coverage
             if not kept:
                 return (
                     f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; "
@@ -143,14 +136,14 @@ class MaxLength(Technique):
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{of_rows}, "
                     f"and {format_share(setting.token_coverage)} of the tokens were requested"
                 )
-            least = _least(documents, candidate)
+            least = _least_coverage(documents, candidate)
             if least < setting.token_coverage:
                 return (
                     f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens, but may keep only "
                     f"{format_share(least)} of those that the loss counts, and "
                     f"{format_share(setting.token_coverage)} were requested"
                 )
-        return _keeps_other_end(candidate, setting)
+        return _cuts_other_end(candidate, setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the entries of the length; for padding-free rows without packing, rows are truncated beforehand.
@@ -164,7 +157,7 @@ class MaxLength(Technique):
         return {"args.max_length": None if setting.workload.needs_no_limit(choice) else int(choice)}
 
 
-def _keeps_other_end(candidate: Candidate, setting: Setting) -> str | None:
+def _cuts_other_end(candidate: Candidate, setting: Setting) -> str | None:
     """Return a reason if rows lose their end instead of their beginning, as in the user's training, or vice versa."""
     base, length = setting.base, int(candidate["max_length"])
     if base is None or setting.users_entry(f"args.{TRUNCATION}") != KEEP_END or length >= setting.workload.longest:
@@ -175,13 +168,13 @@ def _keeps_other_end(candidate: Candidate, setting: Setting) -> str | None:
     return f"{TRUNCATION}={KEEP_END} keeps the end of rows longer than {length:,} tokens, and packing their beginning"
 
 
-def _holding(documents: Documents, wanted: float) -> int:
-    """Return the length, in tokens, at which packed rows hold ``wanted`` documents on average."""
-    tokens = documents.tokens / documents.rows * wanted
+def _length_holding(documents: Documents, mean_documents: float) -> int:
+    """Return the length, in tokens, at which packed rows hold ``mean_documents`` documents on average."""
+    tokens = documents.tokens / documents.rows * mean_documents
     for _ in range(_CORRECTIONS):
         length = max(_ROUND_TO, round(tokens / _ROUND_TO) * _ROUND_TO)
         held = documents_per_row(documents, CUTTING, length)
-        if abs(held / wanted - 1) <= _SETTLED:
+        if abs(held / mean_documents - 1) <= _SETTLED:
             break
-        tokens *= wanted / held
+        tokens *= mean_documents / held
     return length

@@ -17,19 +17,19 @@ NONE, OPTIMIZER, PARAMETERS, BOTH = "none", "optimizer", "parameters", "both"
 _OPTIMIZER_DEVICE = "args.deepspeed.zero_optimization.offload_optimizer.device"
 _PARAMETERS_DEVICE = "args.deepspeed.zero_optimization.offload_param.device"
 _FSDP_OFFLOAD = "args.fsdp_config.cpu_offload"
-_EXISTS: Mapping[Choice, frozenset[Choice]] = {
+_SUPPORTED: Mapping[Choice, frozenset[Choice]] = {
     "zero1": frozenset({OPTIMIZER}),
     "zero2": frozenset({OPTIMIZER}),
     "zero3": frozenset({OPTIMIZER, PARAMETERS, BOTH}),
     FSDP2: frozenset({BOTH}),
 }
-"""What each choice of sharding can offload: DeepSpeed's ``offload_param`` needs stage 3 (deepspeed/runtime/zero), and
+"""Choices of this knob by choice of sharding: DeepSpeed's ``offload_param`` needs stage 3 (deepspeed/runtime/zero), and
 FSDP2's ``CPUOffloadPolicy`` moves weights, gradients and state together (torch/distributed/fsdp/_fully_shard)."""
 # Clipping gradients on the host needs gloo. accelerate starts it in addition to NCCL if these variables are set
 # (accelerate/state.py, `PartialState.__init__`); `accelerate launch` sets them if its own file has FSDP.
 _WITH_GLOO: Mapping[str, str] = {"env.ACCELERATE_USE_FSDP": "true", "env.FSDP_OFFLOAD_PARAMS": "true"}
 # Optimizers of bitsandbytes are CUDA kernels.
-_ON_GPU_ONLY = ("bnb", "8bit", "paged")
+_GPU_OPTIMIZERS = ("bnb", "8bit", "paged")
 
 
 class Offload(Technique):
@@ -57,7 +57,7 @@ class Offload(Technique):
         return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason if a single process, which can offload only by DeepSpeed, cannot."""
+        """Return a reason if there is one process, and it has no DeepSpeed or no GPU to offload from."""
         if choice == NONE or machine.hardware.processes > 1:
             return None
         if lacking := missing("deepspeed", machine):
@@ -69,12 +69,12 @@ class Offload(Technique):
         if choice == NONE:
             return None
         sharding = candidate.get("sharding", DDP)
-        if choice not in _EXISTS.get(sharding, frozenset()):
+        if choice not in _SUPPORTED.get(sharding, frozenset()):
             return f"sharding={sharding} has no offload={choice}"
         if sharding == FSDP2 and setting.machine.hardware.kind == "cpu":
             return "FSDP2 offloads from an accelerator, and there is no accelerator"
         optimizer = str(candidate.get("optimizer", ""))
-        if choice != PARAMETERS and any(part in optimizer for part in _ON_GPU_ONLY):
+        if choice != PARAMETERS and any(part in optimizer for part in _GPU_OPTIMIZERS):
             return f"optimizer={optimizer} runs on a GPU only, and offload={choice} runs it on the host"
         return None
 

@@ -13,7 +13,7 @@ from autotune.techniques.versions import missing
 
 _ADAFACTOR = "adafactor"
 _BITSANDBYTES = "bitsandbytes"
-_UNCOUNTED = 2**31
+_COUNT_OVERFLOW = 2**31
 """Number of elements from which on bitsandbytes' 32-bit count overflows (``backends/cuda/ops.py``, 0.50)."""
 _PACKAGES = {
     "paged_adamw_32bit": _BITSANDBYTES,
@@ -59,7 +59,7 @@ class Optimizer(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for bitsandbytes with parameters that FSDP2 shards, or Adafactor with those of DeepSpeed.
+        """Return a reason for bitsandbytes under FSDP2 or with too large shares, and for Adafactor under DeepSpeed.
 
         DeepSpeed flattens each process's share of a parameter group into one tensor
         (``single_partition_of_fp32_groups`` of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of
@@ -69,7 +69,7 @@ class Optimizer(Technique):
         """
         sharding = candidate.get("sharding", DDP)
         if choice == _ADAFACTOR:
-            base = setting.base if setting.users_own(self.name, choice) else None
+            base = setting.base if setting.is_users_choice(self.name, choice) else None
             own = base.choices.get("sharding", DDP) if base is not None else DDP
             if sharding == own or not {sharding, own} & ZERO_STAGES.keys():
                 return None
@@ -80,7 +80,7 @@ class Optimizer(Technique):
         if _PACKAGES.get(str(choice)) != _BITSANDBYTES:
             return None
         share = setting.workload.model.parameters // setting.machine.hardware.processes
-        if sharding in ("zero1", "zero2") and share >= _UNCOUNTED and not has_adapters(candidate):
+        if sharding in ("zero1", "zero2") and share >= _COUNT_OVERFLOW and not has_adapters(candidate):
             return CrashReason(
                 f"{_BITSANDBYTES} cannot count {share:,} elements: {sharding} flattens a process's share of the weights"
                 " into one tensor"

@@ -56,7 +56,7 @@ def never_separated(setting: Setting) -> str | None:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedRows:
     """Documents that are packed into rows.
 
     Attributes:
@@ -69,7 +69,7 @@ class Packed:
 
 
 @lru_cache(4096)
-def packed_documents(documents: Documents, strategy: str, length: int) -> Packed:
+def packed_documents(documents: Documents, strategy: str, length: int) -> PackedRows:
     """Return the rows of ``length`` tokens into which TRL packs documents of one sequence.
 
     ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``. Each batch is assumed to contain
@@ -79,7 +79,7 @@ def packed_documents(documents: Documents, strategy: str, length: int) -> Packed
     in_whole = _packed_at_once(documents, strategy, length, PACKED_AT_ONCE) if whole else []
     in_rest = _packed_at_once(documents, strategy, length, rest) if rest else []
     rows = max(1, whole * len(in_whole) + len(in_rest))
-    return Packed(rows, sorted([*in_whole, *in_rest], reverse=True))
+    return PackedRows(rows, sorted([*in_whole, *in_rest], reverse=True))
 
 
 def documents_per_row(documents: Documents, strategy: str, length: int) -> float:
@@ -94,7 +94,7 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
     """
     import numpy as np
 
-    tokens, counted = _spread(documents, count)
+    tokens, counted = _sample(documents, count)
     if strategy == WRAPPED:
         order = np.random.default_rng(0).permutation(len(tokens))
         ends = tokens[order].cumsum()
@@ -110,7 +110,7 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
 
 
 @lru_cache(64)
-def _spread(documents: Documents, count: int) -> tuple[Numbers, Numbers]:
+def _sample(documents: Documents, count: int) -> tuple[Numbers, Numbers]:
     """Return the tokens of documents sampled evenly over all lengths, and the number of them in the loss.
 
     The sample is cached, since it does not depend on the rows' length.

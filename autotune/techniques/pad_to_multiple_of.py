@@ -15,8 +15,8 @@ _ROUNDED = ("messages", "prompt")
 
 def multiple_of(candidate: Candidate) -> int:
     """Return the number of tokens of which a candidate pads micro-batches to a multiple; 1 without rounding."""
-    asked = candidate.get(NAME, NONE)
-    return 1 if asked == NONE else int(asked)
+    choice = candidate.get(NAME, NONE)
+    return 1 if choice == NONE else int(choice)
 
 
 class PadToMultipleOf(Technique):

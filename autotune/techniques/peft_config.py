@@ -46,24 +46,24 @@ class PeftConfig(Technique):
         Raises:
             InputError: the file cannot be read, or holds no PEFT configuration.
         """
-        asked = str(text)
-        if asked == NONE:
+        spelling = str(text)
+        if spelling == NONE:
             return NONE
         try:
-            written = asked if asked.startswith("{") else Path(asked).expanduser().read_text(encoding="utf-8")
-            document = read_json(written)
+            content = spelling if spelling.startswith("{") else Path(spelling).expanduser().read_text(encoding="utf-8")
+            document = read_json(content)
         except (OSError, RuntimeError) as error:  # RuntimeError: a home directory of no user
-            raise self._refused(asked, f"the file cannot be read ({getattr(error, 'strerror', error)})") from error
+            raise self._refusal(spelling, f"the file cannot be read ({getattr(error, 'strerror', error)})") from error
         except ValueError as error:
-            raise self._refused(asked, f"it is not JSON ({error})") from error
+            raise self._refusal(spelling, f"it is not JSON ({error})") from error
         if not isinstance(document, dict) or not isinstance(document.get("peft_type"), str):
-            raise self._refused(asked, "it has no key peft_type")
+            raise self._refusal(spelling, "it has no key peft_type")
         kept = {name: value for name, value in document.items() if name not in _OF_SAVED_ADAPTERS}
         return json.dumps(kept, sort_keys=True, separators=(",", ":"))
 
-    def _refused(self, asked: str, reason: str) -> InputError:
+    def _refusal(self, spelling: str, reason: str) -> InputError:
         return InputError(
-            f"{asked!r} is not a choice of {self.name}: {reason}.",
+            f"{spelling!r} is not a choice of {self.name}: {reason}.",
             hint="Give a file such as the adapter_config.json that PEFT saves with an adapter.",
         )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, Option, Technique
-from autotune.techniques.trace_impact import Scope, TraceImpact
+from autotune.techniques.trace_impact import GROWING_SIZES
 
 
 class PerDeviceEvalBatchSize(Technique):
@@ -16,23 +15,23 @@ class PerDeviceEvalBatchSize(Technique):
 
     name = "per_device_eval_batch_size"
     summary = "Rows per micro-batch of evaluation, any number."
-    options = (Option(8, "any number of rows, where there are rows to evaluate on", family=POSITIVE),)
+    options = (Option(8, "any number of rows", family=POSITIVE),)
     writes = frozenset({"args.per_device_eval_batch_size"})
     needs = "rows to evaluate on (`--eval-dataset`, `--eval-split`)"
-    impact = TraceImpact(Scope.SIZES, phase=EVALUATE, monotonic=True)
+    impact = GROWING_SIZES
 
     def matters(self, setting: Setting) -> bool:
         """Return whether training is evaluated."""
         return setting.workload.evaluation is not None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where training is not evaluated, for any choice but TRL's default."""
+        """Return a reason if training is not evaluated, for any choice but TRL's default."""
         if self.matters(setting) or choice == self.trl_default:
             return None
         return "there are no rows to evaluate on (--eval-dataset, --eval-split)"
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return TRL's default where training is not evaluated."""
+        """Return TRL's default if training is not evaluated."""
         return choice if self.matters(setting) else self.trl_default
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

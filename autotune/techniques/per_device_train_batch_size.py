@@ -49,13 +49,13 @@ class PerDeviceTrainBatchSize(Technique):
         return next(rows for rows in range(largest, 0, -1) if setting.documents_per_process % rows == 0)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where a micro-batch would exceed the user's global batch, at one document or more per row."""
+        """Return a reason if a micro-batch would exceed the user's global batch, at one document or more per row."""
         if int(choice) > setting.documents_per_process and GLOBAL_BATCH not in setting.allowed:
             return f"each process has {counted(setting.documents_per_process, 'document')} in a global batch"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where a step does not hold the requested documents, exactly or, if packed, approximately."""
+        """Return a reason if a step does not hold the requested documents, exactly or, if packed, approximately."""
         if GLOBAL_BATCH in setting.allowed:
             return None
         if candidate.get("packing", NONE) == NONE:
@@ -67,14 +67,14 @@ class PerDeviceTrainBatchSize(Technique):
             if documents % int(choice) == 0:
                 return None
             return f"{choice} rows do not divide the {documents} documents of a global batch"
-        held, asked = documents_per_step(candidate, setting), setting.global_batch_size
-        if abs(held / asked - 1) <= NEAR_STEP:
+        held, requested = documents_per_step(candidate, setting), setting.global_batch_size
+        if abs(held / requested - 1) <= NEAR_STEP:
             return None
         rows = rows_per_step(candidate, setting) * data_ranks(candidate, setting)
         packed = f"{counted(rows, 'packed row')} of {int(candidate['max_length']):,} tokens"
         return (
-            f"{packed} {'holds' if rows == 1 else 'hold'} {held:,.1f} documents, and an optimizer step has {asked:,}"
-            f" within {format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
+            f"{packed} {'holds' if rows == 1 else 'hold'} {held:,.1f} documents, and an optimizer step has "
+            f"{requested:,} within {format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
         )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -44,7 +44,7 @@ class Precision(Technique):
         return super().effect(choice, candidate, setting)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where the device does not compute in the type."""
+        """Return a reason if the device does not compute in the type."""
         hardware = machine.hardware
         if choice == _SCALED and hardware.kind == "cpu":
             # Accelerator.__init__ sets neither autocast nor a scaler.

@@ -47,11 +47,11 @@ _DOCUMENT_3: Mapping[str, object] = {
 # DeepSpeed prefetches weights in the order of their use in generation, including the output head's. In training, TRL's
 # fused head gathers this weight itself, and DeepSpeed then fails to partition it: "Cannot partition a param in flight"
 # (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
-_NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
+_NO_PREFETCH: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
 # Under FSDP, accelerate's `prepare_model` moves no model, and does not wrap models for evaluation (accelerate 1.15).
 _ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
 _STORAGE = "bnb_4bit_quant_storage"
-_WITHOUT_INTEGERS = ">=1.14"
+_EXCLUDES_INTEGERS = ">=1.14"
 """Versions of accelerate that exclude packed integers from FSDP2, which fails on them
 (https://github.com/huggingface/accelerate/pull/3987)."""
 _SHARDS = "args.parallelism_config.dp_shard_size"
@@ -149,8 +149,8 @@ class Sharding(Technique):
         # default.
         floats = "float" in str(setting.users_entry(f"model.{_STORAGE}"))
         if choice == FSDP2 and quantised not in ("8bit", "none") and not floats:
-            if not installed(setting.machine, "accelerate", _WITHOUT_INTEGERS):
-                return CrashReason(f"{FSDP2} of packed integers needs accelerate{_WITHOUT_INTEGERS}")
+            if not installed(setting.machine, "accelerate", _EXCLUDES_INTEGERS):
+                return CrashReason(f"{FSDP2} of packed integers needs accelerate{_EXCLUDES_INTEGERS}")
             return (
                 f"accelerate does not shard packed integers, so each process holds the {quantised} weights whole,"
                 f" unless {_STORAGE} is a floating type"
@@ -171,7 +171,7 @@ class Sharding(Technique):
             # accelerate needs all sizes if one is given.
             return {**_FSDP2, _SHARDS: max(1, setting.machine.hardware.processes // (shared * groups))}
         if choice in ZERO_STAGES:
-            ahead = _NOT_AHEAD if candidate.get("ds3_gather_for_generation", ON) == OFF else {}
+            ahead = _NO_PREFETCH if candidate.get("ds3_gather_for_generation", ON) == OFF else {}
             further = {**_DOCUMENT_3, **ahead} if choice == "zero3" else {}
             return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **further}
         return {}

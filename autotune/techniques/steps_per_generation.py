@@ -47,7 +47,7 @@ class StepsPerGeneration(Technique):
         """Merge ``step`` with a single part; the one with a number is kept if the user's configuration sets it."""
         if choice not in (WHOLE, _ONE_PART):
             return choice
-        return _ONE_PART if setting.users_own(self.name, _ONE_PART) else WHOLE
+        return _ONE_PART if setting.is_users_choice(self.name, _ONE_PART) else WHOLE
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if the micro-batches of a step cannot be divided into so many parts."""
@@ -70,5 +70,5 @@ def _micro_batches(candidate: Candidate, setting: Setting) -> int:
 
 
 def _parts(choice: Choice) -> int:
-    found = _PART.fullmatch(str(choice))
-    return int(found.group(1)) if found else 1
+    match = _PART.fullmatch(str(choice))
+    return int(match.group(1)) if match else 1

@@ -34,4 +34,4 @@ class SyncEachBatch(Distributed):
         """Return ``off`` without FSDP2 or accumulation, unless the user's own configuration has ``on``."""
         accumulates = rows_per_step(candidate, setting) > int(candidate[ROWS])
         used = candidate.get("sharding") == FSDP2 and accumulates
-        return choice if used or setting.users_own(self.name, choice) else OFF
+        return choice if used or setting.is_users_choice(self.name, choice) else OFF

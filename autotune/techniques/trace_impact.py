@@ -63,20 +63,17 @@ class TraceImpact:
     Attributes:
         scope: the part of a trace that depends on the choice.
         also_sets_sizes: whether the batch geometry depends on it, in addition to its scope.
-        phase: the only phase of the step program that depends on it; empty if the steps do. A probe that runs out of
-            memory in another phase then vetoes its other choices too.
         monotonic: whether, all else equal, a larger choice never needs less memory, unless it ends accumulation. One
             out-of-memory probe then vetoes the candidates with larger choices.
         patches_libraries: whether it may patch classes or functions of a library until the process ends: a trace
             without it then needs another process. Sizes and the allocator patch nothing.
         frees_weights: returns whether a choice can reduce on-device weight memory.
         in_plan: returns the effect of a plan's entries of the technique on the extrapolation.
-        unplanned: effects that probes measure and estimates exclude, in words; empty if there are none.
+        unplanned: effects that probes measure and estimates exclude; empty if there are none.
     """
 
     scope: Scope = Scope.STEP
     also_sets_sizes: bool = False
-    phase: str = ""
     monotonic: bool = False
     patches_libraries: bool = True
     frees_weights: Callable[[Choice], bool] = lambda _: False

@@ -1,4 +1,4 @@
-"""Derives from the techniques which plans can share traces: sizes, allocator, patched libraries, period of layers."""
+"""Derives from the techniques which plans share traces or a process, and how traces are extrapolated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def impact_in(plan: TrainingPlan) -> PlanImpact:
 
 
 def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
-    """Return whether a step of a plan has no predicted time on a device; on a CPU each has the one that is traced."""
+    """Return whether no time is predicted for a step of a plan; on a CPU, the traced time always is."""
     return hardware.kind == "cuda" and impact_in(plan).untimed
 
 

@@ -24,9 +24,9 @@ COLOCATED = frozenset({COLOCATE, SLEEPING})
 _FIRST, _LAST = "0.22", "0.31"
 _VERSIONS = f">={_FIRST},<={_LAST}"
 SUPPORTED = f"vllm {_FIRST} to {_LAST}"
-_ASK: Mapping[str, object] = {"args.use_vllm": True, "args.vllm_mode": SERVER}
-_BESIDE: Mapping[str, object] = {"args.use_vllm": True, "args.vllm_mode": COLOCATE}
-_ASLEEP: Mapping[str, object] = {**_BESIDE, "args.vllm_enable_sleep_mode": True}
+_SERVER: Mapping[str, object] = {"args.use_vllm": True, "args.vllm_mode": SERVER}
+_COLOCATE: Mapping[str, object] = {"args.use_vllm": True, "args.vllm_mode": COLOCATE}
+_SLEEPING: Mapping[str, object] = {**_COLOCATE, "args.vllm_enable_sleep_mode": True}
 _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
@@ -42,14 +42,14 @@ class Vllm(Equipped):
     summary = "Generates completions with vLLM, which is fast and reserves a share of the GPU for itself."
     options = (
         Option(OFF, "transformers generates: TRL's default", entries={}),
-        Option(SERVER, "a vLLM server on other GPUs, started by the user", Effect.CHANGES_TRAINING, entries=_ASK),
-        Option(COLOCATE, "vLLM on the training's GPU, always resident", Effect.CHANGES_TRAINING, entries=_BESIDE),
-        Option(SLEEPING, "the same, but asleep while the model is trained", Effect.CHANGES_TRAINING, entries=_ASLEEP),
+        Option(SERVER, "a vLLM server on other GPUs, started by the user", Effect.CHANGES_TRAINING, entries=_SERVER),
+        Option(COLOCATE, "vLLM on the training's GPU, always resident", Effect.CHANGES_TRAINING, entries=_COLOCATE),
+        Option(SLEEPING, "the same, but asleep while the model is trained", Effect.CHANGES_TRAINING, entries=_SLEEPING),
     )
     without_gpu = "TRL's vLLM needs a CUDA GPU"
     needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
     changes = "vLLM samples completions in half precision, so their probabilities differ from the trained model's"
-    writes = frozenset(_ASLEEP)
+    writes = frozenset(_SLEEPING)
     impact = TraceImpact(
         # Online DPO pads its completions to the maximum length.
         also_sets_sizes=True,
@@ -80,7 +80,7 @@ class Vllm(Equipped):
         return None
 
 
-class SizeOfVllm(Technique):
+class VllmSize(Technique):
     """A size of vLLM's part of the training's own GPU; at its default without such a part."""
 
     needs = f"vllm={COLOCATE} or {SLEEPING}"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, TrainerFacts, differing, real_number
-from autotune.techniques.vllm import SizeOfVllm, is_colocated
+from autotune.techniques.vllm import VllmSize, is_colocated
 
 
-class VllmGpuMemoryUtilization(SizeOfVllm):
+class VllmGpuMemoryUtilization(VllmSize):
     """It covers vLLM's weights, activations, CUDA graphs and key-value cache, which takes the remainder."""
 
     name = "vllm_gpu_memory_utilization"

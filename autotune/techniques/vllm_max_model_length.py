@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, CrashReason, Option
-from autotune.techniques.vllm import SizeOfVllm, beyond_model, is_colocated
+from autotune.techniques.vllm import VllmSize, beyond_model, is_colocated
 
 DATA = "data"
 MODEL = "model"
 
 
-class VllmMaxModelLength(SizeOfVllm):
+class VllmMaxModelLength(VllmSize):
     """vLLM does not start unless its cache holds one such sequence, even if the dataset's are shorter."""
 
     name = "vllm_max_model_length"

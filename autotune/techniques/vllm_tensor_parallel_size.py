@@ -6,11 +6,11 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts, UnsearchedReason, differing
-from autotune.techniques.vllm import SizeOfVllm, is_colocated
+from autotune.techniques.vllm import VllmSize, is_colocated
 from autotune.units import counted
 
 
-class VllmTensorParallelSize(SizeOfVllm):
+class VllmTensorParallelSize(VllmSize):
     """Each GPU holds a part of vLLM's weights and cache; the engine generates for the prompts of all its GPUs."""
 
     name = "vllm_tensor_parallel_size"
@@ -19,7 +19,7 @@ class VllmTensorParallelSize(SizeOfVllm):
         Option(1, "each GPU has its own engine: TRL's default", entries={}),
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
-    needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
+    needs = f"{VllmSize.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
     # `_generate_vllm_colocate` passes each process's own prompts, but all ranks of an engine need the same.
     by_trainer = differing(

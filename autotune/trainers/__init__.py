@@ -13,13 +13,14 @@ from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique, facts
-from autotune.techniques.max_length import MaxLength, limit_of
+from autotune.techniques.max_length import MaxLength, limit_with
+from autotune.techniques.packing import NONE
 from autotune.trainers.base import Trainer
 
 DEFAULT = "sft"
-"""The trainer that is used if none is named."""
+"""The default trainer."""
 REMOVED: Mapping[str, str] = {"ppo": "1.13", "bco": "1.14", "nash_md": "1.14", "prm": "1.14", "xpo": "1.14"}
-"""Trainers that TRL no longer has, by the release that removed them."""
+"""Removed trainers of TRL, with the release that removed them."""
 
 __all__ = ["DEFAULT", "Trainer", "find_trainer", "length_limit", "limits_rows", "techniques_of", "trainers"]
 
@@ -51,10 +52,9 @@ def find_trainer(name: str) -> Trainer:
 
 @cache
 def techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
-    """Return the techniques that a trainer has, in the order of their names.
+    """Return the techniques of a trainer, sorted by name: those whose fields its configuration has, and with an effect.
 
-    It has those whose fields its configuration has, except those without effect there. A field that no trainer declares
-    belongs to ``transformers.TrainingArguments``, which all trainers have.
+    A field that no trainer declares belongs to ``transformers.TrainingArguments``, which all trainers have.
     """
     own = frozenset().union(*(item.fields for item in (*trainers().values(), trainer)))
     return tuple(
@@ -70,12 +70,12 @@ def _arguments(technique: Technique) -> frozenset[str]:
 
 
 def limits_rows(trainer: Trainer) -> bool:
-    """Return whether ``max_length`` cuts or drops rows of the dataset: a trainer may lack it, or only score with it."""
+    """Return whether a trainer has a ``max_length`` that cuts or drops rows of the dataset."""
     return MaxLength.name in trainer.fields and not facts(MaxLength, trainer.name).changes
 
 
 def length_limit(trainer: Trainer, workload: Workload, candidate: Candidate) -> LengthLimit | None:
-    """Return what a candidate's maximum length keeps of the rows; None where a shorter one may not cut or drop any."""
-    if not limits_rows(trainer) or workload.needs_no_limit(candidate.get("max_length")):
+    """Return the tokens and rows that a candidate's maximum length keeps; None if none applies to rows."""
+    if not limits_rows(trainer) or workload.needs_no_limit(candidate["max_length"]):
         return None
-    return limit_of(workload.dataset.documents, candidate)
+    return limit_with(workload.dataset.documents, int(candidate["max_length"]), candidate.get("packing", NONE))

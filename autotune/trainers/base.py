@@ -1,9 +1,9 @@
-"""The base class of trainer specifications, from which planning, probing and emission derive what they need.
+"""The base class of trainer specifications, on which planning, probing and emission depend.
 
 A trainer is two files. The specification is a subclass of :class:`Trainer` whose only instance is ``TRAINER`` in a
-module of this package; it needs neither torch nor TRL. The adapter is a module of the same name in
-:mod:`autotune.step.trainers`, which the child processes use. Adding both, and a search space, adds the trainer
-everywhere; ``tests/trainers`` checks every trainer against this contract.
+module of this package; it imports neither torch nor TRL. The adapter is a module of the same name in
+:mod:`autotune.step.trainers`, used in child processes. Both, and a search space, add the trainer everywhere;
+``tests/trainers`` checks every trainer against this contract.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-from autotune.core.candidate import Candidate, Watched
-from autotune.core.nested import at, merge
+from autotune.core.candidate import Candidate, ReadTracking
+from autotune.core.nested import lookup, merge
 from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.program import EVALUATE, SAVE, StepProgram
 from autotune.core.setting import Setting
@@ -28,26 +28,26 @@ from autotune.trainers.micro_batches import MicroBatches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Normal forms may depend on one another (padding_free on packing, packing on max_length), but not in circles; two
-# passes are enough for the present catalogue, and a test checks that a third changes nothing.
+# Normal forms depend on one another (padding_free on packing, packing on max_length), without cycles; a test checks
+# that a third pass changes nothing.
 _NORMAL_PASSES = 2
 
 _BALANCE = "router_aux_loss_coef"
-# DeepSpeed makes a group of a single process too.
+# DeepSpeed creates a process group for a single process too.
 _ENGINE = "args.deepspeed"
-# The knobs that set the width of a micro-batch, as long as rows are not cut.
+# The knobs that determine the width of a micro-batch without cutting rows.
 _OF_WIDTH = (ROWS, PACKING, PaddingFree.name, PAD)
 EVALUATED = "epoch"
-"""``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
+"""``eval_strategy`` of a plan with rows to evaluate on."""
 
 
 class Trainer(MicroBatches):
     """One trainer of TRL. A subclass is one file, and its only instance is ``TRAINER``.
 
-    In the order in which they are used: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are
-    normalised and checked (:meth:`normal`, :meth:`illegal`) and become plans (:meth:`plan`), plans become micro-batches
-    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`), and :meth:`program` names their phases,
-    to which :meth:`phases` adds the trainer's own. The base classes have what it declares and its micro-batches.
+    In the order of use: the workload is read (``formats``, ``parts``, :meth:`document`), candidates are normalised and
+    checked (:meth:`normal`, :meth:`illegal`) and converted to plans (:meth:`plan`), plans to micro-batches
+    (:meth:`geometry`) and traces (:meth:`traced_plan`, :meth:`traced_rows`); :meth:`program` returns the phases,
+    including the trainer's own (:meth:`phases`). The base classes have its declarations and its micro-batches.
     """
 
     @property
@@ -59,7 +59,7 @@ class Trainer(MicroBatches):
 
     @final
     def program(self, plan: TrainingPlan) -> StepProgram:
-        """Return the phases that a run of a plan goes through: its own, evaluation if there is one, and saving."""
+        """Return the phases of a run of a plan: its own, evaluation if there is one, and saving."""
         return replace(self.phases(plan), after=(EVALUATE, SAVE) if plan.evaluates else (SAVE,))
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
@@ -67,30 +67,30 @@ class Trainer(MicroBatches):
         return StepProgram()
 
     def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
-        """Return tokenised rows as a bundle has a copy of them: cut to ``length`` tokens, or as the user wrote them.
+        """Return tokenised rows for the copy in a bundle, cut to ``length`` tokens.
 
         Raises:
-            NotImplementedError: no bundle has a copy of this trainer's rows.
+            NotImplementedError: bundles have no copies of this trainer's rows.
         """
-        raise NotImplementedError(f"{self.trainer_class} reads the user's own rows, and cuts and drops them by itself")
+        raise NotImplementedError(f"{self.trainer_class} reads the user's own rows, and cuts and drops them itself")
 
     def runs_by_command(self, plan: TrainingPlan) -> bool:
-        """Return whether ``trl NAME --config`` trains by a plan: it has no key for a configuration in PEFT's JSON."""
+        """Return whether ``trl NAME --config`` can train a plan: it has no key for a configuration in PEFT's JSON."""
         return self.has_command and not plan.peft
 
     def written_args(self, plan: TrainingPlan, keys: Collection[str] = ()) -> Mapping[str, object]:
-        """Return the arguments of a plan as a file has them that every process reads, and ``trl`` before it starts any.
+        """Return the arguments of a plan for a file, which ``trl`` reads in one process before it starts the others.
 
         Args:
-            keys: those of the user's own file, whose words are kept.
+            keys: the keys of the user's own file, whose spelling is kept.
         """
         return plan.args
 
     def as_read(self, plan: TrainingPlan, keys: Mapping[str, object]) -> TrainingPlan:
-        """Return a plan of a file with what TRL's class computes from its keys and the number of the plan's processes.
+        """Return a plan with the values that TRL's class computes from a file's keys and the number of processes.
 
         Raises:
-            InputError: the class refuses so many.
+            InputError: the class refuses that number of processes.
         """
         return plan
 
@@ -99,44 +99,44 @@ class Trainer(MicroBatches):
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return why a plan, which need not be a candidate's, cannot be trained or planned, in words, or None.
+        """Return why a plan, also a user's own, cannot be trained or planned, or None.
 
-        It is a part of :meth:`rule` where a candidate may have such a plan.
+        :meth:`rule` includes it if candidates may have such plans.
         """
         return None
 
     def refused_values(self, values: Mapping[str, object]) -> str | None:
-        """Return why TRL's trainer refuses values that its configuration class takes, in words, or None.
+        """Return why TRL's trainer refuses values that its configuration class accepts, or None.
 
         Args:
-            values: fields of the configuration; those that it lacks are at their defaults.
+            values: fields of the configuration; absent ones are at their defaults.
         """
         return None
 
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why the result of training with a candidate is certainly unintended, in words, or None."""
+        """Return why the result of training with a candidate is certainly unintended, or None."""
         return None
 
     def loss_depends_on(
         self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
     ) -> Mapping[str, str]:
-        """Return how the loss depends on knobs that otherwise leave it as it is, in words, by their names.
+        """Return, by knob that is usually exact, how the loss depends on it.
 
         By default, a row's loss is independent of the other rows of its micro-batch, except for a load-balancing loss
         of experts, which is computed per micro-batch and averaged. NEFTune divides its noise by the root of a
         micro-batch's width (``neftune_post_forward_hook`` of transformers).
 
         Args:
-            args: fields of the configuration; those that it lacks are at their defaults.
+            args: fields of the configuration; absent ones are at their defaults.
             model: None: it has no experts.
-            processes: that train together.
+            processes: number of training processes.
         """
         noise = args.get("neftune_noise_alpha")
-        found = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}
+        depends = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}
         if self.balances_experts(args, model):
             how = "the load-balancing loss of experts is computed for each micro-batch"
-            found |= dict.fromkeys((ROWS, PACKING), how)
-        return {**found, **self.own_loss(args)}
+            depends |= dict.fromkeys((ROWS, PACKING), how)
+        return {**depends, **self.own_loss(args)}
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return the part of :meth:`loss_depends_on` that comes from the loss of TRL's trainer."""
@@ -152,7 +152,7 @@ class Trainer(MicroBatches):
         """Return the representative of all candidates with the same plan.
 
         Args:
-            knobs: those whose choices may be replaced; None: all.
+            knobs: knobs whose choices may be replaced; None: all.
         """
         techniques = [
             item
@@ -171,16 +171,16 @@ class Trainer(MicroBatches):
         return candidate
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a candidate may not be tried or recommended, in words, or None when it may."""
+        """Return why a candidate may not be tried or recommended, or None if it may."""
         return next(filter(None, self.violations(candidate, setting)), None)
 
     def knobs_of_violated_rule(self, candidate: Candidate, setting: Setting) -> Collection[str]:
         """Return the knobs that the first violated rule reads; every knob if none is violated."""
-        watched = Watched(candidate)
-        for reason in self.violations(watched, setting):
+        tracked = ReadTracking(candidate)
+        for reason in self.violations(tracked, setting):
             if reason:
-                return watched.read
-            watched.read.clear()
+                return tracked.read
+            tracked.read.clear()
         return candidate
 
     def violations(self, candidate: Candidate, setting: Setting) -> Iterator[str | None]:
@@ -190,13 +190,13 @@ class Trainer(MicroBatches):
         yield self.rule(candidate, setting) or self.unintended(candidate, setting)
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
-        """Return the training plan of a candidate, with what a base adds to it."""
+        """Return the training plan of a candidate, with the entries and documents of a base."""
         hardware, base = setting.machine.hardware, setting.base
         tree: dict[str, Any] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         written: list[Mapping[str, object]] = [
             _entries_of(technique, candidate, setting)
             for technique in self.techniques
-            if base is None or technique.name not in base.own
+            if base is None or technique.name not in base.custom
         ]
         if base is not None:
             written.append(base.entries)
@@ -214,21 +214,21 @@ class Trainer(MicroBatches):
             tree["args"]["eval_strategy"] = EVALUATED
         for path, document in base.documents.items() if base is not None else ():
             # The document applies only to candidates with its engine.
-            if at(tree, path.split(".")):
+            if lookup(tree, path.split(".")):
                 merge(tree, path.split("."), document)
         return self.completed(TrainingPlan(self.name, **tree, launch=hardware.launch), setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return a plan with the entries that depend on the workload, such as passes capped at its rows."""
-        asked = plan.number(PASS_ROWS)
-        args = {PASS_ROWS: min(asked, workload.rows_trained)} if asked is not None else {}
+        """Return a plan with the entries that depend on the workload, such as a batch size capped at its rows."""
+        rows = plan.number(PASS_ROWS)
+        args = {PASS_ROWS: min(rows, workload.rows_trained)} if rows is not None else {}
         return replace(plan, args={**plan.args, **args})
 
 
 def _entries_of(technique: Technique, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
     """Return the plan entries of a technique in a candidate.
 
-    If the user's own document has the choice, entries that the document omits stay absent.
+    If the user's own engine document has the choice, entries that it omits stay absent.
     """
     choice, base = candidate[technique.name], setting.base
     entries = technique.plan(choice, candidate, setting)

@@ -1,4 +1,4 @@
-"""The declarations of a specification: names, dataset formats and configuration of TRL's class."""
+"""The declarations of a trainer specification: names, dataset formats, and fields of TRL's configuration class."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from autotune.core.machine import DeviceKind
 
 @dataclass(frozen=True)
 class DatasetFormat:
-    """A format of datasets that a trainer takes.
+    """A dataset format that a trainer accepts.
 
     Attributes:
-        columns: columns that the format consists of.
-        tokenized: whether the rows are tokens already.
-        text: whether the columns may hold text; else they hold messages.
-        flags: those of the columns that hold true or false.
+        columns: its required columns.
+        tokenized: whether the rows are already tokens.
+        text: whether the columns may be text; else they are messages.
+        flags: the columns that are true or false.
         documents: number of documents that the trainer creates from each row.
-        with_images: whether TRL's trainer takes rows of it with images.
-        named_by: the field of the trainer's configuration that may give its only column another name.
-        splits: whether TRL takes the common beginning of its columns as the prompt.
+        with_images: whether TRL's trainer accepts images in it.
+        named_by: the field of the trainer's configuration that may rename its only column.
+        splits: whether TRL uses the common beginning of its columns as the prompt.
     """
 
     name: str
@@ -39,15 +39,14 @@ class DatasetFormat:
 class ConfigFields:
     """A trainer's own configuration fields, which ``transformers.TrainingArguments`` lacks, by their effect on a trace.
 
-    A contract test compares them with the installed TRL. Each is in one of these, apart from ``reading``.
+    A contract test compares them with the installed TRL. Each is in one of these attributes, ``reading`` apart.
 
     Attributes:
         traced: fields that are passed to the traced trainer unchanged.
         without_effect: fields without effect on memory and time of a step.
-        others: fields that techniques write, and fields that have to be at their defaults if a user's configuration is
-            traced.
-        assumed: by field, what is assumed if it is set, as a sentence.
-        reading: those of these fields by which the trainer reads rows; it is given them where it tokenises.
+        others: fields that techniques set, and fields that must be at their defaults in a traced configuration.
+        assumed: by field, the assumption if it is set, as a sentence.
+        reading: the fields that change how rows are read and tokenised.
     """
 
     traced: frozenset[str] = frozenset()
@@ -68,36 +67,36 @@ class ConfigFields:
 
 
 class Declared:
-    """The declarations of a specification on one trainer of TRL.
+    """The declarations of a specification for one trainer of TRL.
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
-        label: its name in messages, such as ``DPO``; TRL names its classes after it.
+        label: its name in messages, such as ``DPO``, and the prefix of TRL's classes.
         title: its purpose, as the first words of a script.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
-        further_columns: further columns that TRL's trainer reads where rows have them.
-        of_tokens: those of them that have a number for each token.
-        parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
-        config_fields: the fields of its configuration, which determine the techniques that it has.
-        stand_in: columns of a row that replaces data if lengths are given instead.
-        ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
+        further_columns: further columns that TRL's trainer reads if rows have them.
+        of_tokens: the further columns with a number for each token.
+        parts: names of the parts of a row, in the order of the lengths of :meth:`document`.
+        config_fields: the fields of its configuration, which determine its techniques.
+        stand_in: columns of a row that replaces data if a length is given instead.
+        ordered: whether micro-batches are blocks of successive rows of the dataset, instead of random rows.
         generates: whether it trains on completions that the model generates.
         scores: whether reward functions score these completions.
-        has_teacher: whether it trains the model to imitate another one, which the user names.
-        evaluates: whether TRL's trainer can be evaluated while training.
+        has_teacher: whether it needs a teacher model.
+        evaluates: whether TRL's trainer can evaluate while training.
         has_command: whether there is a command ``trl NAME``.
-        ignores_bias_buffers: whether TRL's script heeds ``ignore_bias_buffers``, on which no step depends.
-        takes_images: whether it is probed and traced on rows with images.
-        module: the module of TRL that its classes are imported from.
+        ignores_bias_buffers: whether TRL's script has ``ignore_bias_buffers``, which changes no step.
+        takes_images: whether probes and traces support rows with images.
+        module: the TRL module of its classes.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
         counted: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
-        advice: by columns that a dataset may have in place of those of a format, the way to one, as a sentence.
-        cpu_args: arguments that training on a CPU needs; :meth:`device_args` has those of any device.
-        loads_with: the fields with which it loads models.
-        also_set: by the path of a switch in a plan, such as ``model.use_peft``, the entries that this trainer also
+        advice: by columns of an unsupported format, the way to a supported one, as a sentence.
+        cpu_args: arguments for training on a CPU; :meth:`device_args` has those of any device.
+        loads_with: the fields with keyword arguments for loading models.
+        also_set: by the path of a switch in a plan, such as ``model.use_peft``, the further entries that this trainer
             needs if the switch is on.
     """
 
@@ -131,11 +130,11 @@ class Declared:
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     def device_args(self, kind: DeviceKind, *, in_group: bool) -> Mapping[str, object]:
-        """Return the arguments that training on a device needs, by their paths.
+        """Return the arguments for training on a device, by their paths.
 
-        A process alone loads weights to its GPU: TRL's default, ``device_map="auto"``, may put layers on the CPU where
-        memory is short, instead of failing, and None fills the host first. TRL loads to the host for a group
-        (``create_model_from_path`` and its callers), and with ZeRO-3 transformers refuses a device.
+        A single process loads weights to its GPU: TRL's default, ``device_map="auto"``, may put layers on the CPU
+        instead of failing if memory is short, and None loads to the host first. With a process group, TRL loads to the
+        host (``create_model_from_path`` and its callers), and transformers refuses a device with ZeRO-3.
         """
         device_map = None if in_group else {"": 0}
         return self.cpu_args if kind == "cpu" else {f"{field}.device_map": device_map for field in self.loads_with}
@@ -157,5 +156,5 @@ class Declared:
 
     @property
     def wanted_columns(self) -> str:
-        """The columns that a dataset needs, in words."""
+        """The required columns of its formats."""
         return " | ".join(" and ".join(form.columns) for form in reversed(self.formats))

@@ -14,9 +14,9 @@ from autotune.trainers.prompts import GENERATION
 TEACHER_PASS = "teacher pass"
 """The forward pass of the teacher, without gradients, after that of the trained model."""
 TEACHER, TEACHER_REVISION = "teacher_model_name_or_path", "teacher_model_revision"
-"""The fields of ``DistillationConfig`` that name the teacher."""
+"""The fields of ``DistillationConfig`` for the teacher's name and revision."""
 TEACHER_LOADING = "teacher_model_init_kwargs"
-"""The field with the keyword arguments that the teacher is loaded with."""
+"""The field with the keyword arguments for loading the teacher."""
 
 
 class OnPolicyDistillation(Generating):
@@ -51,7 +51,7 @@ class OnPolicyDistillation(Generating):
         return StepProgram(in_step=(GENERATION,), in_micro_batch=(TEACHER_PASS,))
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return the plan with the teacher, by the name under which it was found."""
+        """Return the plan with the teacher's resolved name."""
         plan, teacher = super().completed(plan, workload), workload.teacher_source
         if teacher is None:
             return plan

@@ -1,4 +1,4 @@
-"""``DPOTrainer``: preference optimisation. A document is a prompt with two answers: two sequences for the model."""
+"""``DPOTrainer``: preference optimisation. A document is a prompt with two answers, so two sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ACROSS_ROWS = {
     "aot_unpaired": _SORTED,
     "sft": "loss_type=sft is a mean over the tokens of each micro-batch, whose number varies",
 }
-"""Why losses of ``DPOTrainer._compute_loss`` are no mean over rows, by ``loss_type``."""
+"""By ``loss_type``, why a loss of ``DPOTrainer._compute_loss`` is not a mean over rows."""
 
 
 class PreferenceOptimization(Trainer):
@@ -41,7 +41,7 @@ class PreferenceOptimization(Trainer):
     title = "Direct preference optimisation"
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), with_images=True),
-        # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
+        # TRL uses the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), splits=True),
     )
     ignores_bias_buffers = True
@@ -72,14 +72,14 @@ class PreferenceOptimization(Trainer):
         return (prompt + 1, prompt + chosen, prompt + rejected)
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
-        """Return that the rows of a micro-batch are compared with one another, or averaged token by token."""
+        """Return the dependence on a micro-batch's rows: they are compared with one another, or averaged by token."""
         losses = args.get("loss_type")
         named = losses if isinstance(losses, list | tuple) else [losses]
         across = next((how for loss, how in _ACROSS_ROWS.items() if loss in named), None)
         return {} if across is None else {ROWS: across}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""
+        """Return pairs of sequences as long as the micro-batch; one is a token shorter if rows are padded."""
         tokens, shorter = int(shape.tokens), int(layout is not Layout.EQUAL)
         # A shortened answer keeps at least one token.
         answer = max(1, min(tokens - 1, max(1 + shorter, round(tokens * trainable))))
@@ -87,7 +87,7 @@ class PreferenceOptimization(Trainer):
         return (*(pair,) * (shape.rows - 1), last)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
-        """Return phases with the reference's passes: over the dataset beforehand, or in each micro-batch."""
+        """Return phases with the reference's pass: over the dataset beforehand, or in each micro-batch."""
         if plan.args.get("precompute_ref_log_probs"):
             return StepProgram(before=(PRECOMPUTE,))
         return StepProgram(in_micro_batch=(REFERENCE_PASS,))

@@ -1,4 +1,4 @@
-"""Batch geometry of a workload, for its training and evaluation rows, with their images."""
+"""The batch geometry of a plan on a whole workload: training rows, evaluation rows, and images."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
 _DRAWN = 192
-"""Number of random micro-batches that are drawn to represent an epoch."""
+"""Number of random micro-batches that represent an epoch."""
 _STRATA = 3
-"""Number of groups of them by size; one micro-batch of each group is traced and represents the group's time."""
+"""Number of groups of these by size; one micro-batch of each group is traced for the group's time."""
 
 
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
-    """Return the micro-batches and steps of a plan on a workload, including those of evaluation."""
+    """Return the geometry of a plan on a workload, including evaluation."""
     geometry = trainer.geometry(plan, workload.dataset.documents)
     geometry = _with_images(geometry, trainer, plan, workload.dataset, trainer.rows_per_draw(plan))
     if workload.evaluation is None or not plan.evaluates:
@@ -45,21 +45,19 @@ def _with_images(
     drawn: int,
     copies_in_evaluation: int = 0,
 ) -> BatchGeometry:
-    """Return a geometry whose micro-batches are rows of the dataset, since tokens do not determine their images.
+    """Return the geometry of rows with images: its micro-batches are dataset rows, since tokens determine no images.
 
-    Where rows are drawn for several micro-batches, these are divided among them in their order. A trace runs the first
-    of these micro-batches: the worst one begins with the rows with the most image data, a typical one with those whose
-    image data are nearest to the mean.
+    If rows are drawn for several micro-batches, a trace runs the first of these: in the worst draw, it has the rows
+    with the most image data; in a typical one, those nearest to the mean.
 
     Args:
-        geometry: of the same rows by their tokens, padded; returned as it is if they have no images.
-        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
-        copies_in_evaluation: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to
-            train on.
+        geometry: the geometry of the same rows by their tokens, padded; returned unchanged without images.
+        drawn: number of dataset rows drawn at once, for one micro-batch or several.
+        copies_in_evaluation: micro-batch rows for each evaluation row; 0: training rows.
     """
     if profile.images is None:
         return geometry
-    loads, multiple, blocks = trainer.loads(plan, profile.images, drawn), plan.multiple, trainer.ordered
+    loads, multiple, blocks = trainer.loads(plan, profile.images, drawn), plan.pad_multiple, trainer.ordered
     count, elements, alike = geometry.worst.rows, loads.image_elements, profile.images.alike
     assert elements is not None
 
@@ -67,10 +65,10 @@ def _with_images(
         return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
 
     def shape_of(chosen: Numbers, near: float, like: Shape) -> Shape:
-        # Blocks stay as they are.
+        # Blocks keep the order of the dataset.
         order = chosen if blocks else chosen[abs(elements[chosen] - near).argsort(kind="stable")]
         widest, beside = width(loads.widest, chosen), width(loads.beside, chosen)
-        # The loss counts completions alone, where some are generated.
+        # If completions are generated, the loss only counts them.
         filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * widest)
         rows = tuple(order.repeat(copies_in_evaluation or 1).tolist())
         return Shape(count, widest + like.generated, like.generated, beside, filled, rows, bool(copies_in_evaluation))
@@ -84,7 +82,7 @@ def _with_images(
         shape = shape_of(chosen, elements[chosen].mean(), geometry.sizes[0].shape)
         shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
-    # The trace of a micro-batch runs them at their own sizes.
+    # The trace of a micro-batch runs these phases at their own sizes.
     apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.apart)
     return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
 
@@ -92,14 +90,14 @@ def _with_images(
 def _representatives(
     loads: Loads, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
 ) -> list[Numbers]:
-    """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean.
+    """Return a micro-batch for each of :data:`_STRATA` groups of random ones: the one nearest to the group's mean.
 
     Args:
-        elements: numbers that the vision tower gets of each row.
-        alike: for each row, the index of the first one of the same sizes.
-        rows: of the dataset that are drawn at once, for a micro-batch or several.
-        multiple: to which the widest sequence of a micro-batch is rounded up.
-        blocks: whether those drawn at once are successive rows, always the same ones; else any rows may meet.
+        elements: elements of each row's ``pixel_values``.
+        alike: for each row, the index of the first row with the same sizes.
+        rows: number of dataset rows drawn at once, for one micro-batch or several.
+        multiple: the widest sequence of a micro-batch is rounded up to a multiple of this.
+        blocks: whether rows are drawn in fixed blocks of successive rows; else at random.
     """
     import numpy as np
 
@@ -116,7 +114,7 @@ def _representatives(
 
 @lru_cache
 def _random_micro_batches(population: int, rows: int, *, blocks: bool) -> Numbers:
-    """Return random micro-batches of so many rows, or whole blocks in random order; shape (micro-batches, rows)."""
+    """Return random micro-batches of ``rows`` rows, or blocks in random order; shape (micro-batches, rows)."""
     import numpy as np
 
     generator = np.random.default_rng(0)

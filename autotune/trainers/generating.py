@@ -1,4 +1,4 @@
-"""The base of trainers that generate completions for several micro-batches at once."""
+"""The base of trainers that generate completions for several micro-batches at once: GRPO, RLOO, distillation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.trainers.declared import ConfigFields
 from autotune.trainers.prompts import CONFIG_FIELDS, TRACED_GENERATION, Prompted
 
 COMPLETIONS = "completions"
-"""Rows of a global batch: several are generated of each row of the dataset."""
+"""Name of the rows of a global batch, several of which may be generated for each row of the dataset."""
 GENERATING_FIELDS = CONFIG_FIELDS | ConfigFields(
     without_effect=frozenset({
         "chat_template_kwargs", "log_completions", "log_unique_prompts", "num_completions_to_print", "shuffle_dataset",
@@ -24,7 +24,7 @@ GENERATING_FIELDS = CONFIG_FIELDS | ConfigFields(
     reading=frozenset({"chat_template_kwargs"}),
     others=frozenset({"max_completion_length", "pad_to_multiple_of", "vllm_max_model_length"}),
 )  # fmt: skip
-"""The fields of the configurations of all such trainers."""
+"""The fields that the configurations of these trainers share."""
 
 
 class Generating(Prompted):
@@ -38,7 +38,7 @@ class Generating(Prompted):
     most_field = "max_completion_length"
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
-        """Return the plan's value."""
+        """Return the plan's ``vllm_max_model_length``."""
         return plan.number("vllm_max_model_length")
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
@@ -46,34 +46,34 @@ class Generating(Prompted):
         return (1, lengths[0])
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return that of the prompts of a generation batch."""
+        """Return the layout of the prompts of a generation batch."""
         completions = rows * plan.steps_per_generation
         return super().layout(plan, completions // gcd(self.copies(plan), completions))
 
     def rows_per_draw(self, plan: TrainingPlan) -> int:
-        """Return the prompts of a generation batch, of which other processes may complete some, too."""
+        """Return the number of prompts in a generation batch of one process, shared ones included."""
         return self.padded_together(plan) // gcd(self.copies(plan), self.padded_together(plan))
 
     def rows_per_generation(self, plan: TrainingPlan) -> int:
-        """Return the prompts of a generation batch of all processes (``trl.trainer.utils.RepeatSampler``)."""
+        """Return the number of prompts in a generation batch of all processes (``trl.trainer.utils.RepeatSampler``)."""
         return max(1, self.padded_together(plan) * plan.data_ranks // self.copies(plan))
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return the geometry of evaluation, in which each micro-batch has a generation of its own."""
+        """Return the geometry of evaluation, in which each micro-batch generates its own completions."""
         sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
         found = self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
         return replace(found, apart=(), rows=documents.rows * self.copies(plan))
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which one generation is for all micro-batches of a step."""
+        """Return a plan for a trace, with one generation for all micro-batches of a step."""
         traced, at = super().traced_plan(plan, layout, shape), dict(self.sizes_at(layout, shape))
         if shape.chosen:
-            # Rows of the dataset are padded as the plan pads them.
+            # Dataset rows are padded as in the plan.
             at.pop("pad_to_multiple_of", None)
         return replace(traced, args={**traced.args, **at, "gradient_accumulation_steps": TRACED_GENERATION})
 
     def padded_together(self, plan: TrainingPlan) -> int:
-        """Return the completions of a generation batch."""
+        """Return the number of completions in a generation batch of one process."""
         return plan.rows * plan.steps_per_generation
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
@@ -82,7 +82,7 @@ class Generating(Prompted):
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason if the dataset has fewer prompts than a generation batch: TRL drops incomplete batches."""
-        prompts, known = self.rows_per_generation(plan), workload.dataset.documents.rows
-        if prompts > known:
-            return f"a generation batch needs {prompts} prompts, and the dataset has {known}"
+        prompts, present = self.rows_per_generation(plan), workload.dataset.documents.rows
+        if prompts > present:
+            return f"a generation batch needs {prompts} prompts, and the dataset has {present}"
         return None

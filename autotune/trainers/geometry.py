@@ -1,4 +1,4 @@
-"""Computes micro-batches from the lengths of documents: padded, packed, or concatenated."""
+"""Computes the batch geometry from the lengths of documents that are padded, packed, or laid end to end."""
 
 from __future__ import annotations
 
@@ -12,43 +12,41 @@ from typing import TYPE_CHECKING
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.documents import Documents
 from autotune.core.heaviest import Loads, heaviest
-from autotune.core.representatives import representatives, summed
+from autotune.core.representatives import distribution_of_sum, representatives
 from autotune.techniques.packing import CUTTING, SEPARATING, packed_documents
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
-_REMEMBERED = 4096
-_GROUPS = 512
-"""Groups of documents that are kept for each length, enough to choose micro-batches of all usual sizes."""
+_CACHED = 4096
+_GROUPS_PER_LENGTH = 512
+"""Number of groups that are kept for each length, enough for micro-batches of all usual sizes."""
 _LENGTHS = 256
-"""Most lengths whose heaviest documents are cached; a search space has a few."""
-_MORE = 1.02
-"""Least ratio of counted tokens for which an otherwise smaller micro-batch is traced too."""
+"""Cache size, in lengths; a search space has a few."""
+_WORTH_TRACING = 1.02
+"""Least ratio of tokens in the loss for which an otherwise smaller micro-batch is traced too."""
 
 
 def _heaviest_shapes(
     documents: Documents, rows: int, length: int | None, multiple: int, *, flat: bool
 ) -> tuple[Layout, list[Shape]]:
-    """Return the micro-batches that may need the most memory, as :func:`autotune.core.heaviest.heaviest` does of rows.
-
-    The layout is that of the first of them.
+    """Return the shapes of :func:`autotune.core.heaviest.heaviest`, and the layout of the first of them.
 
     Args:
-        rows: of a micro-batch. If there are fewer documents, they are repeated.
+        rows: rows of a micro-batch. If there are fewer documents, they are repeated.
         length: tokens to which sequences are cut; None: they are not cut.
         multiple, flat: as for :func:`unpacked`.
     """
-    groups = _largest_groups(documents, length, max(_GROUPS, rows))
+    groups = _largest_groups(documents, length, max(_GROUPS_PER_LENGTH, rows))
     width, shortest, tokens, counted = (figures.repeat(groups[0].clip(max=rows)) for figures in groups[1:])
 
     def shape_of(chosen: Numbers) -> Shape:
-        held = int(tokens[chosen].sum())
-        trained = 0.0 if documents.trained is None else float(counted[chosen].sum() / max(1, held))
+        total = int(tokens[chosen].sum())
+        trained = 0.0 if documents.trained is None else float(counted[chosen].sum() / max(1, total))
         if flat:
-            return Shape(1, rounded_up(held, multiple), trained=trained)
+            return Shape(1, rounded_up(total, multiple), trained=trained)
         widest = rounded_up(int(width[chosen].max()), multiple)
-        return Shape(rows, widest, filled=share_of(held, rows * documents.sequences * widest), trained=trained)
+        return Shape(rows, widest, filled=share_of(total, rows * documents.sequences * widest), trained=trained)
 
     found = heaviest(Loads(width, shortest, counted), rows, padded=not flat, multiple=multiple)
     shapes = list(map(shape_of, found))
@@ -58,26 +56,26 @@ def _heaviest_shapes(
 
 @lru_cache(_LENGTHS)
 def _largest_groups(documents: Documents, length: int | None, most: int) -> Sequence[Numbers]:
-    """Return the groups of documents of which micro-batches of ``most`` rows or fewer may need the most memory.
+    """Return the groups of documents that a worst micro-batch of at most ``most`` rows may contain.
 
-    Millions are looked through once for a length. Of each group it is the count, and, of one of its documents, the
-    tokens of the longest sequence, of the shortest, of all sequences, and those that the loss counts.
+    For each group: its count, and of one of its documents the tokens of the longest sequence, of the shortest, of all
+    sequences, and in the loss. Cached by length, since there may be millions of documents.
     """
     import numpy as np
 
     groups = documents.groups.rows()
-    # Where none is kept, which a probe reports, all are cut.
+    # If a length keeps none, which a probe reports, all documents are cut.
     dropping = length is not None and length >= documents.first_kept
     groups = groups[groups[:, 1] <= length] if dropping else groups
     sequences = np.minimum(groups[:, 2:], length or documents.longest)
     width, shortest, tokens = sequences.max(axis=1), sequences.min(axis=1), sequences.sum(axis=1, dtype=np.int64)
-    counted = documents.counted(length, dropping=dropping)
+    counted = documents.max_loss_tokens(length, dropping=dropping)
     some = min(most, len(groups))
     wide, heavy = width / max(1, width.max()), counted / max(1, counted.max())
-    # Widths and counts are whole numbers, so that so small a share decides only between equal ones.
+    # Widths and counts are integers, so this weight only decides between equal ones.
     tie = 1 / (2 * max(1, tokens.max()))
     largest = [np.argpartition(key, -some)[-some:] for key in (wide + tie * heavy, heavy + tie * wide, wide + heavy)]
-    # Whether the widest are padded depends on the shortest of their sequences, and on the widest that is narrower.
+    # Whether the widest are padded depends on their shortest sequence, and on the widest narrower document.
     narrower = np.where(width < width.max(), width, 0)
     deciding = [np.lexsort((shortest, -width))[0], narrower.argmax()]
     chosen = np.unique(np.concatenate([*largest, deciding]))
@@ -85,31 +83,31 @@ def _largest_groups(documents: Documents, length: int | None, most: int) -> Sequ
 
 
 def _largest_shapes(shapes: Iterable[Shape]) -> list[Shape]:
-    """Return the shapes that are worth a trace, the largest first; each smaller one has more counted tokens."""
+    """Return the shapes to trace, the largest first; each further one has more tokens in the loss."""
 
     def counted(shape: Shape) -> float:
         return shape.rows * shape.tokens * shape.filled * (shape.trained or 1.0)
 
     found: list[Shape] = []
     for shape in sorted(shapes, key=lambda shape: (shape.rows * shape.tokens, counted(shape)), reverse=True):
-        if not found or counted(shape) > _MORE * counted(found[-1]):
+        if not found or counted(shape) > _WORTH_TRACING * counted(found[-1]):
             found.append(shape)
     return found
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED)
 def unpacked(
     documents: Documents, rows: int, length: int | None, multiple: int, *, flat: bool = False
 ) -> BatchGeometry:
-    """Return the geometry of documents that are padded to the widest sequence of their micro-batch, or not padded.
+    """Return the geometry of documents that are padded to the widest sequence of their micro-batch, or laid end to end.
 
     Args:
         rows: documents of a micro-batch.
-        length: to which sequences are cut, or None.
-        multiple: to which the widest is rounded up, or all of them together.
+        length: tokens to which sequences are cut, or None.
+        multiple: the width, or the total of rows laid end to end, is rounded up to a multiple of this.
         flat: whether documents, of one sequence each, are laid end to end.
     """
-    kept = _kept(documents, length)
+    kept = _kept_documents(documents, length)
     layout, shapes = _heaviest_shapes(documents, rows, length, multiple, flat=flat)
     most, (worst, *rivals) = max(int(shape.tokens) for shape in shapes), _largest_shapes(shapes)
     return BatchGeometry(
@@ -128,20 +126,20 @@ def unpacked(
     )
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHED)
 def packed(documents: Documents, rows: int, length: int, multiple: int, strategy: str, *, flat: bool) -> BatchGeometry:
-    """Return the geometry of documents of one sequence that are packed into rows of a length.
+    """Return the geometry of documents of one sequence that are packed into rows of ``length`` tokens.
 
     Args:
-        multiple: to which the rows of a micro-batch are rounded up, as a whole where they lie end to end.
-        strategy: in the words of TRL's ``packing_strategy``.
-        flat: whether the rows of a micro-batch lie end to end; else they are padded.
+        multiple: the width, or the total of rows laid end to end, is rounded up to a multiple of this.
+        strategy: TRL's ``packing_strategy``.
+        flat: whether the rows of a micro-batch are laid end to end; else they are padded.
     """
     found = packed_documents(documents, strategy, length)
     in_epoch = found.rows
 
     def with_counted(shape: Shape) -> Shape:
-        """Return a shape with the counted tokens of the packed rows that have the most."""
+        """Return a shape with the tokens in the loss of the packed rows that have the most."""
         if documents.trained is None:
             return shape
         counted = sum(islice(cycle(found.counted), rows))
@@ -165,12 +163,12 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
 
 
 def _fullest(documents: Documents, length: int, strategy: str) -> int:
-    """Return the most tokens up to a length that whole documents, or their parts where they are split, add up to."""
+    """Return the largest sum of tokens, at most ``length``, of whole documents, or of their parts if they are split."""
     if strategy not in SEPARATING:
         return length
     widths = documents.by_width(length if strategy == CUTTING else None, dropping=False)
     parts = {width % length or length for width in widths} | ({length} if documents.longest >= length else set())
-    # Bit N is set where some of them have N tokens together.
+    # Bit N is set if some of them have N tokens together.
     sums, within = 1, (1 << length + 1) - 1
     for shift in sorted(parts):
         while shift <= length and not sums >> length:
@@ -180,19 +178,19 @@ def _fullest(documents: Documents, length: int, strategy: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """The documents that are left at a maximum length, by the tokens of their longest sequence.
+class _KeptDocuments:
+    """The documents that a maximum length keeps, by width: the tokens of their longest sequence.
 
     Attributes:
-        widths: these, ascending; shape (widths,).
-        counts: their number, by width.
-        held: the tokens in all of their sequences, by width.
+        widths: ascending; shape (widths,).
+        counts: number of documents of each width.
+        width_tokens: tokens in all sequences of these documents.
         trained: the share of all tokens that the loss counts; 0: that of the whole dataset.
     """
 
     widths: Numbers
     counts: Numbers
-    held: Numbers
+    width_tokens: Numbers
     trained: float
 
     @property
@@ -201,36 +199,36 @@ class _Kept:
 
     @property
     def tokens(self) -> int:
-        return int(self.held.sum())
+        return int(self.width_tokens.sum())
 
 
 @lru_cache(_LENGTHS)
-def _kept(documents: Documents, length: int | None) -> _Kept:
-    """Return the kept documents; if there are none, which a probe reports, all documents cut."""
+def _kept_documents(documents: Documents, length: int | None) -> _KeptDocuments:
+    """Return the kept documents; if a length keeps none, which a probe reports, all documents are cut."""
     import numpy as np
 
     dropping = length is None or documents.first_kept <= length
-    (found, held), kept = np.zeros((2, documents.longest + 1), dtype=np.int64), []
+    (totals, tokens), kept = np.zeros((2, documents.longest + 1), dtype=np.int64), []
     for counts, sequences in documents.kept(length, dropping=dropping):
         width = sequences.max(axis=1)
         kept.append(counts)
-        np.add.at(found, width, counts)
-        np.add.at(held, width, counts * sequences.sum(axis=1))
+        np.add.at(totals, width, counts)
+        np.add.at(tokens, width, counts * sequences.sum(axis=1))
     trained = 0.0
     if documents.trained is not None and length is not None and length < documents.longest:
-        trained = float(np.concatenate(kept) @ documents.counted(length, dropping=dropping) / held.sum())
-    widths = np.flatnonzero(found)
-    return _Kept(widths, found[widths], held[widths], trained)
+        trained = float(np.concatenate(kept) @ documents.max_loss_tokens(length, dropping=dropping) / tokens.sum())
+    widths = np.flatnonzero(totals)
+    return _KeptDocuments(widths, totals[widths], tokens[widths], trained)
 
 
 def widths(
     documents: Documents, length: int | None, multiple: int, together: int
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the widths that micro-batches of any documents can have, and those without padding, ascending.
+    """Return the possible widths of micro-batches, and those of micro-batches without padding, ascending.
 
     Args:
         length: tokens to which sequences are cut, or None.
-        together: documents that are padded together.
+        together: number of documents that are padded together.
     """
     counts: dict[int, int] = {}
     for some, sequences in documents.kept(length):
@@ -242,17 +240,16 @@ def widths(
     return every, sorted(tokens for tokens, count in counts.items() if count >= together)
 
 
-def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest: int) -> tuple[Typical, ...]:
-    """Return sizes that stand for micro-batches of random rows, each padded to the widest of its rows.
+def _padded_sizes(kept: _KeptDocuments, rows: int, sequences: int, multiple: int, widest: int) -> tuple[Typical, ...]:
+    """Return sizes that represent micro-batches of random rows, each padded to the widest of its rows.
 
-    Their tokens without padding are means as well: of rows of which the widest is so wide, the others are drawn from
-    those that are no wider.
+    Their tokens without padding are means over the micro-batches of the same width, whose other rows are no wider.
     """
     import numpy as np
 
     below = kept.counts.cumsum() / kept.rows
     shares = np.diff(below**rows, prepend=0.0)
-    held = np.diff(rows * below ** (rows - 1) * kept.held.cumsum() / kept.rows, prepend=0.0)
+    held = np.diff(rows * below ** (rows - 1) * kept.width_tokens.cumsum() / kept.rows, prepend=0.0)
     drawn = shares > 0
     widths = -(-kept.widths[drawn] // multiple) * multiple
 
@@ -260,22 +257,22 @@ def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest:
         filled = min(1.0, held / (rows * tokens * sequences))
         return Shape(rows, tokens, filled=filled, trained=kept.trained)
 
-    return representatives(widths, shape_of, shares[drawn], [held[drawn] / shares[drawn]], known=widest)
+    return representatives(widths, shape_of, shares[drawn], [held[drawn] / shares[drawn]], prescribed=widest)
 
 
-def _flat_sizes(kept: _Kept, rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
-    """Return sizes that stand for micro-batches of random rows that lie end to end, of ``most`` tokens at most."""
+def _flat_sizes(kept: _KeptDocuments, rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
+    """Return sizes that represent micro-batches of random rows laid end to end, of at most ``most`` tokens."""
     import numpy as np
 
-    tokens, shares = summed(np.bincount(kept.widths, kept.counts), rows)
+    tokens, shares = distribution_of_sum(np.bincount(kept.widths, kept.counts), rows)
     widths = -(-tokens // multiple) * multiple
     return representatives(
-        widths, lambda tokens: Shape(1, tokens, trained=kept.trained), shares, most_tokens=most, known=most
+        widths, lambda tokens: Shape(1, tokens, trained=kept.trained), shares, most_tokens=most, prescribed=most
     )
 
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
-    """Return the probability of each width to be the largest of ``rows`` random rows."""
+    """Return the probability of each width to be the largest among ``rows`` random rows."""
     import numpy as np
 
     widths = sorted(counts)
@@ -283,6 +280,6 @@ def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
     return list(zip(widths, np.diff((upto / upto[-1]) ** rows, prepend=0.0).tolist(), strict=True))
 
 
-def share_of(held: int, tokens: int) -> float:
-    """Return the share of a micro-batch's tokens that is no padding, rounded up to a thousandth, and 1 at most."""
-    return min(1.0, ceil(1000 * held / tokens) / 1000)
+def share_of(unpadded: int, tokens: int) -> float:
+    """Return the share of a micro-batch's tokens that are not padding, rounded up to a thousandth, at most 1."""
+    return min(1.0, ceil(1000 * unpadded / tokens) / 1000)

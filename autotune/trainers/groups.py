@@ -1,4 +1,4 @@
-"""The base of trainers whose completions come in groups: several to a prompt, scored by reward functions."""
+"""The base of GRPO and RLOO: several completions of each prompt form a group, scored by reward functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.trainers.generating import GENERATING_FIELDS, Generating
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 from autotune.units import counted
 
-_TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
+_TOGETHER, _BATCH = "steps_per_generation", "generation_batch_size"
 """The fields for the size of a generation batch: micro-batches per process, and completions over all processes."""
 OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that computes the old log-probabilities of completions."""
@@ -39,11 +39,11 @@ GROUPS_FIELDS = GENERATING_FIELDS | ConfigFields(
         "use_transformers_continuous_batching", "use_transformers_paged",
     }),
 )  # fmt: skip
-"""The fields of the configurations of all such trainers."""
+"""The fields of GRPO's and RLOO's configurations."""
 
 
 class Groups(Generating):
-    """Prompts, each with several completions that are compared with one another."""
+    """Prompts, each with a group of completions that are compared with one another."""
 
     formats = (DatasetFormat("prompt", ("prompt",), with_images=True),)
     takes_images = True
@@ -55,48 +55,48 @@ class Groups(Generating):
         """Return whether the old log-probabilities are computed.
 
         Args:
-            aligned: whether every optimizer step begins with completions of the present model.
+            aligned: whether every optimizer step begins with completions of the current model.
         """
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return the geometry of evaluation, which has groups of its own size."""
-        # A micro-batch of evaluation has a generation of its own, and each row is in one of them.
+        """Return the geometry of evaluation, which has its own group size."""
+        # Each micro-batch of evaluation generates its own completions once.
         training = dict.fromkeys(("steps_per_generation", "num_iterations"))
         groups = {**training, "num_generations": self.copies(plan, evaluated=True)}
         return super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
 
     def copies(self, plan: TrainingPlan, *, evaluated: bool = False) -> int:
-        """Return the completions of a prompt; evaluation may have others (``GRPOConfig.num_generations_eval``)."""
+        """Return the completions per prompt; evaluation may have another number (``num_generations_eval``)."""
         own = plan.number("num_generations_eval") if evaluated else None
         return own or plan.count("num_generations")
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments with which completions are as long as in the shape, two to a prompt."""
+        """Return arguments with which completions are as long as in the shape, two per prompt."""
         return {**super().sizes_at(layout, shape), "steps_per_generation": TRACED_GENERATION, "num_generations": 2}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan.
+        """Return a plan for a trace, in which old log-probabilities are computed if the plan computes them.
 
-        Rows of the dataset are those of a whole generation batch of the plan.
+        Dataset rows of the shape are those of a whole generation batch of the plan.
         """
         traced = super().traced_plan(plan, layout, shape)
         args, uses = {**traced.args, "num_iterations": 1}, TRACED_GENERATION
         if shape.chosen and not shape.evaluated:
             batch = plan.steps_per_generation
             groups = gcd(self.copies(plan), shape.rows * batch * plan.data_ranks)
-            # A step has several micro-batches, as those that follow one need more.
+            # At least two micro-batches, since further ones need more memory than the first.
             iterations = 1 if batch > 1 else TRACED_GENERATION
             args |= {"steps_per_generation": batch, "num_generations": groups, "num_iterations": iterations}
             uses = batch * iterations
-        # A step of one micro-batch more does not end with those of a generation batch.
+        # With one more micro-batch, steps and generation batches are not aligned.
         args["gradient_accumulation_steps"] = uses if _aligned(plan) else uses + 1
         if plan.evaluates:
-            # Any number of rows has to be a number of whole groups.
+            # One group per micro-batch, for any number of rows.
             args["num_generations_eval"] = shape.rows
         return replace(traced, args=args)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
-        """Return a program whose generations come before the micro-batches that are trained on them."""
+        """Return a program in which generations come before the micro-batches that train on them."""
         old = self.compares_with_old(plan, aligned=_aligned(plan))
         return StepProgram(
             in_step=(
@@ -108,32 +108,32 @@ class Groups(Generating):
         )
 
     def runs_by_command(self, plan: TrainingPlan) -> bool:
-        """Return whether ``trl NAME --config`` trains by a plan: one process alone evaluates whole groups.
+        """Return whether ``trl NAME --config`` accepts a plan: a single process must evaluate whole groups.
 
-        The command makes the configuration before it starts other processes, and so counts itself alone (TRL 1.16,
+        The command builds the configuration before it starts the processes, and counts only itself (TRL 1.16,
         ``trl/cli/commands/training.py``).
         """
         return super().runs_by_command(plan) and self._broken_evaluation(plan, ranks=1) is None
 
     def written_args(self, plan: TrainingPlan, keys: Collection[str] = ()) -> Mapping[str, object]:
-        """Return the arguments with the completions of all processes if one process alone has no whole groups."""
-        if _BY_ALL not in keys and self._broken_generation(plan, ranks=1) is None:
+        """Return the arguments with ``generation_batch_size`` if a single process has no whole groups."""
+        if _BATCH not in keys and self._broken_generation(plan, ranks=1) is None:
             return plan.args
         completions = self.padded_together(plan) * plan.data_ranks
-        return {**{name: value for name, value in plan.args.items() if name != _TOGETHER}, _BY_ALL: completions}
+        return {**{name: value for name, value in plan.args.items() if name != _TOGETHER}, _BATCH: completions}
 
     def as_read(self, plan: TrainingPlan, keys: Mapping[str, object]) -> TrainingPlan:
-        """Return a plan with the micro-batches that the completions of all processes are.
+        """Return a plan with ``steps_per_generation`` computed from ``generation_batch_size``.
 
         Raises:
-            InputError: they are no whole ones.
+            InputError: the batch cannot be divided into micro-batches.
         """
-        completions, at_once = keys.get(_BY_ALL), plan.rows * plan.data_ranks
+        completions, at_once = keys.get(_BATCH), plan.rows * plan.data_ranks
         if not isinstance(completions, int):
             return plan
         if completions % at_once:
             raise InputError(
-                f"{_BY_ALL}: {completions} cannot be divided into micro-batches of {plan.rows} rows of"
+                f"{_BATCH}: {completions} cannot be divided into micro-batches of {plan.rows} rows of"
                 f" {plan.data_ranks} processes.",
                 hint=f"Write a multiple of {at_once}, or give another --num-processes.",
             )
@@ -147,8 +147,8 @@ class Groups(Generating):
             return refused
         alone = self._broken_evaluation(plan, ranks=1)
         if setting.base is not None and alone is not None:
-            return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and in that {alone}"
-        uses, micro_batches = plan.uses, plan.micro_batches
+            return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and there {alone}"
+        uses, micro_batches = plan.micro_batches_per_generation, plan.micro_batches
         if micro_batches % uses and uses % micro_batches:
             return (
                 f"{uses} micro-batches are trained on one generation, which is neither a divisor nor a multiple of the "
@@ -157,24 +157,25 @@ class Groups(Generating):
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
+        """Return why generation or evaluation has no whole groups of completions, or too few prompts."""
         ranks = plan.data_ranks
         broken = self._broken_generation(plan, ranks) or self._broken_evaluation(plan, ranks)
         return broken or super().refused(plan, workload)
 
     def _broken_generation(self, plan: TrainingPlan, ranks: int) -> str | None:
-        """Return why a generation batch of so many processes would have a part of a group, in words, or None."""
+        """Return why a generation batch of ``ranks`` processes has no whole groups, or None."""
         completions = self.padded_together(plan) * ranks
-        return _broken(f"a generation batch of {counted(completions, 'completion')}", completions, self.copies(plan))
+        batch = f"a generation batch of {counted(completions, 'completion')}"
+        return _broken_groups(batch, completions, self.copies(plan))
 
     def _broken_evaluation(self, plan: TrainingPlan, ranks: int) -> str | None:
-        """Return why an evaluation batch of so many processes would have a part of a group, in words, or None."""
+        """Return why an evaluation batch of ``ranks`` processes has no whole groups, or None."""
         completions = plan.count("per_device_eval_batch_size") * ranks if plan.evaluates else 0
         batch = f"an evaluation batch of {counted(completions, 'completion')} (per_device_eval_batch_size)"
-        return _broken(batch, completions, self.copies(plan, evaluated=True))
+        return _broken_groups(batch, completions, self.copies(plan, evaluated=True))
 
 
-def _broken(batch: str, completions: int, copies: int) -> str | None:
+def _broken_groups(batch: str, completions: int, copies: int) -> str | None:
     if completions % copies == 0:
         return None
     return f"{batch} cannot be divided into groups of the {copies} completions of one prompt (num_generations)"
@@ -182,4 +183,4 @@ def _broken(batch: str, completions: int, copies: int) -> str | None:
 
 def _aligned(plan: TrainingPlan) -> bool:
     """Whether every optimizer step begins with completions of the current model (trl/trainer/grpo_trainer.py)."""
-    return plan.micro_batches % plan.uses == 0
+    return plan.micro_batches % plan.micro_batches_per_generation == 0

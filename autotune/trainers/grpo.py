@@ -11,11 +11,11 @@ from autotune.trainers.declared import ConfigFields
 from autotune.trainers.groups import GROUPS_FIELDS, Groups
 
 _OVER_TOKENS = frozenset({"cispo", "dapo", "vespo"})
-"""Losses that are divided by ``num_items_in_batch``, which is of a generation batch (``GRPOTrainer._compute_loss``)."""
+"""Losses divided by ``num_items_in_batch``, the tokens of a generation batch (``GRPOTrainer._compute_loss``)."""
 
 
 class GroupRelativePolicyOptimization(Groups):
-    """Completions are generated for all micro-batches of a step at once; there is no reference unless asked for."""
+    """Completions are generated for all micro-batches of a step at once; there is no reference by default."""
 
     name = "grpo"
     label = "GRPO"

@@ -1,4 +1,4 @@
-"""``KTOTrainer``: answers that are desirable or not. Micro-batches are blocks of the dataset's rows in their order."""
+"""``KTOTrainer``: answers labelled as desirable or not. Micro-batches are blocks of successive rows of the dataset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WITHOUT_KL = frozenset({"apo_zero_unpaired"})
 """Losses that do not estimate the KL divergence (``KTOTrainer.calculate_KL``)."""
 
 _EXCHANGED = "KTO exchanges answers within a micro-batch to estimate a KL divergence, which depends on its rows"
-_REMEMBERED = 4096
+_CACHED = 4096
 # KTOTrainer.__init__ refuses fewer: a row's mismatched answer would be its own.
 FEWEST_ROWS = 2
 # Tokens of the shortest row that can be traced as a block with padding: prompts and answers of at least a token.
@@ -57,7 +57,7 @@ class UnpairedPreference(Trainer):
     name = "kto"
     label = "KTO"
     title = "Kahneman-Tversky optimisation"
-    # TRL takes pairs apart: chosen answers of up to 1,000 rows, then their rejected ones.
+    # TRL converts pairs to rows: the chosen answers of up to 1,000 rows, then their rejected ones.
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), documents=2),
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2, splits=True),
@@ -95,14 +95,14 @@ class UnpairedPreference(Trainer):
         exchanges answers within blocks of as many rows as in training; for rows with images, the collator exchanges
         them within the evaluation blocks (:meth:`loads`).
         """
-        return _epoch_of(plan, documents, rows)[0]
+        return _plan_blocks(plan, documents, rows)[0]
 
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
-        """Return those of the blocks of an epoch: rows keep their order, and each micro-batch is a block."""
-        return _epoch_of(plan, documents, plan.rows)[1:]
+        """Return the widths of an epoch's blocks: rows keep their order, and each micro-batch is a block."""
+        return _plan_blocks(plan, documents, plan.rows)[1:]
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
-        """Return the sizes with those of mismatched pairs: the collator exchanges answers of rows with images."""
+        """Return the sizes with mismatched pairs: for rows with images, the collator exchanges the answers."""
         found, own = super().loads(plan, images, rows), images.loads
         if not estimates_kl(plan.args.get("loss_type")):
             return found
@@ -110,42 +110,42 @@ class UnpairedPreference(Trainer):
         return replace(found, beside=mismatched(prompts, own.trainable, rows, plan.number("max_length")))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Rows differ in length, so that one of several is padded."""
+        """Rows differ in length, so several rows are padded."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
-        """Return that the rows of a micro-batch set the estimate of the KL divergence, if the loss has one."""
+        """Return the dependence on a micro-batch's rows: the estimate of the KL divergence, if the loss has one."""
         return {ROWS: _EXCHANGED} if estimates_kl(args.get("loss_type")) else {}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return a block whose rows, and whose mismatched pairs, are as wide as in the shape.
+        """Return a block whose rows and mismatched pairs are as wide as in the shape.
 
-        The first prompt with the last answer, which is its mismatched one, makes the widest mismatched pair; or, where
-        that is to be narrower, the first row is the widest row. A row is a token shorter where rows are padded.
+        The widest mismatched pair is the first prompt with the last answer; if it is narrower than the rows, the first
+        row is the widest row. If rows are padded, one is a token shorter.
         """
         tokens = int(shape.tokens)
         if shape.rows == 1 or tokens < _FEWEST_TOKENS:
             tokens -= shape.rows == 1 and tokens > 1 and layout is Layout.PADDED
             answer = min(max(1, tokens - 1), max(1, round(tokens * trainable)))
             return ((tokens - answer, answer),) * shape.rows
-        # A pair of rows that have prompts and answers makes mismatched pairs of these widths only.
-        beside = _within(int(shape.beside) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
+        # The possible widths of mismatched pairs of rows with a prompt and an answer of at least a token each.
+        beside = _clamp(int(shape.beside) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
         if beside >= tokens:
             # The first prompt is shorter than the row.
             least = max(1, beside - tokens + 1)
-            answer = _within(round(tokens * trainable + (beside - tokens) / shape.rows), least, tokens - 1)
-            prompt = _within(beside - answer, 1, tokens - 1)
+            answer = _clamp(round(tokens * trainable + (beside - tokens) / shape.rows), least, tokens - 1)
+            prompt = _clamp(beside - answer, 1, tokens - 1)
             first, others = (prompt, tokens - prompt), (tokens - beside + prompt, beside - prompt)
         else:
             mean = (tokens + (shape.rows - 1) * beside) / shape.rows
-            prompt = _within(round(mean - tokens * trainable), tokens - beside + 1, beside - 1)
+            prompt = _clamp(round(mean - tokens * trainable), tokens - beside + 1, beside - 1)
             answer = tokens - prompt
             first, others = (prompt, answer), (beside - answer, beside - prompt)
         last = (others[0] - 1, others[1]) if layout is Layout.PADDED else others
         return (first, *(others,) * (shape.rows - 2), last)
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
-        """Return a program with the KL passes and the reference's, over the dataset beforehand or in micro-batches."""
+        """Return a program with the KL passes, and the reference's over the dataset beforehand or in micro-batches."""
         policy = (POLICY_KL,) if estimates_kl(plan.args.get("loss_type")) else ()
         if plan.args.get("precompute_ref_log_probs"):
             return StepProgram(before=(PRECOMPUTE,), in_micro_batch=policy)
@@ -153,12 +153,12 @@ class UnpairedPreference(Trainer):
         return StepProgram(in_micro_batch=(*policy, *reference))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return the reason of :meth:`refused`; most candidates have none, and no plan is built to ask it."""
+        """Return the reason of :meth:`refused`; no plan is built for candidates with enough rows."""
         few = int(candidate[ROWS]) < FEWEST_ROWS
         return self.refused(self.plan(candidate, setting), setting.workload) if few else None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return a reason where the loss estimates the KL divergence on a single row."""
+        """Return a reason if the loss estimates the KL divergence on a single row."""
         if plan.rows >= FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
             return None
         return (
@@ -167,7 +167,7 @@ class UnpairedPreference(Trainer):
         )
 
     def refused_values(self, values: Mapping[str, object]) -> str | None:
-        """Return a reason where the loss estimates the KL divergence on rows in another order than the dataset's."""
+        """Return a reason if the loss estimates the KL divergence on rows in another order than the dataset's."""
         order = values.get("train_sampling_strategy", "sequential")
         if order == "sequential" or not estimates_kl(values.get("loss_type")):
             return None
@@ -181,18 +181,18 @@ TRAINER = UnpairedPreference()
 
 
 _Epoch = tuple[BatchGeometry, Sequence[int], Sequence[int]]
-"""The blocks of an epoch, in steps of one; the widths of whole blocks; and those of blocks without padding."""
+"""The geometry of an epoch's blocks, one to a step; the widths of whole blocks; and of those without padding."""
 
 
-def _epoch_of(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
+def _plan_blocks(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
     exchanged = plan.rows if estimates_kl(plan.args.get("loss_type")) else None
-    length, multiple = plan.number("max_length"), plan.multiple
-    return _epoch(documents, rows, length, multiple, exchanged)
+    length, multiple = plan.number("max_length"), plan.pad_multiple
+    return _blocks(documents, rows, length, multiple, exchanged)
 
 
-@lru_cache(_REMEMBERED)
-def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, exchanged: int | None) -> _Epoch:
-    """Return the blocks of an epoch. If a length leaves no row, they are those that cutting all rows would leave.
+@lru_cache(_CACHED)
+def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, exchanged: int | None) -> _Epoch:
+    """Return the blocks of an epoch; if a length keeps no row, all rows are cut.
 
     Args:
         exchanged: rows among which answers are exchanged; None without a KL divergence.
@@ -201,7 +201,7 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
 
     dropping = length is None or documents.first_kept <= length
     kept, counted = documents.in_order(length, dropping=dropping), documents.trained_in_order(length, dropping=dropping)
-    # A document has the length of its prompt: it is dropped up to that length.
+    # A document's first number is the length of its prompt + 1.
     prompts = kept[:, 0] - 1
     own, answers = kept[:, 1] if length is None else kept[:, 1].clip(max=length), kept[:, 1] - prompts
     beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
@@ -218,7 +218,7 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
         filled, share = share_of(tokens, rows * width), float(counted_in_block[place]) / tokens
         shape = Shape(rows, width, beside=second, filled=filled, trained=share)
         known = shapes.get((width, second), shape)
-        # Of blocks of the same widths, the one with the most counted tokens is traced.
+        # Of blocks with the same widths, the one with the most tokens in the loss is traced.
         shapes[width, second] = max(known, shape, key=lambda shape: shape.filled * shape.trained)
     whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
     held = in_block[whole]
@@ -232,7 +232,7 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
         layout=Layout.PADDED if (found["padded"] | found["beside_padded"])[worst].any() else Layout.EQUAL,
         worst=largest,
         rivals=tuple(rivals),
-        sizes=representatives(widths, shape_of, beside=[besides, held]),
+        sizes=representatives(widths, shape_of, figures=[besides, held]),
         tokens=rows * int(own.sum()) / len(own),
         documents=float(rows),
         rows=len(own),
@@ -244,9 +244,9 @@ def mismatched(prompts: Numbers, answers: Numbers, rows: int, length: int | None
     """Return the tokens of each prompt with the answer of the row before it; the first of a block has the last one's.
 
     Args:
-        prompts, answers: tokens of each row's; shape (rows,).
-        rows: of a block, among which answers are exchanged.
-        length: to which pairs are cut, or None.
+        prompts, answers: tokens of each row; shape (rows,).
+        rows: rows of a block, within which answers are exchanged.
+        length: tokens to which pairs are cut, or None.
     """
     import numpy as np
 
@@ -256,5 +256,5 @@ def mismatched(prompts: Numbers, answers: Numbers, rows: int, length: int | None
     return pairs if length is None else pairs.clip(max=length)
 
 
-def _within(value: int, least: int, most: int) -> int:
+def _clamp(value: int, least: int, most: int) -> int:
     return max(least, min(value, most))

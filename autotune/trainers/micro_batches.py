@@ -17,31 +17,30 @@ from autotune.trainers.declared import Declared
 from autotune.trainers.geometry import unpacked, widths
 
 _PROMPT = "prompt"
-"""The part of a row that the loss does not count."""
+"""The part of a row that is not in the loss."""
 _HALF = 0.5
 
 
 class MicroBatches(Declared, ABC):
-    """The part of a trainer's specification that turns rows into micro-batches.
+    """The part of a trainer's specification about micro-batches.
 
-    In the order in which they are used: rows are read as documents (:meth:`document`), a plan makes micro-batches of
-    them (:meth:`geometry`, from :meth:`laid_out`), and a trace runs one of these (:meth:`traced_plan`,
-    :meth:`traced_rows`).
+    In the order of use: rows are read as documents (:meth:`document`), a plan divides them into micro-batches
+    (:meth:`geometry`, from :meth:`laid_out`), and a trace runs one of these (:meth:`traced_plan`, :meth:`traced_rows`).
     """
 
     @abstractmethod
     def document(self, lengths: tuple[Any, ...]) -> Document:
-        """Return a row as a document: the maximum length at which it is kept, and the tokens of its sequences.
+        """Return a row as a document: the smallest maximum length that keeps it, and the tokens of its sequences.
 
         Args:
-            lengths: tokens of each of :attr:`parts`, before any cutting: numbers, or arrays with one for each row.
+            lengths: tokens of each of :attr:`parts`, before any cutting: numbers, or arrays over rows.
         """
 
     @final
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a row whose longest sequence has ``tokens``: the lengths of its parts, and its trainable tokens.
+        """Return the parts' lengths of a row whose longest sequence has ``tokens`` tokens, and its trainable tokens.
 
-        A prompt has half of them, unless the model generates the rest. All parts but the prompt are trainable.
+        Half of them are the prompt's, unless the model generates the rest. All parts but the prompt are trainable.
         """
         (parts,) = self.traced_rows(Layout.EQUAL, Shape(1, tokens), _HALF)
         answers = (length for name, length in zip(self.parts, parts, strict=True) if name != _PROMPT)
@@ -57,12 +56,11 @@ class MicroBatches(Declared, ABC):
         return self.laid_out(plan, documents, rows).in_steps(1, plan.data_ranks)
 
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return micro-batches of ``rows`` rows of a dataset, of which a step has one.
+        """Return the geometry of micro-batches of ``rows`` rows of a dataset, one to a step.
 
-        By default, rows are padded to the longest sequence of their micro-batch, whether they are trained or evaluated
-        on.
+        By default, rows are padded to the longest sequence of their micro-batch, in training and in evaluation.
         """
-        return unpacked(documents, rows, plan.number("max_length"), plan.multiple)
+        return unpacked(documents, rows, plan.number("max_length"), plan.pad_multiple)
 
     def copies(self, plan: TrainingPlan, *, evaluated: bool = False) -> int:
         """Return the number of micro-batch rows for each row of the dataset, in training or in evaluation."""
@@ -73,7 +71,7 @@ class MicroBatches(Declared, ABC):
         return plan.rows
 
     def rows_per_generation(self, plan: TrainingPlan) -> int:
-        """Return how many rows of the dataset all processes complete at once; 1 if each is trained on by itself."""
+        """Return the number of dataset rows in a generation batch of all processes; 1 without generation batches."""
         return 1
 
     @final
@@ -84,7 +82,7 @@ class MicroBatches(Declared, ABC):
 
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
-        return widths(documents, plan.cut_to, plan.multiple, self.rows_per_draw(plan))
+        return widths(documents, plan.cut_to, plan.pad_multiple, self.rows_per_draw(plan))
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the number of completions that are padded together; 0 for a trainer that generates none."""
@@ -100,7 +98,7 @@ class MicroBatches(Declared, ABC):
         attention is compiled separately. A last micro-batch with fewer rows, once per epoch, is ignored.
 
         Args:
-            layout: of the worst micro-batch.
+            layout: layout of the worst micro-batch.
         """
         if plan.model.get("attn_implementation") != FLEX:
             return Recompiled()
@@ -115,7 +113,7 @@ class MicroBatches(Declared, ABC):
         )
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
-        """Return the sizes of rows with images that the memory of a micro-batch of ``rows`` of them depends on."""
+        """Return the sizes of rows with images, on which the memory of a micro-batch of ``rows`` rows depends."""
         return images.loads.cut_to(plan.number("max_length"))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
@@ -128,8 +126,8 @@ class MicroBatches(Declared, ABC):
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return the arguments with which the trainer builds micro-batches of a shape from :meth:`traced_rows`.
 
-        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped. A single row is
-        padded only by rounding its length up.
+        They replace all arguments of techniques that set sizes. By default, nothing is cut or dropped. A single row is
+        only padded if its length is rounded up.
         """
         alone = layout is Layout.PADDED and shape.rows == 1 and not shape.generated
         multiple = int(shape.tokens) if alone else None
@@ -147,12 +145,12 @@ class MicroBatches(Declared, ABC):
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes.
 
-        Rows of the dataset are collated as the plan collates them, and a step has as many of them as the plan's: their
-        images are on the device together, also while others are evaluated.
+        Dataset rows with images are collated as in the plan, and a step has as many as in the plan: the images of all
+        its micro-batches are on the device together.
         """
         args, model = without_sizes(plan)
         at = self.sizes_at(layout, shape)
-        # A step of one is not traced as a step of two: it leaves other free blocks in the allocator's cache.
+        # A step of one micro-batch is traced as such: it leaves other free blocks in the allocator's cache than two.
         of_step = min(MOST_TRACED, plan.micro_batches)
         if shape.chosen:
             of_step = -(-plan.rows * plan.micro_batches // shape.rows)

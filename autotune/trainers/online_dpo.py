@@ -27,9 +27,9 @@ COMPLETIONS = 2
 class OnlineDirectPreferenceOptimization(Prompted):
     """Each micro-batch generates its own completions, which the reference and the trained model score.
 
-    Generation sees whole prompts. For the loss, prompt and completion together are cut to ``max_length`` by leaving out
-    the beginning of the prompt; no row is dropped. TRL has no command for this trainer, and its class is experimental.
-    It inherits an evaluation that passes the dataset's columns to the model, and fails.
+    Generation uses whole prompts. For the loss, the beginning of the prompt is cut so that prompt and completion have
+    at most ``max_length`` tokens; no row is dropped. TRL has no command for this trainer, and its class is
+    experimental. Its inherited evaluation passes the dataset's columns to the model, and fails.
     """
 
     name = "online_dpo"
@@ -61,16 +61,16 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return plan.count("max_length") + plan.count(self.most_field)
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace; without vLLM, TRL calls the method in whose place completions are given."""
+        """Return a plan for a trace, without vLLM: the adapter replaces TRL's own method of generation."""
         traced = super().traced_plan(plan, layout, shape)
         return replace(traced, args={name: value for name, value in traced.args.items() if name != "use_vllm"})
 
     def padded_together(self, plan: TrainingPlan) -> int:
-        """Return the completions of a micro-batch."""
+        """Return the number of completions of a micro-batch."""
         return COMPLETIONS * plan.rows
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return the plan; TRL pads the completions of vLLM to the most tokens that they may have."""
+        """Return the plan; TRL pads vLLM's completions to their maximum length."""
         plan = super().completed(plan, workload)
         if not plan.args.get("use_vllm") or plan.completions is None:
             return plan
@@ -78,20 +78,20 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return replace(plan, completions=replace(plan.completions, widest=widest))
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
-        """Return the prompt as often as it is completed; it is kept at any length."""
+        """Return the prompt once for each completion; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
-        """Return that a step of more micro-batches has a larger gradient (``OnlineDPOTrainer.training_step``)."""
+        """Return the dependence on a step's micro-batches: losses are summed (``training_step`` of TRL's class)."""
         how = "TRL sums the losses of a step's micro-batches instead of averaging them, and max_grad_norm clips the sum"
         return {ROWS: how}
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
-        """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""
+        """Return the tokens that ``max_length`` leaves; it only cuts prompts."""
         return max(completion, min(prompt + completion, plan.count("max_length")))
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
-        """Return a program in which every micro-batch begins with a generation."""
+        """Return a program with a generation at the start of every micro-batch."""
         return StepProgram(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
@@ -103,11 +103,11 @@ class OnlineDirectPreferenceOptimization(Prompted):
         most, cut = plan.count(self.most_field), plan.count("max_length")
         reason = None
         if is_colocated(candidate):
-            reason = _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, plan.micro_batches)
-        return reason or (_averaged(candidate, setting) if plan.micro_batches > 1 else None)
+            reason = _refused_by_vllm(setting, cut, cut + most) or _sleep_refused(candidate, plan.micro_batches)
+        return reason or (_gradient_changed(candidate, setting) if plan.micro_batches > 1 else None)
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return a reason where there are rows to evaluate on."""
+        """Return a reason if the plan evaluates."""
         if plan.evaluates:
             return f"{self.trainer_class} has no evaluation: it would pass the raw prompts to the model"
         return None
@@ -115,8 +115,8 @@ class OnlineDirectPreferenceOptimization(Prompted):
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return the unintended loss if completions leave no room for prompts.
 
-        ``OnlineDPOTrainer._forward`` then passes only the completions, and does not shift their logits by the one token
-        of next-token prediction: TRL 1.16 trains with them, and its configuration only warns.
+        ``OnlineDPOTrainer._forward`` then passes only the completions, and does not shift their logits by one token:
+        TRL 1.16 trains with them, and its configuration only warns.
         """
         plan = self.plan(candidate, setting)
         most, cut = plan.count(self.most_field), plan.count("max_length")
@@ -125,19 +125,19 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return (
             f"completions of {most:,} tokens (max_new_tokens) leave no room for prompts in max_length={cut:,}: TRL "
             f"computes the loss of completions of {cut:,} tokens or more without their prompts, and scores each token "
-            "by logits that have seen it"
+            "by logits that depend on it"
         )
 
 
 def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
-    """Return why vLLM would refuse the longest sequence, which TRL sets, or the longest prompt."""
+    """Return why vLLM would refuse TRL's maximum model length, or the longest prompt."""
     prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
-        return f"the longest prompt has {prompt:,} tokens, and vLLM takes only max_length={cut:,} and a completion"
+        return f"the longest prompt has {prompt:,} tokens, and vLLM only accepts max_length={cut:,} and a completion"
     return beyond_model(setting.workload.model, longest)
 
 
-def _averaged(candidate: Candidate, setting: Setting) -> str | None:
+def _gradient_changed(candidate: Candidate, setting: Setting) -> str | None:
     """Return why an engine changes the gradient: DeepSpeed divides losses by the number of a step's micro-batches."""
     knob, own = Sharding.name, setting.base.choices if setting.base is not None else {}
     if knob in setting.allowed or (candidate[knob] in ZERO_STAGES) is (own.get(knob, DDP) in ZERO_STAGES):
@@ -148,14 +148,14 @@ def _averaged(candidate: Candidate, setting: Setting) -> str | None:
     )
 
 
-def _asleep_between(candidate: Candidate, micro_batches: int) -> str | None:
+def _sleep_refused(candidate: Candidate, micro_batches: int) -> str | None:
     """Return why vLLM cannot sleep between the micro-batches of a step.
 
     It drops its weights, and TRL sends them again only once in a step (``_generate_vllm_colocate``).
     """
     if candidate[VLLM] != SLEEPING or micro_batches == 1:
         return None
-    return "TRL's online DPO does not give vLLM its weights back within an optimizer step of several micro-batches"
+    return "TRL's online DPO does not send vLLM its weights again within an optimizer step of several micro-batches"
 
 
 TRAINER = OnlineDirectPreferenceOptimization()

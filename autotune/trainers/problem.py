@@ -1,4 +1,4 @@
-"""Combines a trainer, a search space and a setting into a search problem."""
+"""The search problem of a trainer, a search space and a setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.space import Space, starting_point
 from autotune.trainers.base import Trainer
 
 _MOST_CHECKED = 10_000
-"""Most candidates of which one has to be legal."""
+"""Maximum number of candidates to check for a legal one."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TrainerProblem:
     setting: Setting
 
     def __post_init__(self) -> None:
-        # A search asks for the same candidates again and again.
+        # A search repeatedly calls them for the same candidates.
         for method in (self.normal, self.identity, self.illegal, self.knobs_of_violated_rule):
             object.__setattr__(self, method.__name__, cache(method))
 
@@ -66,17 +66,12 @@ class TrainerProblem:
             item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.sets_only_sizes
         )
 
-    @property
-    def only_in(self) -> Mapping[str, str]:
-        """The phase of the step program that depends on a knob, for knobs that affect a single phase."""
-        return {item.name: item.impact.phase for item in self.trainer.techniques if item.impact.phase}
-
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates with the same plan."""
         return self.trainer.normal(candidate, self.setting)
 
     def identity(self, candidate: Candidate) -> str:
-        """Return a text that is equal for candidates with the same plan."""
+        """Return the fingerprint of a candidate's plan."""
         return self.trainer.plan(candidate, self.setting).fingerprint
 
     def accumulates(self, candidate: Candidate) -> bool:
@@ -95,8 +90,8 @@ class TrainerProblem:
 def require_legal(problem: TrainerProblem) -> None:
     """Check that some candidate is legal: fixed choices can exclude each other.
 
-    A legal candidate differs from an illegal one in a knob that the violated rule reads, so only these are changed,
-    one after another.
+    A legal candidate differs from an illegal one in a knob that the violated rule reads, so only these knobs are
+    changed, one after another.
 
     Raises:
         InputError: no candidate is legal; the message states the rule.

@@ -1,4 +1,4 @@
-"""The base of trainers whose documents are prompts, to which the trained model adds completions."""
+"""The base of trainers that generate completions of prompts: GRPO, RLOO, online DPO, distillation."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 GENERATION = "generation"
 """The model generates completions."""
 SYNCHRONISATION = "weights for vLLM"
-"""The part of a generation in which vLLM gets the trained weights."""
+"""The part of a generation in which vLLM receives the trained weights."""
 REFERENCE_PASS = "reference log-probabilities"
 """The forward pass, without gradients, of the reference: a copy of the model, or the model without its adapters."""
 SCORING = "scoring"
 """The reward functions."""
 
 PROMPT, COMPLETION = "prompt_ids", "completion_ids"
-"""The columns that tokenising adds: the tokens of prompts, and of the completions that the dataset has."""
+"""The columns that tokenising adds: the tokens of prompts, and of the dataset's typical completions."""
 
 NO_REWARD = "get_soft_overlong_punishment"
 """The default reward function: TRL's own, which depends only on a completion's length."""
 
 
 STAND_IN = "stand-in"
-"""The value of ``vllm_mode`` in a trace: completions are given, as if a vLLM server had generated them."""
+"""The value of ``vllm_mode`` in a trace, in which a stand-in for a vLLM server returns completions."""
 
 GENERATED_SIZES = 2
 """Maximum number of sizes that represent all generations: their time is almost linear in the tokens of prompts, since
@@ -57,20 +57,20 @@ CONFIG_FIELDS = ConfigFields(
         "vllm_tensor_parallel_size",
     }),
 )  # fmt: skip
-"""The fields of the configurations of all such trainers."""
+"""The fields that the configurations of these trainers share."""
 
 TRACED_GENERATION = 2
-"""Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
+"""Micro-batches of the generation batch in a trace, so that groups of two completions fit micro-batches of one row."""
 
 
 class Prompted(Trainer):
     """Prompts, with completions that are generated while training.
 
     Class attributes:
-        most_field: the argument that holds the most tokens of a completion.
+        most_field: the argument for the maximum number of tokens of a completion.
         sends_text: whether TRL sends prompts to a vLLM server as text, not as tokens.
-        at_once: phases that a generation batch goes through as a whole.
-        in_chunks: those that it goes through in chunks of a micro-batch's size.
+        at_once: phases that run on a whole generation batch.
+        in_chunks: phases that run on chunks of it, of a micro-batch's size.
     """
 
     formats = (DatasetFormat("prompt", ("prompt",)),)
@@ -85,21 +85,21 @@ class Prompted(Trainer):
 
     @abstractmethod
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
-        """Return the tokens of the longest sequence that TRL passes to vLLM, or None if it passes none."""
+        """Return the maximum model length that TRL passes to vLLM, in tokens, or None if it passes none."""
 
     @abstractmethod
     def padded_together(self, plan: TrainingPlan) -> int:
-        """Return how many completions are padded to the longest of them."""
+        """Return the number of completions that are padded together."""
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
-        """Return the number of a row's tokens that the loss reads, given the tokens of its prompt and completion."""
+        """Return the tokens of a row in the loss's forward pass, given the tokens of its prompt and completion."""
         return prompt + completion
 
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return prompts and completions, each padded to the longest of their generation batch."""
         steps, iterations = plan.steps_per_generation, plan.number("num_iterations") or 1
-        generations = plan.micro_batches / plan.uses
-        multiple, assumed = plan.multiple, plan.completions
+        generations = plan.micro_batches / plan.micro_batches_per_generation
+        multiple, assumed = plan.pad_multiple, plan.completions
         assert assumed is not None
         most = rounded_up(plan.count(self.most_field), multiple)
         completion = rounded_up(round(assumed.widest), multiple)
@@ -115,7 +115,7 @@ class Prompted(Trainer):
         worst = Shape(rows, self.scored(plan, longest, most), most)
         typical = sizes(rows, [self.scored(plan, prompt, completion) for prompt in prompts])
         generated = Shape(traced, longest + most, most), sizes(traced, whole, GENERATED_SIZES), generations
-        # Arguments that a plan lacks are no part of its traces. Only sizes determine the geometry.
+
         chunk = worst, typical, generations * steps
         return BatchGeometry(
             layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
@@ -136,10 +136,9 @@ class Prompted(Trainer):
         return {**super().sizes_at(layout, shape), self.most_field: int(shape.generated)}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, with a reward function of TRL's own in place of each of the plan's.
+        """Return a plan for a trace, in which TRL's own functions replace the reward functions, and completions vLLM.
 
-        A trace has no rows that a function could read, and those that it calls hold nothing of the device. vLLM does
-        not run on a virtual device, and is replaced by completions that are there.
+        A trace has no data for the user's functions, and vLLM does not run on a virtual device.
         """
         traced = super().traced_plan(plan, layout, shape)
         args = dict(traced.args)
@@ -149,43 +148,45 @@ class Prompted(Trainer):
         return replace(traced, args=args, rewards=(NO_REWARD,) * len(plan.rewards))
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return prompts with the tokens of their completions; the adapter makes one of these shorter.
+        """Return prompts with the tokens of their completions, one of which the adapter shortens.
 
-        One of several prompts is shorter, too, where prompts of different lengths are completed together: attention
-        then gets a mask, and of 16 prompts of 4,200 tokens that takes 0.8 GiB. That of a single row is in the next
-        micro-batch of its generation batch.
+        If prompts of different lengths are completed together, one prompt is shorter too: attention then needs a mask,
+        which takes 0.8 GiB for 16 prompts of 4,200 tokens. With one row per micro-batch, the shorter prompt is in the
+        next micro-batch of the generation batch.
         """
         generated = int(shape.generated)
-        # A model generates from a token at least, also where the loss sees none of the prompt.
+        # A model generates from at least one token, even if the loss has none of the prompt.
         prompt = max(1, int(shape.tokens) - generated)
         shorter = ((max(1, prompt - 1), generated),) if layout is Layout.PADDED else ()
         return (*((prompt, generated),) * max(1, shape.rows - len(shorter)), *shorter)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return that of prompts that are completed together, which may differ in length."""
+        """Return the layout of prompts that are completed together, which may differ in length."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
     def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
-        """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""
+        """Return all columns of the dataset, since reward functions may read them."""
         return batch.select([name for name in batch.schema.names if name not in (PROMPT, COMPLETION)])
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return the plan with the reward functions, if any score, and with what is assumed of completions."""
+        """Return the plan with the reward functions, if the trainer has any, and the assumed completions."""
         most, drawn = plan.count(self.most_field), self.padded_together(plan)
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
         rewards = (workload.rollouts.rewards or (NO_REWARD,)) if self.scores else ()
         return replace(plan, rewards=rewards, completions=assumed)
 
 
-def _completions(asked: int | None, known: LengthDistribution | None, most: int, drawn: int) -> Completions:
+def _completions(mean_tokens: int | None, lengths: LengthDistribution | None, most: int, drawn: int) -> Completions:
     """Return the lengths of typical completions: the dataset's, the user's, or half of the maximum.
 
     Args:
+        mean_tokens: the user's mean, or None.
+        lengths: the dataset's, or None.
         most: the maximum, to which all are cut.
-        drawn: completions that are padded together.
+        drawn: number of completions that are padded together.
     """
-    if known is None:
-        mean = float(min(most, max(1, most // 2 if asked is None else asked)))
+    if lengths is None:
+        mean = float(min(most, max(1, most // 2 if mean_tokens is None else mean_tokens)))
         return Completions(mean, mean)
-    cut = known.cut_to(most)
+    cut = lengths.cut_to(most)
     return Completions(cut.tokens / cut.rows, sum(share * tokens for tokens, share in widest_of(cut.counts, drawn)))

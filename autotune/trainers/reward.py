@@ -1,4 +1,4 @@
-"""``RewardTrainer``: a model that scores. A document is two answers, each with its prompt: two sequences."""
+"""``RewardTrainer``: a model that scores answers. A document is two answers, each with its prompt: two sequences."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ class RewardModelling(Trainer):
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, str]] = {"chosen": "a b", "rejected": "b a b"}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        # PEFT then trains the new head in addition to the adapters, and puts no adapter on it.
+        # With it, PEFT trains the new head fully, without an adapter.
         "model.use_peft": {"model.lora_task_type": "SEQ_CLS"},
         "peft": {"peft.task_type": "SEQ_CLS"},
-        # Liger's fused loss replaces the model's forward by that of a language model. Other trainers turn it off.
+        # Liger's fused loss replaces the model's forward by a language model's. Other trainers disable it.
         "args.use_liger_kernel": {"args.liger_kernel_config": {_FUSED: False}},
     }
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
-        """Return both sequences; a pair is kept from the length of the longer one on."""
+        """Return both sequences; TRL drops a pair whose longer sequence exceeds the maximum length."""
         import numpy as np
 
         return (np.maximum(*lengths), *lengths)
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return pairs as long as the micro-batch; one sequence is a token shorter where rows are padded."""
+        """Return pairs as long as the micro-batch; one sequence is a token shorter if rows are padded."""
         tokens = int(shape.tokens)
         shorter = tokens if layout is Layout.EQUAL else max(1, tokens - 1)
         return (*((tokens, tokens),) * (shape.rows - 1), (tokens, shorter))
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return a reason where a switch lacks an entry that it needs here (``also_set``), and so fails."""
+        """Return a reason if a switch lacks an entry without which training fails (``also_set``)."""
         if plan.model.get("use_peft") and plan.model.get("lora_task_type", _GENERATES) == _GENERATES:
             return f"PEFT's {_GENERATES} adapters need a model that generates: write lora_task_type: SEQ_CLS"
         if plan.args.get("use_liger_kernel") and mapping(plan.args.get("liger_kernel_config")).get(_FUSED, True):

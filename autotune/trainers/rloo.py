@@ -11,7 +11,7 @@ from autotune.trainers.groups import GROUPS_FIELDS, Groups
 
 
 class LeaveOneOut(Groups):
-    """As GRPO, with a reference by default, and always with the old log-probabilities."""
+    """Like GRPO, but with a reference by default, and always with old log-probabilities."""
 
     name = "rloo"
     label = "RLOO"
@@ -19,7 +19,7 @@ class LeaveOneOut(Groups):
     config_fields = GROUPS_FIELDS | ConfigFields(traced=frozenset({"normalize_advantages", "reward_clip_range"}))
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
-        """Return that advantages may be normalised by those of the completions that are generated at once."""
+        """Return the dependence on a generation batch, over which advantages may be normalised."""
         if not args.get("normalize_advantages"):
             return {}
         return {GENERATED_TOGETHER: "advantages are normalised over the completions that are generated at once"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRACED_DOCUMENTS = 4
-"""Number of documents that a traced row is packed from, if it has a token for each."""
+"""Number of documents in a traced packed row, if it has a token for each."""
 
 
 class SupervisedFineTuning(Trainer):
@@ -40,11 +40,11 @@ class SupervisedFineTuning(Trainer):
         DatasetFormat("messages", ("messages",), text=False, with_images=True),
         DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )
-    # As datasets in the manner of Alpaca have them.
+    # The columns of Alpaca's format.
     advice: ClassVar[Mapping[tuple[str, ...], str]] = {
         ("instruction", "output"): "Rename `instruction` to `prompt` and `output` to `completion`; join `input`, if "
         "there is one, to the prompt.",
-        # TRL passes over this column where its messages have role and content (``is_conversational_from_value``).
+        # TRL ignores this column if its messages have role and content (``is_conversational_from_value``).
         ("conversations",): "Rename `conversations` to `messages` where its messages have role and content: TRL reads "
         "`conversations` with from and value.",
     }
@@ -81,9 +81,9 @@ class SupervisedFineTuning(Trainer):
     def loss_depends_on(
         self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
     ) -> Mapping[str, str]:
-        """Return that the tokens of a micro-batch, or of a process, alone divide its loss, where that is so.
+        """Return the dependences of the loss, including a mean over the tokens of a micro-batch or of a process.
 
-        The length of the rows that a configuration packs sets what a micro-batch holds, as packing does.
+        The length of packed rows determines a micro-batch's documents, as packing does.
         """
         found = dict(super().loss_depends_on(args, model, processes))
         if model is not None and not model.accepts_loss_kwargs:
@@ -95,7 +95,7 @@ class SupervisedFineTuning(Trainer):
         if args.get("packing") and PACKING in found:
             found[MaxLength.name] = found[PACKING]
         if self.balances_experts(args, model):
-            # They have no mask, without which ``load_balancing_loss_func`` of transformers counts every token.
+            # Concatenated rows have no mask; without one, transformers' ``load_balancing_loss_func`` counts all tokens.
             found[PAD_TO_MULTIPLE_OF] = "the load-balancing loss of experts counts the padding of concatenated rows"
         return found
 
@@ -104,7 +104,7 @@ class SupervisedFineTuning(Trainer):
         return self._laid_out(plan, documents, rows, packs=plan.args.get("packing"))
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return rows that ``eval_packing`` packs, or not; the collator lays them as in training."""
+        """Return evaluation rows, packed if ``eval_packing`` is set, and otherwise collated as in training."""
         own = plan.args.get("eval_packing")
         packs = plan.args.get("packing") if own is None else own
         return self._laid_out(plan, documents, rows, packs=packs).in_steps(1, plan.data_ranks)
@@ -113,13 +113,13 @@ class SupervisedFineTuning(Trainer):
         flat = self.layout(plan, rows) is Layout.FLAT
         if packs:
             length = plan.cut_to or int(MaxLength.trl_default)
-            return packed(documents, rows, length, plan.multiple, _strategy(plan), flat=flat)
-        return unpacked(documents, rows, plan.cut_to, plan.multiple, flat=flat)
+            return packed(documents, rows, length, plan.pad_multiple, _strategy(plan), flat=flat)
+        return unpacked(documents, rows, plan.cut_to, plan.pad_multiple, flat=flat)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Rows whose documents are kept separate are laid end to end; others are padded if there are at least two.
+        """Rows with separate documents are laid end to end; others are padded if there are at least two.
 
-        That includes wrapped rows, because the last row of a dataset is not full.
+        That includes wrapped rows, since the last row of a dataset is not full.
         """
         if plan.args.get("padding_free") or (plan.args.get("packing") and _strategy(plan) in SEPARATING):
             return Layout.FLAT
@@ -132,20 +132,20 @@ class SupervisedFineTuning(Trainer):
         return {**super().sizes_at(layout, shape), "padding_free": False, **packing}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return rows as long as the micro-batch; the adapter masks what the loss does not count."""
+        """Return rows as long as the micro-batch; the adapter masks tokens outside the loss."""
         tokens = int(shape.tokens)
         match layout:
             case Layout.EQUAL:
                 return ((tokens,),) * shape.rows
             case Layout.PADDED:
-                # A padded row adds the mask; how many tokens the loss counts is up to ``trainable``.
+                # A shorter row adds the mask.
                 return (*((tokens,),) * (shape.rows - 1), (max(1, tokens - 1),))
             case Layout.FLAT:
                 count = min(_TRACED_DOCUMENTS, tokens)
                 return tuple((tokens * (place + 1) // count - tokens * place // count,) for place in range(count))
 
     def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
-        """Return rows cut from the start; those left without a token that the loss counts are dropped, as TRL does."""
+        """Return rows cut at the end; rows without a token in the loss are dropped, as in TRL."""
         import pyarrow as pa
         import pyarrow.compute
 
@@ -159,7 +159,7 @@ class SupervisedFineTuning(Trainer):
 
 
 def _strategy(plan: TrainingPlan) -> str:
-    """Return how rows are packed where they are; TRL's own choice is bfd (SFTConfig.packing_strategy)."""
+    """Return the packing strategy; TRL's default is bfd (SFTConfig.packing_strategy)."""
     return str(plan.args.get("packing_strategy", CUTTING))
 
 

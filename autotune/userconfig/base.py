@@ -1,4 +1,4 @@
-"""Reads the user's own configuration that a search starts from; refuses settings that no probe or bundle supports."""
+"""Reads the user's own configuration for ``--base``, and refuses settings that probes or bundles do not support."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, TRACKERS, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.nested import Key, at, mapping
+from autotune.core.nested import Key, lookup, mapping
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.verdict import Finding, Severity, fatal
+from autotune.core.verdict import Finding, Severity, has_error
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
@@ -25,10 +25,10 @@ from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import problems
 from autotune.userconfig.reading import plan_of, read_command
 from autotune.userconfig.sources import Sources, named_rewards, sources
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
-"""The arguments of a plan that hold documents of engines."""
+"""The arguments of a plan with documents of engines."""
 _OFFLOADED = frozenset({"none", "cpu"})
 _COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 _SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
@@ -39,16 +39,16 @@ _INSTEAD = "Give MODEL and DATASET in addition to --base."
 
 @dataclass(frozen=True)
 class UserBase:
-    """A configuration of the user's own, as TRL's parser reads it.
+    """The user's own configuration, as TRL's parser reads it.
 
     Attributes:
         config: the values of the trainer's class.
         plan: its training plan, with every field that affects a step, including those at their defaults.
         launching: the launch of its processes.
-        assumptions: assumptions where the file does not determine a value, in sentences.
+        assumptions: values that the file does not determine, in sentences.
     """
 
-    written: Written
+    written: WrittenConfig
     read: ReadCommand
     config: Configuration
     plan: TrainingPlan
@@ -81,17 +81,17 @@ class UserBase:
         return () if of_engine(path) else keys_of(self.file.values, path)
 
     def at(self, key: Key) -> tuple[object, ...]:
-        """Return a mapping of the key to its value in the file; empty if the key is absent."""
-        return at(self.file.values, key)
+        """Return a tuple of the key's value in the file, or an empty tuple if the key is absent."""
+        return lookup(self.file.values, key)
 
     @property
     def arguments(self) -> Mapping[str, object]:
-        """The keys of the file that belong to TRL's classes, as written; the others are for the launch."""
+        """The keys of the file that belong to TRL's classes, as written, without those of the launch."""
         return {name: value for name, value in self.file.values.items() if name in self.defaults}
 
 
-def read_base(written: Written, hardware: Hardware, server: JobServer, folder: Path) -> UserBase:
-    """Return a base as read by TRL's parser, for a device.
+def read_base(written: WrittenConfig, hardware: Hardware, server: JobServer, folder: Path) -> UserBase:
+    """Return a base, read by TRL's parser for a device.
 
     Raises:
         InputError: the message names all wrong keys at once, or a setting that probes do not support.
@@ -100,7 +100,7 @@ def read_base(written: Written, hardware: Hardware, server: JobServer, folder: P
     return base_from(there, read_command(there, hardware, server, folder))
 
 
-def on_device(written: Written, hardware: Hardware) -> Written:
+def on_device(written: WrittenConfig, hardware: Hardware) -> WrittenConfig:
     """Return the base's command for a device: on a CPU, TRL refuses most files unless they set ``use_cpu``."""
     args = find_trainer(written.trainer).cpu_args if hardware.kind == "cpu" else {}
     added = [word for name, value in args.items() if name not in written.values for word in (f"--{name}", str(value))]
@@ -108,7 +108,7 @@ def on_device(written: Written, hardware: Hardware) -> Written:
     return replace(written, command=replace(command, words=(*command.words, *added)))
 
 
-def base_from(written: Written, read: ReadCommand) -> UserBase:
+def base_from(written: WrittenConfig, read: ReadCommand) -> UserBase:
     """Return a base from its command as read by TRL's parser.
 
     Raises:
@@ -118,7 +118,7 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
     absent = {name: message for name, message in read.absent.items() if name != TRACKERS}
     found, trainer = problems(written, replace(read, absent=absent)), find_trainer(written.trainer)
     config = read.configurations.get(trainer.config_class)
-    if fatal(found):
+    if has_error(found):
         raise _wrong(written, found)
     started = launching(written, read)
     assert config is not None
@@ -134,7 +134,7 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
 
 
 def sources_of(base: UserBase, model: str | Path | None, dataset: str | Path | None) -> Sources:
-    """Return the model and the rows of a base, or those given instead.
+    """Return the model and the rows of a base, or their replacements.
 
     Raises:
         InputError: one of them is missing or cannot be used.
@@ -164,7 +164,7 @@ def rewards_of(base: UserBase) -> tuple[str, ...]:
         raise InputError(f"{base.name}: {error.message}", hint=hint) from error
 
 
-def _wrong(written: Written, found: Iterable[Finding]) -> InputError:
+def _wrong(written: WrittenConfig, found: Iterable[Finding]) -> InputError:
     lines = [_line(item) for item in found if item.severity is Severity.ERROR]
     things = counted(len(lines), "thing is wrong", "things are wrong")
     check = f"autotune check {written.place} --trainer {written.trainer}"
@@ -204,7 +204,7 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
         raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
     processes = started.processes if started.counted else None
     overruled = as_launched(config, started) is not config
-    # Every file that a search writes takes gradient accumulation from the trainer's arguments.
+    # In all written files, gradient accumulation follows from the trainer's arguments.
     found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
     if overruled:
         why = "bf16 and fp16 are false, and accelerate overrides them"

@@ -1,4 +1,4 @@
-"""Reads the document of a configuration's bundle, if its directory is one."""
+"""Recognises the bundle that a configuration belongs to, and compares its plan with the configuration's."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from autotune.emit.bundle import PLAN, RESULT, UNFINISHED
 
 _Document = TypeVar("_Document")
 DOCUMENTS = (RESULT, PLAN)
-"""The files that identify a bundle: of a study, and of a plan."""
+"""The documents of a bundle: of a search, and of a plan."""
 # Fields that TRL's and transformers' classes fill in from other defaults (__post_init__).
-_FILLED_IN = frozenset({
+_DERIVED_FIELDS = frozenset({
     "bf16", "gradient_checkpointing_kwargs", BEST_METRIC, "pad_to_multiple_of", "steps_per_generation",
 })  # fmt: skip
 
 
 def trainer_in(folder: Path) -> str | None:
-    """Return the trainer of the bundle in a folder, or None if the folder is no bundle."""
+    """Return the trainer of the bundle in a folder, or None without a bundle."""
     named = (mapping(_read(folder / name)).get("trainer") for name in DOCUMENTS)
     return next((name for name in named if isinstance(name, str)), None)
 
 
 def holds_planned_bundle(folder: Path) -> bool:
-    """Return whether a folder holds a planned bundle, of any version and finished or not."""
+    """Return whether a folder has a planned bundle, of any version, finished or not."""
     bases = (mapping(_read(folder / name)).get("basis") for name in (PLAN, UNFINISHED))
     return any(basis == Basis.PLANNED for basis in bases)
 
@@ -46,9 +46,9 @@ def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) ->
 
 
 def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) -> bool:
-    """Return whether a configuration trains like a bundle's plan: it sets no further field that affects a step."""
+    """Return whether a configuration has the values of a bundle's plan, and sets no other field that affects a step."""
     differing = (name for name in plan.args if config.values.get(name) != config.defaults.get(name))
-    further = {name for name in differing if name not in known.args} - _FILLED_IN
+    further = {name for name in differing if name not in known.args} - _DERIVED_FIELDS
     model = {name: value for name, value in known.model.items() if value not in (None, False)}
     return (
         not further
@@ -59,7 +59,7 @@ def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) 
 
 
 def decoded(kind: type[_Document], file: Path) -> _Document | None:
-    """Return the document in a file, or None if the file is absent or holds another document."""
+    """Return the document in a file, or None if the file is absent or has another document."""
     try:
         return decode(kind, _read(file))
     except DecodeError:

@@ -15,7 +15,7 @@ from autotune.space import SpaceFile
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
 
-# Choices can depend on one another, as use_peft on lora and peft_config.
+# A second pass, since choices depend on one another, as use_peft on lora and peft_config.
 _PASSES = 2
 
 
@@ -24,8 +24,8 @@ class NearestCandidate:
     """The candidate nearest to a plan, and the techniques that match it exactly.
 
     Attributes:
-        candidate: the choices; the nearest choice where none matches.
-        exact: the techniques whose entries match the plan.
+        candidate: the choices; the nearest one if none matches.
+        exact: the techniques whose choice matches the plan.
     """
 
     candidate: Candidate
@@ -33,7 +33,7 @@ class NearestCandidate:
 
 
 def setting_of(plan: TrainingPlan, trainer: Trainer, workload: Workload, machine: Machine, documents: int) -> Setting:
-    """Return the setting of a plan in which every technique is allowed, since the user has decided.
+    """Return the setting of a user's own plan, in which every technique is allowed.
 
     Args:
         documents: documents per optimizer step.
@@ -93,7 +93,7 @@ def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:
 
 
 def _identifying(technique: Technique, entries: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the entries that identify a choice: only the rows of a micro-batch if they determine the accumulation."""
+    """Return the entries that identify a choice: of a technique of sizes, only the field of its own name."""
     if technique.identified_by:
         return {path: value for path, value in entries.items() if path in technique.identified_by}
     named = f"args.{technique.name}"

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's document, and finds its contradictions with the trainer's arguments."""
+"""Reads DeepSpeed's document, from the trainer or accelerate, and compares it with the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
-from autotune.core.nested import Key, at, mapping, put
+from autotune.core.nested import Key, lookup, mapping, set_or_remove
 from autotune.errors import InputError
 
-# Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
+# accelerate's own keys of offloading devices (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 AUTO = "auto"
-"""Value in DeepSpeed's document for numbers that follow from the trainer's arguments."""
+"""Value of numbers in DeepSpeed's document that transformers derives from the trainer's arguments."""
 _ACCUMULATION, _CLIPPING = "gradient_accumulation_steps", "gradient_clipping"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
 """Numbers of DeepSpeed's document that may be ``auto`` (``trainer_config_process`` of transformers)."""
 _DEFAULT_STAGE = 2
 # Further keys of the document, with the trainer's arguments that they must equal.
-_FIELDS: Mapping[Key, str] = {
+_DERIVED_FROM: Mapping[Key, str] = {
     (_CLIPPING,): "max_grad_norm",
     ("optimizer", "params", "lr"): "learning_rate",
     ("optimizer", "params", "eps"): "adam_epsilon",
@@ -57,9 +57,9 @@ def deepspeed_document(
     """Return DeepSpeed's effective document, the trainer's own or accelerate's; None without one.
 
     Args:
-        document: of ``accelerate launch --config_file``; empty without one.
-        accumulation: gradient accumulation for a document in accelerate's file that does not set it; accelerate
-            takes 1.
+        document: accelerate's document; empty without one.
+        accumulation: gradient accumulation of a document in accelerate's file that does not set it; accelerate's
+            default is 1.
 
     Raises:
         InputError: a named file cannot be read.
@@ -77,11 +77,11 @@ def contradictions(
     """Yield the values of DeepSpeed's document that contradict the trainer's arguments.
 
     Args:
-        processes: number of started processes; None where it is not known.
+        processes: number of started processes; None if it is not known.
     """
-    for path, field, expected in _following(config, processes):
-        for value in at(document, path):
-            # transformers writes no value, and DeepSpeed takes its own default.
+    for path, field, expected in _derived_keys(config, processes):
+        for value in lookup(document, path):
+            # Without an expected value, transformers writes none, and DeepSpeed uses its default.
             if value not in (None, AUTO, expected) and expected is not None:
                 yield Contradiction(path, value, field, expected)
 
@@ -107,8 +107,8 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     }
 
 
-def agreeing(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
-    """Return DeepSpeed's document with ``auto`` for numbers that follow from the trainer's arguments.
+def with_auto(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
+    """Return DeepSpeed's document with ``auto`` for the numbers that transformers derives.
 
     Raises:
         InputError: it contradicts them.
@@ -122,19 +122,19 @@ def agreeing(document: Mapping[str, object], config: Configuration, processes: i
         raise InputError(
             f"DeepSpeed's document has {'; '.join(wrong)}: transformers ends the run.", hint=f"Write {AUTO} instead."
         )
-    for path, _, _ in _following(config, processes):
-        if at(found, path) not in ((), (None,)):
-            put(found, path, AUTO)
+    for path, _, _ in _derived_keys(config, processes):
+        if lookup(found, path) not in ((), (None,)):
+            set_or_remove(found, path, AUTO)
     return found
 
 
-def _following(config: Configuration, processes: int | None) -> Iterator[tuple[Key, str, object]]:
-    """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, the argument, and its value.
+def _derived_keys(config: Configuration, processes: int | None) -> Iterator[tuple[Key, str, object]]:
+    """Yield the keys of DeepSpeed's document that transformers derives, each with the trainer's argument and value.
 
-    transformers fills them in, and refuses other values (``integrations/deepspeed.py``, ``trainer_config_process``).
+    transformers refuses other values (``integrations/deepspeed.py``, ``trainer_config_process``).
 
     Args:
-        processes: number of started processes; None where it is not known.
+        processes: number of started processes; None if it is not known.
     """
     values: Mapping[str, Any] = config.values
     rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
@@ -146,7 +146,7 @@ def _following(config: Configuration, processes: int | None) -> Iterator[tuple[K
     yield ("train_batch_size",), "", prod(counted) if len(counted) == len(SIZES) and not searched else None
     yield ("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", None if searched else rows
     yield (_ACCUMULATION,), _ACCUMULATION, accumulation
-    for path, field in _FIELDS.items():
+    for path, field in _DERIVED_FROM.items():
         yield path, field, values.get(field)
     yield ("optimizer", "params", "betas"), "", [values.get("adam_beta1"), values.get("adam_beta2")]
     for name in ("bf16", "fp16"):

@@ -1,4 +1,4 @@
-"""Edits a base's file to train a plan: changes only keys whose values differ, and checks the file by reading it."""
+"""Edits the file of ``--base`` so that it trains the recommendation, and checks the result by reading it again."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from autotune.core.yaml_text import yaml_text
 from autotune.emit.arguments import THREADS, thread_variables
 from autotune.emit.files import write_text
 from autotune.emit.launch import ACCELERATE, FROM_TRAINER_ARGUMENTS, PRECISION, launch_files, launch_keys
-from autotune.emit.rows import ROWS, TrainingRows
+from autotune.emit.rows import ROW_ARGUMENTS, TrainingRows
 from autotune.errors import InputError
-from autotune.inspection.yaml_edit import Edit, edited, edited_values, unified_diff
+from autotune.inspection.yaml_edit import Edit, apply_edits, edited_values, unified_diff
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
 from autotune.techniques.packing import SHUFFLED
@@ -31,7 +31,7 @@ from autotune.userconfig.base import DEEPSPEED, FSDP, UserBase, fsdp_keys, read_
 from autotune.userconfig.fields import keeps_order
 from autotune.userconfig.keys import engine_key, of_engine
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 
 # Fields that a probe sets itself: evaluation and the placement of layers.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
@@ -40,16 +40,16 @@ _THREADS = "num_cpu_threads_per_process"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The required values of the edited file.
+class EditTarget:
+    """The values that the edited file must have.
 
     Attributes:
         plan: the recommended plan.
         fixed: techniques that the user fixed instead of the file's values.
-        model, teacher: each, if it differs from the file's; None: the file's.
-        rows: the rows, if they differ from the file's; None: the file's.
+        model, teacher: replacements of the file's, or None.
+        rows: replacement of the file's rows, or None.
         evaluates: whether the evaluation rows differ from the file's.
-        bundle: the bundle's directory, which has the launchers' files.
+        bundle: the bundle's directory, with the launchers' files.
     """
 
     plan: TrainingPlan
@@ -61,14 +61,14 @@ class Wanted:
     bundle: Path = Path()
 
 
-def rewritten(base: UserBase, edits: Mapping[Key, object]) -> str:
+def edited_text(base: UserBase, edits: Mapping[Key, object]) -> str:
     """Return the text of the file with the required keys, without secret ones.
 
     Raises:
         InputError: the file cannot be edited; the message has the reason.
     """
     secret = (path for path in secret_keys(base.file.values) if not any(path[: len(edit)] == edit for edit in edits))
-    return edited(base.file, [*_of_values(edits), *(Edit(path) for path in secret)])
+    return apply_edits(base.file, [*_of_values(edits), *(Edit(path) for path in secret)])
 
 
 def values_after(base: UserBase, edits: Mapping[Key, object]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _of_values(edits: Mapping[Key, object]) -> list[Edit]:
     return [Edit(path, {path[-1]: value}) for path, value in edits.items()]
 
 
-def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> dict[Key, object]:
+def edits_of(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setting) -> dict[Key, object]:
     """Return the keys, by their path in the file, whose values for a plan differ from the file's.
 
     A technique's key in the file that the plan leaves at TRL's default gets that default.
@@ -89,7 +89,7 @@ def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
     return {path: value for path, value in found.items() if _differs(base, path, value)}
 
 
-def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Key, object]]:
+def _values(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setting) -> Iterator[tuple[Key, object]]:
     """Yield the required values of keys, by their path in the file, including unchanged ones."""
     named = {"model_name_or_path": wanted.model, TEACHER: wanted.teacher}
     if wanted.teacher is not None and TEACHER_REVISION in wanted.plan.args:
@@ -99,7 +99,7 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
         rows = wanted.rows.arguments()
         # Cut copies are token rows, to which these fields were already applied; TRL refuses some of them for tokens.
         applied = trainer.config_fields.assumed if wanted.rows.cut else ()
-        names = (name for name in (*ROWS, *applied) if name in base.arguments and name not in rows)
+        names = (name for name in (*ROW_ARGUMENTS, *applied) if name in base.arguments and name not in rows)
         others = {name: base.defaults[name] for name in names}
         yield from (((name,), value) for name, value in {**others, **rows}.items())
     if wanted.evaluates:
@@ -109,11 +109,11 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     kept = {f"args.{SHUFFLED}"} if keeps_order(base.config) else set()
     for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes - kept)):
         yield from _entry(base, path, wanted.plan)
-    written = {path for technique in trainer.techniques for path in technique.writes}
+    searched = {path for technique in trainer.techniques for path in technique.writes}
     device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else ()
     also = {path for paths in trainer.also_set.values() for path in paths}
     for path in dict.fromkeys((*(f"args.{name}" for name in device), *sorted(also))):
-        if path not in written and wanted.plan.at(path):
+        if path not in searched and wanted.plan.at(path):
             yield from _entry(base, path, wanted.plan)
     file_args = trainer.written_args(wanted.plan, base.arguments)
     for name in sorted(file_args.keys() ^ wanted.plan.args.keys()):
@@ -122,8 +122,8 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     yield from _engine(base, wanted.plan, plan_before(trainer, setting))
 
 
-def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tuple[Key, object]]:
-    """Yield the keys that ``trl`` passes on to ``accelerate launch``."""
+def _launch(base: UserBase, wanted: EditTarget, hardware: Hardware) -> Iterator[tuple[Key, object]]:
+    """Yield the keys that ``trl`` passes to ``accelerate launch``."""
     values = base.file.values
     named = next((name for name in LAUNCH_FILES if values.get(name)), None)
     yield from (((name,), hardware.processes) for name in COUNTS if values.get(name) is not None)
@@ -151,7 +151,7 @@ def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterato
         yield (FSDP,), fsdp_keys(base.launching, base.config, plan)
 
 
-def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[Technique]:
+def _changed(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setting) -> Iterator[Technique]:
     """Yield the techniques whose entries differ from the base, by their own or another technique's choice."""
     before = plan_before(trainer, setting)
     for technique in trainer.techniques:
@@ -169,7 +169,7 @@ def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
 
 
 def plan_before(trainer: Trainer, setting: Setting) -> TrainingPlan:
-    """Return the plan of the base, with TRL's default where the user fixed a choice."""
+    """Return the plan of the base, with TRL's default for choices that the user fixed."""
     assert setting.base is not None
     default = {technique.name: technique.default(setting) for technique in trainer.techniques}
     return trainer.plan(trainer.normal(Candidate({**default, **setting.base.choices}), setting), setting)
@@ -197,28 +197,28 @@ def _differs(base: UserBase, key: Key, value: object) -> bool:
     return bool(found[0] != value and (len(key) > 1 or read != value))
 
 
-def handed_over(
-    base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting, server: JobServer, folder: Path
+def edited_base(
+    base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setting, server: JobServer, folder: Path
 ) -> tuple[BaseFile, str]:
-    """Return the base with the recommendation's configuration, and a note; empty if the file could be edited.
+    """Return the base edited by the recommendation, and a note; the note is empty if the file could be edited.
 
     A file that cannot be edited, such as one with merges, is written anew with its values, without its comments.
 
     Args:
-        folder: folder to write the configuration to for reading it again; it need not exist.
+        folder: folder for the configuration that is read again; it need not exist.
     """
     edits, note = edits_of(base, wanted, trainer, setting), ""
-    # The files that it names are next to it here, and in the bundle later.
+    # The launchers' files are in this folder here, and in the bundle later.
     again = edits_of(base, replace(wanted, bundle=folder), trainer, setting)
     try:
-        text, here = rewritten(base, edits), rewritten(base, again)
+        text, here = edited_text(base, edits), edited_text(base, again)
     except InputError as error:
         text, here = (yaml_text(values_after(base, each)) for each in (edits, again))
         note = f"config.yaml has the values of {base.name} without its comments. {error.message}"
     file = folder / "config.yaml"
     for name, content in {file.name: here, **launch_files(wanted.plan, folder, base.launching.document)}.items():
         write_text(folder / name, content)
-    read = read_base(written(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
+    read = read_base(read_written(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
     # Entries in which the base's plan differs from the file stay as in the file.
     idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
     differing = _differing(read, wanted.plan) - _differing(base, plan_before(trainer, setting)) - idle
@@ -230,7 +230,7 @@ def handed_over(
         dict(_changed_keys(base, edits, wanted.plan, trainer)),
         text,
         unified_diff(base.file.text, text, base.name),
-        {name: read.config.values[name] for name, value in read.arguments.items() if _sets(read, name, value)},
+        {name: read.config.values[name] for name, value in read.arguments.items() if _sets_field(read, name, value)},
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
         dict(read.written.env),
         base.launching.document,
@@ -239,7 +239,7 @@ def handed_over(
     return found, note
 
 
-def _sets(read: UserBase, name: str, value: object) -> bool:
+def _sets_field(read: UserBase, name: str, value: object) -> bool:
     """Whether a key sets a field of the trainer; TRL's class may fill in a field whose value is empty, the default."""
     return name in read.config.values and not (value is None is read.config.defaults[name])
 
@@ -263,13 +263,13 @@ def _differing(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
         f"{part}.{name}"
         for part, values in (("args", {**read.config.values, **engines}), ("model", read.model.values))
         for name, value in getattr(plan, part).items()
-        if name not in _OF_PROBES and not _agrees(value, values.get(name))
+        if name not in _OF_PROBES and not _equivalent(value, values.get(name))
     ]
     differing += [f"env.{name}" for name, value in plan.env.items() if read.plan.entry(f"env.{name}") != value]
     return frozenset(differing)
 
 
-def _agrees(value: object, read: object) -> bool:
+def _equivalent(value: object, read: object) -> bool:
     if isinstance(value, Mapping) and isinstance(read, Mapping):
         # TRL adds keys to `gradient_checkpointing_kwargs`.
         return all(read.get(name) == item for name, item in value.items())

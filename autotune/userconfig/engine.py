@@ -1,4 +1,4 @@
-"""Reads the sharding of a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
+"""Reads the sharding of a training (FSDP2, ZeRO, process groups) from accelerate's and DeepSpeed's documents."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from autotune.emit.launch import PARALLELISM, PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
-from autotune.userconfig.deepspeed import NAMED, agreeing, deepspeed_document
-from autotune.userconfig.fields import listed, tables
+from autotune.userconfig.deepspeed import NAMED, deepspeed_document, with_auto
+from autotune.userconfig.fields import fields_of_kind, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
 _RENAMED = {"offload_params": "cpu_offload"}
-# Keys that a step depends on; the second ones only where they are set.
-_OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
-_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
+# FSDP's keys that change a step; the second set only if they are set.
+_STEP_KEYS = frozenset({"reshard_after_forward", "auto_wrap_policy"})
+_KEYS_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
 _SAVED, _SHARDED = "state_dict_type", "SHARDED_STATE_DICT"
-# What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
-_BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP", _SAVED: _SHARDED}
+# Defaults of accelerate for keys that its document lacks (accelerate 1.15, FullyShardedDataParallelPlugin).
+_ACCELERATE_DEFAULTS: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP", _SAVED: _SHARDED}
 _PRECISIONS = ("bf16", "fp16")
 _KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 FIELD = "parallelism_config"
@@ -40,11 +40,11 @@ def without_engine(config: Configuration) -> Configuration:
 
 
 def as_launched(config: Configuration, started: Launching) -> Configuration:
-    """Return a configuration with the precision of accelerate's launcher, where that applies.
+    """Return a configuration with the precision of accelerate's launcher, if that applies.
 
-    transformers takes the launcher's precision unless ``bf16`` or ``fp16`` is true (transformers 5.23,
-    ``training_args.py``). A DeepSpeed document named by the trainer has its own precision. transformers also passes on
-    the backend of ``torch_compile``; without one, accelerate takes the launcher's (``TorchDynamoPlugin``).
+    transformers uses the launcher's precision unless ``bf16`` or ``fp16`` is true (transformers 5.23,
+    ``training_args.py``). A DeepSpeed document of the trainer has its own precision. Without ``torch_compile``,
+    accelerate compiles with the launcher's ``dynamo_backend`` (``TorchDynamoPlugin``).
 
     Raises:
         InputError: accelerate passes the precision to DeepSpeed's document, which then contradicts the trainer's
@@ -78,10 +78,10 @@ def engine_args(
     The trainer's own configuration has precedence over accelerate's, as in transformers.
 
     Args:
-        document: of ``accelerate launch --config_file``; empty without one.
-        processes: number of started processes; None where it is not known.
-        accumulation: gradient accumulation for a DeepSpeed document in accelerate's file that does not set it;
-            accelerate takes 1 (DeepSpeedPlugin).
+        document: accelerate's document; empty without one.
+        processes: number of started processes; None if it is not known.
+        accumulation: gradient accumulation of a DeepSpeed document in accelerate's file that does not set it;
+            accelerate's default is 1 (DeepSpeedPlugin).
 
     Raises:
         InputError: a named file cannot be read, accelerate refuses the groups of processes, or transformers refuses
@@ -94,7 +94,7 @@ def engine_args(
         raise UnreadError(f"distributed_type: {kind} is not known to autotune: DDP, FSDP2 and DeepSpeed are.")
     deepspeed, stage = deepspeed_document(document, config, accumulation), None
     if deepspeed is not None:
-        found["deepspeed"] = agreeing(deepspeed, config, processes)
+        found["deepspeed"] = with_auto(deepspeed, config, processes)
         stage = mapping(deepspeed.get("zero_optimization")).get("stage")
         if stage == ZERO_STAGES["zero3"] and config.values.get("sync_ref_model"):
             raise UnreadError(f"{SYNCHRONISED_WHOLE}.")
@@ -103,12 +103,12 @@ def engine_args(
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine:
         _check_engine(engine, document, config, stage)
-    parallel = started_by(groups_of(document, config), document, engine, processes)
+    parallel = process_groups(group_sizes(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
 
 
 def check_documents(started: Launching, config: Configuration) -> None:
-    """Check that the sharding settings of a training are consistent and supported.
+    """Check that accelerate accepts the sharding settings of a training, and that they are supported.
 
     Raises:
         InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``).
@@ -117,7 +117,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
     document = started.document
     keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
-    refused = [name for name in keys if name.lower() in listed("deepspeed", "refused")]
+    refused = [name for name in keys if name.lower() in fields_of_kind("deepspeed", "refused")]
     refused += [PRECISION] if document.get(PRECISION) is not None and not started.precision_by_option else []
     if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(NAMED)):
         named = "deepspeed" if own else NAMED
@@ -125,7 +125,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
-    words = [name for name in started.flags if name not in listed("deepspeed")]
+    words = [name for name in started.flags if name not in fields_of_kind("deepspeed")]
     if words:
         raise UnreadError(
             f"--{words[0]} configures sharding on accelerate's command line; a check reads it only from files. Name a"
@@ -161,7 +161,7 @@ def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
         raise UnreadError("FSDP in its first version is not traced: transformers removes it. Write fsdp_version: 2.")
     if keys.get("activation_checkpointing_offload"):
         raise UnreadError("fsdp_activation_checkpointing_offload is not traced. Leave it out.")
-    kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
+    kept = {name: value for name, value in keys.items() if name in _STEP_KEYS or (name in _KEYS_IF_SET and value)}
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
 
 
@@ -186,7 +186,7 @@ def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[st
     if str(document.get("distributed_type")) != "FSDP":
         return {}
     keys = fsdp_named(mapping(document.get("fsdp_config")))
-    return {**_BY_ACCELERATE, **{name: value for name, value in keys.items() if value is not None}}
+    return {**_ACCELERATE_DEFAULTS, **{name: value for name, value in keys.items() if value is not None}}
 
 
 def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
@@ -195,11 +195,11 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
     return {_RENAMED.get(name, name): value for name, value in keys.items()}
 
 
-def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
+def group_sizes(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
     """Return the group sizes above 1, and the other fields that then affect a step, by ``ParallelismConfig``'s names.
 
     Args:
-        document: of ``accelerate launch --config_file``; empty without one.
+        document: accelerate's document; empty without one.
 
     Raises:
         InputError: accelerate fails on a key, or ignores it.
@@ -217,7 +217,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     refused: Mapping[str, str] = tables()["groups"]["refused"]
     names = (*_PLANNED, *refused)
     for name in given:
-        read = {*names, _CP_STRATEGY, *listed("groups")}
+        read = {*names, _CP_STRATEGY, *fields_of_kind("groups")}
         if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in read:
             known = ", ".join(PARALLELISM + size for size in names)
             raise InputError(
@@ -235,15 +235,15 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     return {**sizes, _CP_STRATEGY: strategy} if strategy else sizes
 
 
-def started_by(
+def process_groups(
     groups: Mapping[str, object], document: Mapping[str, object], engine: str, processes: int | None
 ) -> Mapping[str, object]:
     """Return the process groups of a training.
 
     Args:
-        groups: as :func:`groups_of` returns them.
-        engine: the field of the engine that shards, ``fsdp`` or ``deepspeed``; empty without one.
-        processes: number of started processes; None where it is not known.
+        groups: as :func:`group_sizes` returns them.
+        engine: the field of the engine, ``fsdp`` or ``deepspeed``; empty without one.
+        processes: number of started processes; None if it is not known.
 
     Raises:
         InputError: accelerate refuses them (``ParallelismConfig._validate_accelerator``).

@@ -1,8 +1,8 @@
-"""Converts the values of a user's configuration into a training plan, and checks every field of it.
+"""Converts the values of a user's configuration into a training plan, and checks every field.
 
 There are four kinds of fields: 1. those passed to the traced trainer unchanged; 2. sizes, which the micro-batch's shape
 replaces; 3. those without effect on memory and time of a step; 4. all others, which must be at their defaults.
-``fields.yaml`` lists the first and the third kind. New fields of a release are of the last kind.
+``fields.yaml`` lists the first and the third kind. New fields of a release are of the fourth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from autotune.core.configuration import Configuration, configured
+from autotune.core.configuration import Configuration, read_object
 from autotune.core.json_text import is_json
 from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
@@ -43,14 +43,14 @@ _TEMPLATE_FILES = (".jinja", ".j2")
 
 @cache
 def tables() -> Mapping[str, Mapping[str, Any]]:
-    """Return the fields of other libraries by class and kind; the head of ``fields.yaml`` describes the kinds."""
-    found: Mapping[str, Mapping[str, Any]]
-    found = yaml.safe_load(files(__package__).joinpath("fields.yaml").read_text(encoding="utf-8"))
-    return found
+    """Return ``fields.yaml``: fields by class and kind; its head describes the kinds."""
+    content: Mapping[str, Mapping[str, Any]]
+    content = yaml.safe_load(files(__package__).joinpath("fields.yaml").read_text(encoding="utf-8"))
+    return content
 
 
-def listed(of: str, kind: str = "without_effect") -> frozenset[str]:
-    """Return the fields of a class that are of a kind, as :func:`tables` names both."""
+def fields_of_kind(of: str, kind: str = "without_effect") -> frozenset[str]:
+    """Return the fields of a class and a kind in :func:`tables`."""
     return frozenset(tables()[of][kind])
 
 
@@ -59,8 +59,8 @@ class UserPlan:
     """A user's configuration.
 
     Attributes:
-        plan: the plan to trace; its ``args`` hold the sizes of the configuration.
-        assumptions: assumptions where the configuration does not determine a value, in sentences.
+        plan: the plan to trace; its ``args`` have the sizes of the configuration.
+        assumptions: values that the configuration does not determine, in sentences.
     """
 
     plan: TrainingPlan
@@ -78,14 +78,14 @@ def user_plan(
         reads: whether rows are read by the configuration (:func:`reading_of`).
 
     Raises:
-        InputError: it is for an unknown trainer, or sets something that a trace does not support; the message names it.
+        InputError: the trainer is unknown, or a trace does not support a setting, which the message names.
     """
     trainer = trainer_of(config)
     own, traced = trainer.config_fields, traced_fields(trainer)
-    without_effect = listed("training") | listed("evaluation") | own.without_effect | own.assumed.keys()
-    _check(config, traced | without_effect | {_ORDER}, tuple(listed("training", "beginnings")))
+    without_effect = fields_of_kind("training") | fields_of_kind("evaluation") | own.without_effect | own.assumed.keys()
+    _check(config, traced | without_effect | {_ORDER}, tuple(fields_of_kind("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
-    _check_each(config, _GENERATION, listed("generation"))
+    _check_each(config, _GENERATION, fields_of_kind("generation"))
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
         # Both defaults come from other libraries (transformers' GenerationConfig, vLLM's max_model_len).
         raise InputError(
@@ -95,11 +95,11 @@ def user_plan(
         )
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
-    args |= _of_accelerate(config)
+    args |= _accelerator_args(config)
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
-    assumptions += _order_assumed(config, trainer)
+    assumptions += _order_assumption(config, trainer)
     assumptions += tuple(text for name, text in own.assumed.items() if config.values.get(name) and name not in known)
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
@@ -110,12 +110,35 @@ def user_plan(
 
 
 def reading_of(config: Configuration) -> Mapping[str, object]:
-    """Return the fields of a trainer's configuration that control how rows are read and differ from their defaults."""
+    """Return the fields of a trainer's configuration for reading rows that differ from their defaults."""
     names = sorted(trainer_of(config).config_fields.reading & config.values.keys())
     found = {name: _json(name, config.values[name]) for name in names if config.values[name] != config.defaults[name]}
     if CHAT_TEMPLATE in found:
         found[CHAT_TEMPLATE] = str(Path(str(found[CHAT_TEMPLATE])).absolute())
     return found
+
+
+def with_nulls(plan: TrainingPlan, config: Configuration) -> TrainingPlan:
+    """Return a configuration's plan with the fields that the configuration sets to null, against TRL's default."""
+    nulls = {name: None for name, value in config.values.items() if value is None is not config.defaults.get(name)}
+    return dataclasses.replace(plan, args={**nulls, **plan.args})
+
+
+def further_arguments(config: Configuration) -> Mapping[str, object]:
+    """Return the arguments that no trace depends on, differ from their defaults, and may end a training."""
+    own, training = trainer_of(config).config_fields, tables()["training"]
+    known = fields_of_kind("training") | fields_of_kind("evaluation") | own.without_effect
+    apart = frozenset(training["apart"]) | own.reading
+    beginnings = tuple(training["beginnings_apart"])
+    return {
+        name: value
+        for name, value in config.values.items()
+        if (name in known or name.startswith(tuple(training["beginnings"])))
+        and not (name in apart or name.startswith(beginnings))
+        and value != config.defaults.get(name)
+        # Jobs exchange infinities and NaN too.
+        and (is_json(value) or isinstance(value, float))
+    }
 
 
 def keeps_order(config: Configuration) -> bool:
@@ -125,9 +148,9 @@ def keeps_order(config: Configuration) -> bool:
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
     """Return the fields of a trainer's configuration that affect a step, including sizes."""
-    sizes = _fields(trainer, only_sizes=True) - listed("evaluation")
+    sizes = _fields(trainer, only_sizes=True) - fields_of_kind("evaluation")
     written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
-    return listed("training", "traced") | trainer.config_fields.traced | written | sizes
+    return fields_of_kind("training", "traced") | trainer.config_fields.traced | written | sizes
 
 
 def trainer_of(config: Configuration) -> Trainer:
@@ -159,7 +182,7 @@ def configuration_of(config: object) -> Configuration:
             hint="Give a YAML file, the words of a command, or one of TRL's configurations, such as a trl.DPOConfig.",
         )
     kind = next((name for name in names if name in known), names[0])
-    found = configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
+    found = read_object(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
     if TEACHER_LOADING not in found.values:
         return found
     loading = {**_TEACHER_ALONE, **mapping(found.values[TEACHER_LOADING])}
@@ -167,7 +190,7 @@ def configuration_of(config: object) -> Configuration:
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
-    """Return the fields that techniques write as a whole, rather than single keys of them."""
+    """Return the fields that techniques of sizes, or all other techniques, write as a whole."""
     paths = [
         path.split(".")
         for item in trainer.techniques
@@ -187,11 +210,11 @@ def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[
         if name in understood or name.startswith(beginnings):
             continue
         if value != config.defaults[name] and value not in (None, {}, []):
-            raise _not_known(f"{config.kind}({name}={value!r})", "Leave it out, or let autotune probe measure it.")
+            raise _unknown_effect(f"{config.kind}({name}={value!r})", "Leave it out, or let autotune probe measure it.")
 
 
-def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
-    """Return the assumption about an order of rows that is not TRL's default; any order may combine the longest rows.
+def _order_assumption(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
+    """Return the assumption about the order of rows if it is not TRL's default.
 
     Raises:
         InputError: TRL has no such order for the trainer's rows, or the order changes the sizes of micro-batches.
@@ -206,7 +229,7 @@ def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
     return (f"speeds are for rows in random order, and {_ORDER}={order} makes other micro-batches",)
 
 
-def _not_known(what: str, hint: str = "") -> InputError:
+def _unknown_effect(what: str, hint: str = "") -> InputError:
     return InputError(f"autotune does not know the effect of {what} on memory.", hint=hint)
 
 
@@ -242,7 +265,7 @@ def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") 
     hint = "Write changes of the model into its config.json, or let autotune probe measure it."
     # use_cache: Trainer sets it for the trained model by its argument, and TRL turns it off except in generation.
     unused = frozenset() if isinstance(trainer_of(config), Prompted) else frozenset({"use_cache"})
-    return _check_each(config, field, listed("loading", "traced") | listed("loading") | unused, hint)
+    return _check_each(config, field, fields_of_kind("loading", "traced") | fields_of_kind("loading") | unused, hint)
 
 
 def _check_each(
@@ -257,11 +280,11 @@ def _check_each(
     keys = dict(given) if isinstance(given, Mapping) else {}
     for name, value in keys.items():
         if name not in understood and value is not None:
-            raise _not_known(f"{field}' {name}={value!r}", hint)
+            raise _unknown_effect(f"{field}' {name}={value!r}", hint)
     return keys
 
 
-def _of_accelerate(config: Configuration) -> Mapping[str, object]:
+def _accelerator_args(config: Configuration) -> Mapping[str, object]:
     """Return the part of ``accelerator_config`` that affects a step.
 
     Raises:
@@ -272,11 +295,11 @@ def _of_accelerate(config: Configuration) -> Mapping[str, object]:
     keys = vars(given) if dataclasses.is_dataclass(given) else mapping(given)
     if keys.get("split_batches"):
         hint = "Write per_device_train_batch_size divided by the number of processes, and leave it out."
-        raise _not_known(f"{field}.split_batches=True", hint)
+        raise _unknown_effect(f"{field}.split_batches=True", hint)
     # transformers adds the number of steps when it creates a trainer.
     own = {name: value for name, value in mapping(keys.get(kwargs)).items() if (name, value) != ("num_steps", 1)}
     if own.keys() - {synced}:
-        raise _not_known(f"{field}.{kwargs}={own!r}", f"Leave out all but {synced}.")
+        raise _unknown_effect(f"{field}.{kwargs}={own!r}", f"Leave out all but {synced}.")
     return {field: {kwargs: {synced: True}}} if own.get(synced) else {}
 
 
@@ -289,14 +312,14 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
     if quantization is None:
         return words, ()
     if not isinstance(quantization, Mapping) and not hasattr(quantization, "to_dict"):
-        raise _not_known(f"quantization_config={quantization!r}", "transformers' BitsAndBytesConfig is.")
+        raise _unknown_effect(f"quantization_config={quantization!r}", "transformers' BitsAndBytesConfig is.")
     facts = dict(quantization if isinstance(quantization, Mapping) else quantization.to_dict())
     method = str(getattr(facts.get("quant_method"), "value", facts.get("quant_method", "bitsandbytes")))
     if method != "bitsandbytes":
         raise InputError(f"Quantisation by {method} is not supported.", hint="transformers' BitsAndBytesConfig is.")
     for name in ("llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"):
         if facts.get(name):
-            raise _not_known(f"BitsAndBytesConfig({name}={facts[name]!r})")
+            raise _unknown_effect(f"BitsAndBytesConfig({name}={facts[name]!r})")
     if facts.get("load_in_8bit"):
         return {**words, "load_in_8bit": True}, ()
     if not facts.get("load_in_4bit"):
@@ -315,14 +338,14 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     """Return the fields of ``trl.ModelConfig`` that are equivalent to a PEFT configuration.
 
     Raises:
-        InputError: it is of another kind than LoRA, or sets something that a trace does not support.
+        InputError: it is not a LoRA configuration, or a trace does not support a setting.
     """
     if peft_config is None:
         return {}
     if type(peft_config).__name__ != "LoraConfig":
         raise InputError(f"A {type(peft_config).__name__} is not supported.", hint="peft.LoraConfig is.")
     config = configuration_of(peft_config)
-    _check(config, listed("lora") | listed("lora", "traced"))
+    _check(config, fields_of_kind("lora") | fields_of_kind("lora", "traced"))
     given = {word: config.values[name] for name, word in tables()["lora"]["traced"].items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
     # Without a task type, PEFT wraps any model unchanged; trl.ModelConfig's default is that of a language model.

@@ -1,4 +1,4 @@
-"""Maps entries of a plan to keys of a configuration file, and decides which entries the file can set."""
+"""Maps entries of a training plan to keys of a configuration file, and determines which entries the file can set."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core.configuration import Configuration
-from autotune.core.nested import Key, at, mapping, put
+from autotune.core.nested import Key, lookup, mapping, set_or_remove
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.userconfig.launch import Launching
 
 PARTS = ("args", "model", "env")
-"""Parts of a plan that a configuration file has keys for."""
+"""Parts of a plan that a configuration file can set."""
 _KWARGS = "model_init_kwargs"
 # Newer names of fields, which take precedence if a file has them (transformers' TrainingArguments).
 _NEWER = {
@@ -22,7 +22,7 @@ _OLDER_KWARGS = {"dtype": "torch_dtype"}
 _DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
 _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
 # Values of accelerate's ``distributed_type`` that leave the engine to the trainer's own fields.
-_WITHOUT_ENGINE = frozenset({"NO", "MULTI_GPU", "MULTI_CPU"})
+_NO_ENGINE_TYPES = frozenset({"NO", "MULTI_GPU", "MULTI_CPU"})
 
 
 def of_engine(path: str) -> bool:
@@ -88,7 +88,7 @@ class Writable:
         return all(head[0] in PARTS and not (head[0] == "args" and head[1] in self.fixed) for head in heads)
 
     def keys(self, entries: Mapping[str, object]) -> Mapping[Key, object]:
-        """Return the keys to write for entries of a plan, with their values; None drops a key.
+        """Return the keys to write for entries of a plan, with their values; None removes a key.
 
         In a mapping that the file has, only changed keys are written; a new mapping is written whole.
         """
@@ -96,12 +96,12 @@ class Writable:
         for key, value in ((key, value) for path, value in entries.items() for key in keys_of(self.values, path)):
             outer = self.values.get(key[0])
             if len(key) == 1 or key[0] == "env" or isinstance(outer, Mapping):
-                if value is not None or not self.values or at(self.values, key):
+                if value is not None or not self.values or lookup(self.values, key):
                     found[key] = value
             elif value is not None:
                 whole = found.setdefault(key[:1], {})
                 assert isinstance(whole, dict)
-                put(whole, key[1:], value)
+                set_or_remove(whole, key[1:], value)
         return found
 
 
@@ -118,7 +118,7 @@ def writable(values: Mapping[str, object], config: Configuration, started: Launc
         on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before the process group
             exists.
     """
-    # accelerate needs an object for it, which a file cannot hold.
+    # accelerate requires an object for this field, which YAML cannot express.
     fixed = {_GROUPS}
     if config.values.get(_DEEPSPEED):
         fixed |= {_FSDP, _FSDP_CONFIG}
@@ -127,7 +127,7 @@ def writable(values: Mapping[str, object], config: Configuration, started: Launc
         fixed |= {_DEEPSPEED, _FSDP}
         inline = values.get(_FSDP) is True and isinstance(values.get(_FSDP_CONFIG, {}), Mapping)
         fixed |= set() if inline else {_FSDP_CONFIG}
-    elif str(started.document.get("distributed_type", "NO")) not in _WITHOUT_ENGINE or started.document.get(_GROUPS):
+    elif str(started.document.get("distributed_type", "NO")) not in _NO_ENGINE_TYPES or started.document.get(_GROUPS):
         fixed |= set(ENGINE_FIELDS)
     elif on_cpu:
         fixed |= {_DEEPSPEED}

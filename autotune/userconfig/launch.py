@@ -1,4 +1,4 @@
-"""Determines how many processes a command starts, and with which document of accelerate's."""
+"""Determines the launch of a command: its number of processes, and accelerate's document."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TR
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
 from autotune.units import counted
-from autotune.userconfig.fields import listed
+from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launchers import VISIBLE, named_gpus, number, processes_of
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys for the number of processes to start."""
@@ -28,7 +28,7 @@ NO_ENGINE = "NO"
 """``distributed_type`` of accelerate for a single process."""
 NO_PRECISION = "no"
 """Default of accelerate's ``mixed_precision``."""
-NAMED_BY = {
+PROCESS_OPTIONS = {
     TRL: "num_processes: {}", ACCELERATE: "--num_processes {}", TORCHRUN: "--nproc_per_node {}",
     DEEPSPEED: "--num_gpus {}",
 }  # fmt: skip
@@ -36,20 +36,20 @@ NAMED_BY = {
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
 # Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU. The
 # empty name is ``python``.
-_ALONE = ("", TRL, ACCELERATE)
+_SEES_ALL_GPUS = ("", TRL, ACCELERATE)
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
 
 
 @dataclass(frozen=True)
 class Launching(Launched):
-    """How the processes of a command are started.
+    """The launch of a command's processes.
 
     Attributes:
         document: accelerate's document, with the engine to start; empty without accelerate.
-        is_observed: whether a command or a running training was read for these values.
-        flags: further options of ``accelerate launch`` that choose or configure an engine.
-        is_guessed: whether the launcher starts a process on each GPU, and their number is unknown.
+        is_observed: whether these values come from a command or a running training.
+        flags: options of ``accelerate launch`` that choose or configure an engine.
+        is_guessed: whether the launcher starts a process on each GPU, of which the number is unknown.
     """
 
     document: Mapping[str, object] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Launching(Launched):
 
 
 ALONE = Launching()
-"""A single process, without further knowledge of the launch."""
+"""A single process, with nothing else known of the launch."""
 
 
-def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> Launching:
-    """Return how the processes of a command are started.
+def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None) -> Launching:
+    """Return the launch of a command's processes.
 
     Args:
         read: the command as read by TRL's parser and accelerate's launcher.
@@ -74,12 +74,12 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
             visible than processes are started.
         UnreadError: the number depends on the machines on which the command runs, or one process sees several GPUs.
     """
-    launcher, seen = written.command.launcher, visible(written, gpus)
+    launcher, seen = written.command.launcher, visible_gpu_count(written, gpus)
     found = processes_of(written.command, seen) or read.launched or Launched()
     document = without_secrets(read_yaml(Path(found.file)).values) if found.file else {}
-    _check(found)
+    _check_launch(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
-    engines = tuple(listed("launch", "beginnings"))
+    engines = tuple(fields_of_kind("launch", "beginnings"))
     on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
@@ -92,7 +92,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
     )
 
 
-def _check(found: Launched) -> None:
+def _check_launch(found: Launched) -> None:
     """Check that accelerate starts the requested number of processes.
 
     Raises:
@@ -108,12 +108,13 @@ def _check(found: Launched) -> None:
     if number(found.processes) % found.machines:
         # accelerate rounds the number on each machine down (accelerate 1.15, ``utils/launch.py``).
         raise InputError(
-            f"{found.processes} processes cannot be divided among {found.machines} machines.",
+            f"{counted(found.processes, 'process', 'processes')} cannot be divided among"
+            f" {counted(found.machines, 'machine')}.",
             hint="num_processes counts those of all machines together.",
         )
 
 
-def _check_gpus(written: Written, found: Launched, gpus: int | None) -> None:
+def _check_gpus(written: WrittenConfig, found: Launched, gpus: int | None) -> None:
     """Check that each process has its own GPU: NCCL fails if two share one (accelerate 1.15, ``state.py``).
 
     Raises:
@@ -128,27 +129,27 @@ def _check_gpus(written: Written, found: Launched, gpus: int | None) -> None:
     if found.gpu_ids and VISIBLE not in written.env:
         by, named = "gpu_ids", found.gpu_ids
     count = gpus or 1 if named is None else named_gpus(named)
-    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in _ALONE:
+    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in _SEES_ALL_GPUS:
         raise UnreadError(
             f"One process sees {count} GPUs, over which TRL spreads the layers of the model, or refuses to train.",
             hint=f"Write {VISIBLE}=0 before the command, or start a process on each GPU.",
         )
     if named is None or each <= count:
         return
-    option = NAMED_BY.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
+    option = PROCESS_OPTIONS.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
     raise InputError(
         f"{counted(each, 'process', 'processes')} on each machine, and {by} names {counted(count, 'GPU')}.",
         hint=f"Write {option}." if count and option else f"Name GPUs in {by}, or write use_cpu: true.",
     )
 
 
-def of_ranks(command: Command, gpus: int | None = None) -> int:
-    """Return the number of processes that parse a script's options, unless accelerate starts them.
+def parsing_processes(command: Command, gpus: int | None = None) -> int:
+    """Return the number of processes that parse a script's options, unless accelerate starts them; 1 if invalid.
 
-    Undecided cases are left to :func:`launching`.
+    :func:`launching` reports invalid options.
 
     Args:
-        gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
+        gpus: number of GPUs that the launcher sees on each machine; None if it is not known.
     """
     try:
         started = processes_of(command, gpus)
@@ -157,15 +158,15 @@ def of_ranks(command: Command, gpus: int | None = None) -> int:
     return started.processes if started is not None else 1
 
 
-def likely_processes(written: Written) -> int:
-    """Return the number of processes that the options and files of a command name; 1 if they name none.
+def likely_processes(written: WrittenConfig) -> int:
+    """Return the number of processes in the options and files of a command; 1 without any.
 
-    This needs no imports; :func:`launching` returns the number that accelerate starts.
+    This runs nothing of accelerate; :func:`launching` returns the number that accelerate starts.
 
     Raises:
         InputError: a file cannot be read, or the number is invalid.
     """
-    command, seen = written.command, visible(written, None)
+    command, seen = written.command, visible_gpu_count(written, None)
     started = processes_of(command, seen)
     if started is not None or command.launcher not in (TRL, ACCELERATE):
         return started.processes if started is not None else 1
@@ -173,7 +174,7 @@ def likely_processes(written: Written) -> int:
     return number(next((each[name] for each in stated for name in COUNTS if each.get(name)), seen or 1))
 
 
-def likely_gpus(written: Written) -> int:
+def likely_gpus(written: WrittenConfig) -> int:
     """Return the number of GPUs that a command needs on a machine, for its processes and its highest GPU number.
 
     Raises:
@@ -183,8 +184,8 @@ def likely_gpus(written: Written) -> int:
     return max(likely_processes(written), *(1 + found for found in numbers), 1)
 
 
-def likely_visible(written: Written) -> str | None:
-    """Return the GPUs that a command names for its processes, as in ``CUDA_VISIBLE_DEVICES``; None if it names none.
+def likely_visible(written: WrittenConfig) -> str | None:
+    """Return the GPUs that a command selects, as in ``CUDA_VISIBLE_DEVICES``; None if it selects none.
 
     Raises:
         InputError: a file cannot be read.
@@ -198,8 +199,8 @@ def likely_visible(written: Written) -> str | None:
     return {**written.command.env, **written.env}.get(VISIBLE)
 
 
-def _launch_options(written: Written) -> tuple[Mapping[str, object], Mapping[str, object]]:
-    """Return the options of a command's launcher, and its file for accelerate; ``trl`` has options in its own file.
+def _launch_options(written: WrittenConfig) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Return the options of a command's launcher, for ``trl`` also those in its file, and accelerate's document.
 
     Raises:
         InputError: the file cannot be read.
@@ -208,10 +209,10 @@ def _launch_options(written: Written) -> tuple[Mapping[str, object], Mapping[str
     if command.launcher == TRL:
         options = {**written.values, **options_of(command.words)}
     named = next((options[name] for name in LAUNCH_FILES if options.get(name)), written.default)
-    return options, shipped(str(named)) if named is not None and command.launcher in (TRL, ACCELERATE) else {}
+    return options, read_document(str(named)) if named is not None and command.launcher in (TRL, ACCELERATE) else {}
 
 
-def visible(written: Written, gpus: int | None) -> int | None:
+def visible_gpu_count(written: WrittenConfig, gpus: int | None) -> int | None:
     """Return the number of GPUs that the launcher of a command sees on each machine; None if unknown.
 
     ``trl`` sets its file's environment variables before it launches; with other launchers, only the script sets them.
@@ -224,21 +225,21 @@ def visible(written: Written, gpus: int | None) -> int | None:
 
 
 def default_file(command: Command) -> Path | None:
-    """Return the file that accelerate reads for a command that names none; None if it does not exist.
+    """Return accelerate's default configuration file for a command, or None if it does not exist.
 
     accelerate determines its path at import (accelerate 1.15, ``commands/config/config_args.py``), before ``trl`` sets
     the variables of a file.
     """
     variables = {**os.environ, **command.env}
     caches = Path(variables.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    # Path.expanduser raises for an unknown user; accelerate then takes the text unchanged.
+    # Path.expanduser raises for an unknown user; accelerate uses os.path.expanduser, which returns the text unchanged.
     home = os.path.expanduser(Path(variables.get("HF_HOME", caches)))  # noqa: PTH111
     file = Path(home, "accelerate", "default_config.yaml")
     return file if is_file(file) else None
 
 
-def shipped(name: str) -> Mapping[str, object]:
-    """Return the document for accelerate in a file, or of that name in TRL.
+def read_document(name: str) -> Mapping[str, object]:
+    """Return an accelerate document, from a file or one of TRL's by its name, such as ``zero2``.
 
     Raises:
         InputError: there is none, or it cannot be read.

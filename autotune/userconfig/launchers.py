@@ -1,4 +1,4 @@
-"""Counts the processes that ``torchrun`` and ``deepspeed`` start, from their own options."""
+"""Counts the processes that ``torchrun`` and ``deepspeed`` start, from their options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, Command
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Variable that names the GPUs that a process may use."""
+"""Variable with the GPUs that a process may use."""
 _GPU = re.compile(r"\+?\d|GPU-|MIG-")
 # Options of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).
 _OF_TORCHRUN = (("--nnodes",), ("--nproc-per-node", "--nproc_per_node"))
@@ -25,25 +25,25 @@ _OF_DEEPSPEED = (
     ("--num_nodes",), ("--num_gpus", "--num_accelerators"), ("--include", "-i"), ("--exclude", "-e"),
     ("--hostfile", "-H"),
 )  # fmt: skip
-# Words that ``torchrun`` takes instead of a number: what it counts on each machine (``determine_local_world_size``).
-_COUNTED = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
-_OF_GPUS = frozenset({"gpu", "auto"})
+# Words that ``torchrun`` accepts instead of a number, and the devices that it counts (``determine_local_world_size``).
+_COUNTED_UNITS = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
+_GPU_WORDS = frozenset({"gpu", "auto"})
 
 
 def processes_of(command: Command, gpus: int | None) -> Launched | None:
     """Return the processes of a command's launcher; None if it is another launcher.
 
     Args:
-        gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
+        gpus: number of GPUs that the launcher sees on each machine; None if it is not known.
 
     Raises:
         InputError: a number is invalid, or the launcher refuses the options.
         UnreadError: the number depends on the machines on which the command runs.
     """
     if command.launcher == TORCHRUN:
-        return _of_torchrun(command.launch, gpus, {**os.environ, **command.env})
+        return _torchrun_launch(command.launch, gpus, {**os.environ, **command.env})
     if command.launcher == DEEPSPEED:
-        return _of_deepspeed(command.launch, gpus)
+        return _deepspeed_launch(command.launch, gpus)
     if command.launcher == ACCELERATE and "-n" in command.launch:
         raise InputError("accelerate has no -n.", hint="Write --num_processes, the number over all machines.")
     return None
@@ -52,7 +52,7 @@ def processes_of(command: Command, gpus: int | None) -> Launched | None:
 def named_gpus(value: str) -> int:
     """Return the number of GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names.
 
-    CUDA stops at the first word that is no GPU, and sees none if a GPU is named twice.
+    CUDA ignores the entries from the first invalid one on, and sees no GPU if one is named twice.
     """
     named = list(takewhile(_GPU.match, (word.strip() for word in value.split(","))))
     return len(named) if len(set(named)) == len(named) else 0
@@ -70,7 +70,7 @@ def number(value: object, of: str = "processes") -> int:
     return int(text)
 
 
-def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str, str]) -> Launched:
+def _torchrun_launch(launch: Sequence[str], gpus: int | None, variables: Mapping[str, str]) -> Launched:
     defaults = {name: variables[variable] for variable, name in TORCHRUN_VARIABLES.items() if variable in variables}
     options = {**defaults, **_options(TORCHRUN, launch, _OF_TORCHRUN)}
     least, _, most = options.get("nnodes", "1").partition(":")
@@ -81,17 +81,17 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
             " number of machines."
         )
     each = options.get("nproc_per_node", "1")
-    if each in _OF_GPUS and gpus is not None:
+    if each in _GPU_WORDS and gpus is not None:
         return Launched(gpus * machines, True, machines)
-    if each in _COUNTED:
+    if each in _COUNTED_UNITS:
         raise UnreadError(
-            f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, whose number"
-            " is not known here. Write the number."
+            f"--nproc_per_node {each} starts a process for each {_COUNTED_UNITS[each]} of a machine that trains, whose"
+            " number is not known here. Write the number."
         )
     return Launched(number(each) * machines, True, machines)
 
 
-def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
+def _deepspeed_launch(launch: Sequence[str], gpus: int | None) -> Launched:
     options = _options(DEEPSPEED, launch, _OF_DEEPSPEED)
     each, machines = (_at_least_one(options.get(name)) for name in ("num_gpus", "num_nodes"))
     chosen = next((name for name in ("include", "exclude") if options.get(name)), None)
@@ -100,7 +100,7 @@ def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
             f"DeepSpeed refuses --{chosen} together with --num_gpus or --num_nodes.", hint="Give one of them."
         )
     if chosen == "include":
-        return _of_slots(options["include"])
+        return _launch_of_slots(options["include"])
     by_hosts = chosen is not None or "hostfile" in options or (machines or 1) > 1
     if by_hosts and (each is None or ("hostfile" in options and machines is None)):
         raise UnreadError(
@@ -111,7 +111,7 @@ def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
     return Launched((each or gpus or 1) * (machines or 1), each is not None, machines or 1)
 
 
-def _of_slots(text: str) -> Launched:
+def _launch_of_slots(text: str) -> Launched:
     """Return the number of processes for numbered slots, as in ``worker-0:0,1@worker-1:0,1``."""
     slots: dict[str, set[str]] = {}
     for host in text.split("@"):

@@ -1,4 +1,4 @@
-"""Turns the values that TRL's parser read into a training plan."""
+"""Reads a command by TRL's parser in a child process, and converts its values to a training plan."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from autotune.probing.jobs import read_command as run_job
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import UserPlan, user_plan
-from autotune.userconfig.launch import of_ranks, visible
-from autotune.userconfig.written import Written
+from autotune.userconfig.launch import parsing_processes, visible_gpu_count
+from autotune.userconfig.written import WrittenConfig
 
 NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
-"""Fields of ``trl.ModelConfig`` for the source of the model, and for actions that a check never takes."""
-# Fields that default to the value of another field in TRL's classes (GRPOConfig.__post_init__).
-_FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
+"""Fields of ``trl.ModelConfig`` without effect on a step: the source of the model, and the trust in its code."""
+# Fields whose default is the value of another field in TRL's classes (GRPOConfig.__post_init__).
+_DERIVED_FROM = {"steps_per_generation": "gradient_accumulation_steps"}
 
 
 def read_command(
-    written: Written, hardware: Hardware | None, server: JobServer, folder: Path, gpus: int | None = None
+    written: WrittenConfig, hardware: Hardware | None, server: JobServer, folder: Path, gpus: int | None = None
 ) -> ReadCommand:
     """Return a command as read by TRL's parser, and by accelerate's launcher.
 
     Args:
-        hardware: the device that the configuration is for; None: any GPU.
-        folder: the job's; it need not exist.
+        hardware: the device of the training; None: any GPU.
+        folder: folder of the job; it need not exist.
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
     """
-    seen = visible(written, gpus)
+    seen = visible_gpu_count(written, gpus)
     request = ReadCommandRequest(
         written.trainer,
         written.command.words,
         {name: _in_json(value) for name, value in written.values.items()},
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
-        of_ranks(written.command, seen),
+        parsing_processes(written.command, seen),
         written.command.launcher,
         written.command.launch,
         seen or 1,
@@ -53,7 +53,7 @@ def read_command(
 
 
 def _in_json(value: object) -> object:
-    """Return a value of YAML in JSON's types: a date becomes text."""
+    """Return a YAML value as JSON types; a date becomes text."""
     if isinstance(value, Mapping):
         return {str(key): _in_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -61,16 +61,16 @@ def _in_json(value: object) -> object:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserPlan:
+def plan_of(written: WrittenConfig, read: ReadCommand, config: Configuration) -> UserPlan:
     """Return the training plan of a configuration.
 
     Raises:
-        UnreadError: it sets something of which a trace does not know what it does.
+        UnreadError: a trace does not support a setting.
     """
     model = read.configurations[MODEL_CONFIG]
     words = {name: value for name, value in model.values.items() if name not in NOT_OF_A_STEP}
     adapters = bool(words.get("use_peft"))
-    # By its kind, weights in 4 bits are recognised as a choice.
+    # The choice of 4-bit weights is recognised by its quantisation type.
     kept_always = {"dtype", "use_peft", *(["bnb_4bit_quant_type"] if words.get("load_in_4bit") else [])}
     kept = {
         name: value
@@ -86,26 +86,28 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
     metric = config.values.get(BEST_METRIC)
-    # Scripts and reward functions of the user's own may report further metrics, and rows decide on those in groups.
-    if evaluates and metric is not None and written.own_command and not trainer.scores and "/" not in str(metric):
+    # The user's own scripts and reward functions may report further metrics, and the rows determine metrics with a /.
+    rewards = read.script.get("reward_funcs") or ()
+    reported = written.own_command and "." not in str(rewards) and "/" not in str(metric)
+    if evaluates and metric is not None and reported:
         user = replace(user, plan=replace(user.plan, args={**user.plan.args, BEST_METRIC: metric}))
-    # TRL's parser writes the file's variables over those of its environment.
+    # TRL's parser overrides environment variables by the file's.
     env = {**written.command.env, **written.env}
     allocator = allocator_settings(env)
     kept_env = dict.fromkeys(ALLOCATOR_VARIABLES, allocator) if allocator else {}
     settings = ", ".join(unsimulated_settings(allocator))
     assumed = f"the caching allocator has its default for {settings}, which is not simulated"
     return UserPlan(
-        replace(_unfilled(user.plan, written), env=kept_env),
+        replace(_without_derived(user.plan, written), env=kept_env),
         (*user.assumptions, assumed) if settings else user.assumptions,
     )
 
 
-def _unfilled(plan: TrainingPlan, written: Written) -> TrainingPlan:
-    """Return a plan without fields that TRL's classes derive from others, and that would differ at other sizes."""
+def _without_derived(plan: TrainingPlan, written: WrittenConfig) -> TrainingPlan:
+    """Return a plan without the values that TRL's classes derived from other fields, which traces change."""
     filled = {
         name
-        for name, source in _FILLED_IN.items()
+        for name, source in _DERIVED_FROM.items()
         if name not in written.given and plan.args.get(name) is not None and plan.args[name] == plan.args.get(source)
     }
     return replace(plan, args={name: value for name, value in plan.args.items() if name not in filled})

@@ -1,4 +1,4 @@
-"""Finds models, rows and reward functions that a configuration names, in the terms in which a workload is read."""
+"""Resolves the model, rows and reward functions that a configuration names, as TRL's scripts do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autotune.userconfig.fields import reading_of
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
 # Fields of trl.scripts.utils.DatasetConfig that a plain dataset does not have.
-_FURTHER = ("data_dir", "columns", "fraction")
+_MIXTURE_ONLY = ("data_dir", "columns", "fraction")
 _MOST_NAMED = 3
 _FUNCTIONS, _REWARD_MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
 
@@ -32,8 +32,8 @@ class Sources:
     """The model and the rows of a training.
 
     Attributes:
-        evaluation: the rows that training is evaluated on, or None.
-        streams: whether TRL streams the rows, which are read whole here.
+        evaluation: the rows to evaluate on, or None.
+        streams: whether TRL streams the rows; autotune reads them whole.
     """
 
     model: ModelSource
@@ -48,11 +48,11 @@ def sources(
     """Return the model and the rows that a configuration names.
 
     Args:
-        name, dataset: a model and rows in place of those; None: those of the configuration.
+        name, dataset: replacements of the model and the rows, or None.
 
     Raises:
-        UnreadError: it has a setting of the rows that is not supported.
-        InputError: there is none, or it cannot be used.
+        UnreadError: a setting of the rows is not supported.
+        InputError: the model or the rows are missing or cannot be used.
     """
     model = read.configurations[MODEL_CONFIG].values
     own = model.get("model_name_or_path")
@@ -61,7 +61,7 @@ def sources(
         raise InputError(
             "The configuration names no model.", hint="Write model_name_or_path, or give `model` (`--model`)."
         )
-    # The revision is of the configuration's own model, and that for loading wins (trl/scripts).
+    # The revision only applies to the configuration's own model; model_init_kwargs has precedence (trl/scripts).
     loading = mapping(config.values.get("model_init_kwargs"))
     revision = loading.get("revision") or model.get("model_revision") if named == own else None
     if name is None:
@@ -81,7 +81,7 @@ def teacher_of(config: Configuration, init: Init = "random") -> ModelSource:
         init: how its weights are initialised.
 
     Raises:
-        InputError: it names none, and TRL ends without one; or it cannot be used.
+        InputError: it names none, without which TRL fails; or the teacher cannot be used.
     """
     named = config.values.get(TEACHER)
     if not isinstance(named, str):
@@ -92,28 +92,28 @@ def teacher_of(config: Configuration, init: Init = "random") -> ModelSource:
 
 
 def _check_unexpanded(key: str, place: str) -> None:
-    """Check that a path of the configuration is one for transformers and datasets, which take a ``~`` for a name."""
+    """Check that a path of the configuration has no ``~``, which transformers and datasets do not expand."""
     if place.startswith("~"):
         raise InputError(f"{key}: {place} is not found: TRL does not expand ~.", hint="Write the whole path.")
 
 
 def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> tuple[DatasetSource, str | None, bool]:
-    """Return the rows to train on, as TRL's scripts find them, the split to evaluate on, and whether TRL streams them.
+    """Return the rows to train on, the split to evaluate on, and whether TRL streams them.
 
-    The split is None where it is a part of the same rows.
+    The split is None if evaluation uses a part of the same rows.
     """
     script = read.script
     train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))
     if dataset is not None:
         source = dataset_source(dataset)
-        # A file has one split: training is taken to be evaluated on rows like those.
+        # A file has one split; evaluation rows are assumed to be like the training rows.
         return source, None if source.data_files is not None else test, False
     mixture = read.configurations[MIXTURE].values
     items = mixture.get("datasets") or []
     if isinstance(items, list) and items:
         size, streams = mixture.get("test_split_size"), bool(mixture.get("streaming"))
         _check_splits(train, test, evaluates=evaluates, parted=size is not None)
-        return of_entries(items, size, streams=streams), None, streams
+        return mixture_source(items, size, streams=streams), None, streams
     name = script.get("dataset_name")
     if not isinstance(name, str):
         raise InputError(
@@ -121,7 +121,7 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
         )
     if is_file(name):
         raise InputError(
-            f"dataset_name is the file {name}, which TRL does not find: it takes hub ids and directories by it.",
+            f"dataset_name is the file {name}, which TRL cannot load: it accepts hub ids and directories there.",
             hint="Write datasets, with path (json, csv or parquet) and data_files.",
         )
     _check_unexpanded("dataset_name", name)
@@ -132,22 +132,22 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
 
 
 def _check_splits(train: str, test: str, *, evaluates: bool, parted: bool) -> None:
-    """Check that the splits have TRL's names, whatever the datasets in a mixture call them: it has no others."""
+    """Check that the splits are those of a mixture: ``train``, and ``test`` with ``test_split_size``."""
     known = (_TRAIN, _TEST) if parted else (_TRAIN,)
     if train not in known:
         raise InputError(
-            f"dataset_train_split is {train}, and datasets make the split {' and '.join(known)} alone: TRL ends with a "
+            f"dataset_train_split is {train}, and datasets only has the split {' and '.join(known)}: TRL ends with a "
             "KeyError.",
             hint="Write split in each entry of datasets.",
         )
     if evaluates and not parted:
         raise InputError(
-            f"Training is evaluated on the split {test}, which datasets have not: TRL ends with a KeyError.",
+            f"Evaluation needs the split {test}, which datasets does not have: TRL ends with a KeyError.",
             hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
         )
     if evaluates and test != _TEST:
         raise InputError(
-            f"dataset_test_split is {test}, and test_split_size makes the split {_TEST}.",
+            f"dataset_test_split is {test}, and test_split_size creates the split {_TEST}.",
             hint=f"Write dataset_test_split: {_TEST}, or leave it out.",
         )
 
@@ -156,11 +156,11 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
     """Check for settings that transformers and TRL refuse with streamed rows.
 
     Raises:
-        UnreadError: they are not on this machine.
-        InputError: they refuse it.
+        UnreadError: the rows are not on this machine.
+        InputError: there is such a setting.
     """
     if not all(exists(place) for place in rows.places):
-        raise UnreadError("The lengths of rows that are streamed from elsewhere are not known.", hint=_HINT)
+        raise UnreadError("The lengths of rows streamed from another machine are not known.", hint=_HINT)
     steps = config.values.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:
         raise InputError(
@@ -176,18 +176,18 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
 
 def _evaluated(source: DatasetSource, split: str | None) -> DatasetSource:
     if split is None:
-        # A random part of the rows is kept for it, which may hold the longest.
+        # TRL splits off random rows for it, which may include the longest.
         return replace(source, name=f"{source.name} (a part of it)")
     found = evaluation_source(source.name, None, split, config=source.config)
     assert found is not None
     return found
 
 
-def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: bool) -> DatasetSource:
-    """Return the rows that the entries of ``datasets`` make together.
+def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, streams: bool) -> DatasetSource:
+    """Return the source of TRL's mixture, the entries of ``datasets``.
 
     Args:
-        size: rows kept from training, at random (``test_split_size``); None: none.
+        size: ``test_split_size``, by which random rows are split off the training rows; None: no split.
         streams: whether TRL streams them.
 
     Raises:
@@ -200,10 +200,12 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
         )
     shares = [item.get("fraction") is not None for item in items]
     if any(shares) and (streams or not all(shares)):
-        reason = "TRL refuses fraction with streaming." if streams else "TRL takes fraction in all datasets or in none."
+        reason = "TRL refuses fraction with streaming." if streams else "TRL needs fraction in all datasets or in none."
         raise InputError(reason)
+    if any(shares) and not any(item["fraction"] for item in items):
+        raise InputError("fraction is 0 for all datasets, and TRL divides by the sum of their fractions.")
     for item in items:
-        _check_shown(item)
+        _check_without_secrets(item)
         places = DatasetSource("", "", mixture=(item,)).places
         if not places:
             raise InputError(f"data_files of {item.get('path')} is empty.", hint="Name at least one file.")
@@ -221,14 +223,14 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
 
 
 def _plain(item: Mapping[str, object]) -> DatasetSource | None:
-    """Return an entry that is a hub id, a directory, or a single file of a format that is known; None: it is none."""
+    """Return the source of an entry that is a hub id, a directory, or a single supported file; else None."""
     path, files = str(item.get("path")), item.get("data_files")
     if isinstance(files, list) and len(files) == 1:
         files = files[0]
     if isinstance(files, str) and not _is_name(files):
         return None
     builder = builder_of(files) if isinstance(files, str) else None
-    if any(item.get(name) is not None for name in _FURTHER) or (path if files is not None else None) != builder:
+    if any(item.get(name) is not None for name in _MIXTURE_ONLY) or (path if files is not None else None) != builder:
         return None
     config = item.get("name")
     if path in BUILDERS.values() if files is None else config is not None:
@@ -237,18 +239,18 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
     return replace(source, split=str(item.get("split") or _TRAIN))
 
 
-def _check_shown(item: Mapping[str, object]) -> None:
-    """Check that an entry can be written into a bundle: the address of its rows must hold no secret."""
+def _check_without_secrets(item: Mapping[str, object]) -> None:
+    """Check that the address of an entry's rows has no secret, since bundles contain it."""
     for place in DatasetSource("", "", mixture=(hidden_values(item),)).places:
         if MASK in place:
             raise InputError(
-                f"The rows {place} need a secret that is in their address, and would be in every file with it.",
-                hint="Download them, or give what is secret by the environment, such as HF_TOKEN, or by ~/.netrc.",
+                f"The address of the rows {place} has a secret, which would be written to files.",
+                hint="Download them, or pass the secret by the environment, such as HF_TOKEN, or by ~/.netrc.",
             )
 
 
 def _check_files(item: Mapping[str, object]) -> None:
-    """Check the local files that an entry names one by one, like those of a single dataset."""
+    """Check the local files of an entry like a single dataset's file."""
     if item.get("path") not in BUILDERS.values():
         return
     for place in DatasetSource("", "", mixture=(item,)).places if item.get("data_files") else ():
@@ -257,7 +259,7 @@ def _check_files(item: Mapping[str, object]) -> None:
 
 
 def _is_name(place: str) -> bool:
-    """Whether ``datasets`` takes a text for the name of a file, and not for a pattern or an address."""
+    """Whether a text is the name of a file for ``datasets``, neither a pattern nor an address."""
     return "://" not in place and not glob.has_magic(place)
 
 
@@ -272,9 +274,10 @@ class Rewards:
     """The reward functions of a training.
 
     Attributes:
-        built: names of those that the trainer is built and run with; one of TRL's own in place of each that is left.
-        own: the dotted paths of the user's own.
-        imported: whether these are imported, by the processes that build and run the trainer.
+        built: names of the functions with which the trainer is built and run; one of TRL's own replaces each that is
+            not imported.
+        own: the dotted paths of the user's own functions.
+        imported: whether the processes that build and run the trainer import these.
     """
 
     built: tuple[str, ...]
@@ -282,19 +285,19 @@ class Rewards:
     imported: bool = False
 
     def sentence(self, *, probed: bool) -> str:
-        """Return how a check treats the user's own functions, in a sentence; empty if there are none."""
+        """Return how a check treats the user's own functions, in a sentence; empty without any."""
         named = ", ".join(self.own)
         if not self.own:
             return ""
         if not self.imported:
-            return f"Not imported (--import does): {named}. A reward function of TRL's own stands in for each of them."
+            return f"Not imported (--import does): {named}. A reward function of TRL's own replaces each of them."
         if probed:
             return f"Imported and run: {named}."
         return f"Imported and not run: {named}. Their own device memory is not counted."
 
 
 def named_rewards(read: ReadCommand) -> tuple[str, ...]:
-    """Return the reward functions that TRL's script is given; none where it names none.
+    """Return the ``reward_funcs`` of TRL's script; empty without any.
 
     Raises:
         UnreadError: it names a reward model.
@@ -306,17 +309,17 @@ def named_rewards(read: ReadCommand) -> tuple[str, ...]:
 
 
 def rewards_of(read: ReadCommand, config: Configuration, *, by_command: str = "", imports: bool) -> Rewards:
-    """Return the reward functions of a configuration of a trainer that generates completions.
+    """Return the reward functions of a configuration for a trainer that generates completions.
 
-    A name without a dot is one of TRL's (trl/scripts/grpo.py). Where none is named, as with a script of the user's own
-    or a configuration object, there are as many as weights.
+    A name without a dot is one of TRL's (trl/scripts/grpo.py). Without names, as for the user's own script or a
+    configuration object, as many functions as weights are assumed.
 
     Args:
-        by_command: TRL's own command that trains by the configuration, such as ``trl grpo``; empty: something else.
-        imports: whether modules of the user's own may be imported.
+        by_command: TRL's own command that trains by the configuration, such as ``trl grpo``; else empty.
+        imports: whether the user's own modules may be imported.
 
     Raises:
-        InputError: TRL's own command gets no reward function.
+        InputError: the configuration is for TRL's own command and names no reward function.
         UnreadError: it names a reward model.
     """
     names = named_rewards(read)

@@ -1,4 +1,4 @@
-"""Reads a command with the file that it names, and finds the trainer that it is for; imports nothing heavy."""
+"""Reads a user's command and configuration file, and determines the trainer, without heavy imports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.inspection.command_line import CONFIG, TRL, Command, options_of, r
 from autotune.inspection.paths import user_path
 from autotune.inspection.script import TRL_PARSER
 from autotune.inspection.yaml_file import YamlFile, read_yaml
-from autotune.inspection.yaml_secrets import withheld
+from autotune.inspection.yaml_secrets import mask_secrets
 from autotune.trainers import find_trainer, trainers
 from autotune.userconfig.bundle import trainer_in
 
@@ -24,15 +24,16 @@ _OF_ACCELERATE = frozenset({"compute_environment", "distributed_type"})
 
 
 @dataclass(frozen=True)
-class Written:
-    """A command with the file that it names, both without what is secret.
+class WrittenConfig:
+    """A user's command and its configuration file, with secrets masked.
 
-    TRL's parser reads the file itself, and nothing else needs it: no step depends on a secret.
+    A child process reads the file itself by TRL's parser; no step depends on a secret.
 
     Attributes:
-        file: None where the command names none.
+        command: the parsed command; of a file alone, ``trl --config FILE``.
+        file: the file of ``--config``, or None.
         trainer: the trainer's name.
-        default: the file that accelerate reads where the command names none; None: it reads no such file.
+        default: accelerate's default configuration file, or None.
     """
 
     command: Command
@@ -47,7 +48,7 @@ class Written:
 
     @property
     def given(self) -> Mapping[str, object]:
-        """The keys of the file and then the options among the words of the command, with their values."""
+        """The keys of the file and the options of the command, with their values; options override keys."""
         return {**self.values, **{name: _typed(value) for name, value in options_of(self.command.words).items()}}
 
     @property
@@ -57,17 +58,17 @@ class Written:
 
     @property
     def own_command(self) -> str:
-        """TRL's own command, such as ``trl grpo``, whose script trains; empty where another one does."""
+        """TRL's own command, such as ``trl grpo``, if its script trains; else empty."""
         own = self.command.words and self.command.script is None and find_trainer(self.trainer).has_command
         return f"trl {self.trainer}" if own else ""
 
     def may_be_own(self, key: str) -> bool:
-        """Return whether a key may be one of the user's own script, which takes more than TRL's and names it."""
+        """Return whether a key may belong to the user's own script, which accepts more than TRL's and mentions it."""
         source = self.command.source
         return source is not None and source.takes_more and key in source.names
 
     def line(self, key: str) -> int | None:
-        """Return the line of a key in the file, or None if it is not there."""
+        """Return the line of a key in the file, or None."""
         return self.file.line(key) if self.file is not None else None
 
     @property
@@ -76,17 +77,17 @@ class Written:
         return str(self.file.path) if self.file is not None else ""
 
 
-def written(config: str | None, trainer: str | None = None, command: Sequence[str] = ()) -> Written:
-    """Return a command with its file.
+def read_written(config: str | None, trainer: str | None = None, command: Sequence[str] = ()) -> WrittenConfig:
+    """Return a user's command and its configuration file.
 
     Args:
-        config: a YAML file of TRL's, or None for a command.
+        config: a TRL configuration file, or None for a command.
         trainer: the trainer's name; None: that of the command or the file.
         command: the words of a command; empty for a file.
 
     Raises:
-        InputError: they cannot be read, or the trainer has to be named.
-        UnreadError: the command may train, and what it trains cannot be known.
+        InputError: they cannot be read, or do not determine the trainer.
+        UnreadError: the command may train, but autotune cannot determine its configuration.
     """
     if config is None and not command:
         hint = "Give CONFIG.yaml, or -- and the command."
@@ -103,7 +104,7 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
         raise InputError(f"The command trains with {trained}, and --trainer is {named}.", hint="Leave out --trainer.")
     if trained and found.trainer is None:
         raise UnreadError(f"{found.script} trains with {trained}, which autotune does not know.")
-    file = withheld(read_yaml(found.config)) if found.config is not None else None
+    file = mask_secrets(read_yaml(found.config)) if found.config is not None else None
     if file is not None and found.parser == TRL_PARSER and not _OF_ACCELERATE.isdisjoint(file.values):
         raise InputError(
             f"{file.path} is a file of accelerate.",
@@ -111,28 +112,28 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
         )
     if found.script is not None and not found.parser and file is None:
         raise UnreadError(
-            f"{found.script} reads its arguments by itself, so they cannot be known.",
+            f"{found.script} parses its arguments itself, so autotune cannot read them.",
             hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it.",
         )
-    return Written(found, file, named or found.trainer or _trainer_of(file))
+    return WrittenConfig(found, file, named or found.trainer or _trainer_of(file))
 
 
 def _check_for_parser(command: Command) -> None:
-    """Check that a command gives its file to TRL's parser as that takes it.
+    """Check that TRL's parser accepts the way in which a command names its file.
 
     Raises:
-        InputError: the parser ends at it.
+        InputError: it does not.
     """
     if any(word.startswith(f"{CONFIG}=") for word in command.words):
         raise InputError(
-            f"TRL reads `{CONFIG} FILE`, in two words.", hint=f"Write a space in place of the = of {CONFIG}=."
+            f"TRL reads `{CONFIG} FILE`, in two words.", hint=f"Write a space instead of the = of {CONFIG}=."
         )
     if command.source is not None and command.stray:
-        raise InputError(f"TrlParser takes a file by {CONFIG} only.", hint=f"Write {CONFIG} {command.stray}.")
+        raise InputError(f"TrlParser only accepts a file by {CONFIG}.", hint=f"Write {CONFIG} {command.stray}.")
 
 
 def _typed(word: object) -> object:
-    """Return what a word of the command line is in JSON, such as a number, or else the word itself."""
+    """Return a word of the command line parsed as JSON, such as a number, or the word itself."""
     try:
         return json.loads(str(word))
     except ValueError:
@@ -140,7 +141,7 @@ def _typed(word: object) -> object:
 
 
 def _trainer_of(file: YamlFile | None) -> str:
-    """Return the only trainer that has all of a file's keys that belong to some trainer; of several, a bundle's.
+    """Return the only trainer that has all trainer keys of a file; of several, the trainer of the file's bundle.
 
     Raises:
         InputError: there is not exactly one.

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
 _add, _add_ = _aten.add.Tensor, _aten.add_.Tensor
-_FILLING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
+_INDEXING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
     _aten.scatter_add.default: (_aten.scatter_add_.default, lambda given, index: given.gather(0, index)),
     _aten.scatter.src: (_aten.scatter_.src, lambda given, index: given.max(0)[0]),
     _aten.index_add.default: (_aten.index_add_.default, lambda given, index: given.index_select(0, index)),
@@ -29,7 +29,7 @@ _FILLING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
 }
 """Maps each operator that a derivative formula of indexing calls on tensor subclasses to the operator that it calls on
 real tensors, and to a function of values and an index whose backward pass calls it."""
-_TAKEN_OVER = frozenset({_aten.detach.default, _aten.clone.default, _aten.new_empty_strided.default})
+_STORES_GRADIENT = frozenset({_aten.detach.default, _aten.clone.default, _aten.new_empty_strided.default})
 """Operators with which ``AccumulateGrad`` stores a tensor, or a copy of it, as the gradient of a parameter."""
 
 
@@ -45,7 +45,7 @@ def in_place(func: Any, args: Any, kwargs: Any) -> Any:
         return None
     if func is _add:
         return _add_ if not kwargs and _is_added(args[0], args[1]) else None
-    return _FILLING[func][0] if func in _FILLING and _counts(args[0]) == counts_alone()[func] else None
+    return _INDEXING[func][0] if func in _INDEXING and _counts(args[0]) == counts_alone()[func] else None
 
 
 def _is_added(first: torch.Tensor, second: Any) -> bool:
@@ -63,7 +63,7 @@ def becomes_gradient(func: Any) -> bool:
 
     Source: ``torch/csrc/autograd/functions/accumulate_grad.h``, ``accumulateGrad``.
     """
-    if func not in _TAKEN_OVER:
+    if func not in _STORES_GRADIENT:
         return False
     parameter = getattr(torch._C._current_autograd_node(), "variable", None)
     return getattr(parameter, "_is_param", False)
@@ -78,7 +78,7 @@ def counts_alone() -> Mapping[Any, tuple[int, int]]:
     with FakeTensorMode():
         leaf = torch.empty(2, requires_grad=True)
         index = torch.empty(2, dtype=torch.int64)
-        found = {func: _counts_at(func, index_by(leaf, index)) for func, (_, index_by) in _FILLING.items()}
+        found = {func: _counts_at(func, index_by(leaf, index)) for func, (_, index_by) in _INDEXING.items()}
         return {**found, _add: _counts_at(_add, leaf * 2.0 + leaf * 3.0)}
 
 

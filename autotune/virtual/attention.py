@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
 AMPERE = (8, 0)
 # cuda/sdp_utils.cpp, check_head_dim_size_flash.
-_LARGEST_FLASH_HEAD = 256
+_MAX_FLASH_HEAD = 256
 # The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: on these GPUs, flash attention
 # has no backward pass for head sizes in this range, nor with dropout above it.
 _NO_FLASH_HEADS = (192, 224)
@@ -26,9 +26,9 @@ _NO_FLASH_CAPABILITIES = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
 # The same file, check_cudnn_tensor_shapes: the largest head size on every GPU that prefers cuDNN; a further supported
 # pair of sizes (of queries and keys, of values); and the largest head size on Hopper. Since PyTorch 2.14, Blackwell
 # supports the latter too, and both require this cuDNN version.
-_SMALL_CUDNN_HEAD = 128
+_MAX_CUDNN_HEAD_EVERYWHERE = 128
 _UNEQUAL_CUDNN_HEADS = (192, 128)
-_LARGEST_CUDNN_HEAD = 256
+_MAX_CUDNN_HEAD = 256
 _LARGE_CUDNN_HEADS_FROM = 92201
 # check_cudnn_d256_bprop_head_dim, since PyTorch 2.14: the only larger sizes with a backward pass.
 _TRAINED_CUDNN_HEADS = (256, 256)
@@ -88,11 +88,11 @@ def attention_as_on_cuda(gpus: Capabilities) -> AbstractContextManager[object]:
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             zero, out = (torch.scalar_tensor(x, dtype=query.dtype, device=query.device) for x in (0.0, -torch.inf))
             attn_mask = torch.where(attn_mask, zero, out)
-        asked = query, key, value, attn_mask, dropout_p, is_causal
-        kernel = gpus.decide(lambda capability: _kernel(*asked, capability))
+        arguments = query, key, value, attn_mask, dropout_p, is_causal
+        kernel = gpus.decide(lambda capability: _kernel(*arguments, capability))
         if kernel is None:
-            return _aten._scaled_dot_product_attention_math(*asked, None, scale=scale, enable_gqa=enable_gqa)[0]
-        return kernel(*asked, scale)
+            return _aten._scaled_dot_product_attention_math(*arguments, None, scale=scale, enable_gqa=enable_gqa)[0]
+        return kernel(*arguments, scale)
 
     # torch.distributed.tensor.experimental.context_parallel patches the function by this name.
     attention.__name__ = "scaled_dot_product_attention"
@@ -115,7 +115,7 @@ def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p:
     heads = q.size(-1), v.size(-1)
     return (
         q.dtype in _HALF
-        and _cudnn_takes(heads, capability, trained=_needs_gradient(q, k, v))
+        and _cudnn_supports_heads(heads, capability, trained=_needs_gradient(q, k, v))
         and all(head % _CUDNN_ALIGNMENT == 0 for head in heads)
         and k.size(2) > 1
         and (mask is None or not mask.requires_grad)
@@ -124,26 +124,26 @@ def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p:
     )
 
 
-def _cudnn_takes(heads: tuple[int, int], capability: Capability, *, trained: bool) -> bool:
-    if max(heads) <= _SMALL_CUDNN_HEAD or heads == _UNEQUAL_CUDNN_HEADS:
+def _cudnn_supports_heads(heads: tuple[int, int], capability: Capability, *, trained: bool) -> bool:
+    if max(heads) <= _MAX_CUDNN_HEAD_EVERYWHERE or heads == _UNEQUAL_CUDNN_HEADS:
         return True
     if torch.__version__ < (2, 14):
         large = capability[0] == 9
     else:
         large = _cudnn_version() >= _LARGE_CUDNN_HEADS_FROM and (not trained or heads == _TRAINED_CUDNN_HEADS)
-    return large and max(heads) <= _LARGEST_CUDNN_HEAD
+    return large and max(heads) <= _MAX_CUDNN_HEAD
 
 
 def _flash_runs(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, capability: Capability) -> bool:
     # can_use_flash_attention.
     head = q.size(-1)
-    fewest, most = _NO_FLASH_HEADS
-    untrained = head > fewest and (head <= most or dropout_p > 0.0)
+    low, high = _NO_FLASH_HEADS
+    untrained = head > low and (head <= high or dropout_p > 0.0)
     untrained = untrained and any(first <= capability <= last for first, last in _NO_FLASH_CAPABILITIES)
     return (
         q.dtype in _HALF
         and capability >= AMPERE
-        and head == v.size(-1) <= _LARGEST_FLASH_HEAD
+        and head == v.size(-1) <= _MAX_FLASH_HEAD
         and not (is_causal and q.size(2) != k.size(2))
         and not (untrained and _needs_gradient(q, k, v))
     )

@@ -34,12 +34,12 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     aten/src/ATen/autocast_mode.h), and GCC, which builds PyTorch's wheels, evaluates arguments from right to left.
     """
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
+    def cast_one(tensor: torch.Tensor) -> torch.Tensor:
         eligible = tensor.is_floating_point() and type_of_device(tensor) == VIRTUAL and tensor.dtype != torch.float64
         if not eligible or tensor.dtype == dtype:
             return tensor
-        kept = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
-        if not (kept and dtype != torch.float32 and torch.is_autocast_cache_enabled()):
+        is_cached = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        if not (is_cached and dtype != torch.float32 and torch.is_autocast_cache_enabled()):
             return tensor.to(dtype)
         key = (id(tensor), dtype)
         if key not in _casts:
@@ -47,7 +47,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
         return _casts[key][1]
 
     leaves, structure = tree_flatten(value)
-    last_first = [one(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in reversed(leaves)]
+    last_first = [cast_one(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in reversed(leaves)]
     return tree_unflatten(last_first[::-1], structure)
 
 
@@ -77,12 +77,12 @@ def cuda_scaled_and_cast() -> Patches:
             raise UnsupportedError("torch.autocast('cuda') was made outside of the traced function. Make it inside.")
         return enter(region)
 
-    yield mock.patch.object(torch.autocast, "__init__", _made(torch.autocast.__init__, "device_type"))
+    yield mock.patch.object(torch.autocast, "__init__", _on_virtual_device(torch.autocast.__init__, "device_type"))
     yield mock.patch.object(torch.autocast, "__enter__", entered)
-    yield mock.patch.object(torch.amp.GradScaler, "__init__", _made(torch.amp.GradScaler.__init__))
+    yield mock.patch.object(torch.amp.GradScaler, "__init__", _on_virtual_device(torch.amp.GradScaler.__init__))
 
 
-def _made(build: Callable[..., None], name: str = "device") -> Callable[..., None]:
+def _on_virtual_device(build: Callable[..., None], name: str = "device") -> Callable[..., None]:
     """Wrap a constructor: the device ``cuda``, by position, by name or by default, becomes the virtual device."""
 
     @wraps(build)

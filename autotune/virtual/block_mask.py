@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from autotune.virtual.known import known, set_known
-from autotune.virtual.tensors import replaced
+from autotune.virtual.tensors import map_tree
 
 INDICES = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
     "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
 )  # fmt: skip
 # A mask over more query-key pairs is sampled at every second, fourth, … position of a block.
-_LOOKED_AT = 2**22
+_MAX_SAMPLED_PAIRS = 2**22
 
 
 class UnknownMaskError(LookupError):
@@ -55,17 +55,17 @@ def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, in
     return BlockMask(seq_lengths=(queries, keys), BLOCK_SIZE=size, mask_mod=mask_mod, **tensors)
 
 
-def captured(block_mask: Any) -> list[Tensor]:
+def mask_tensors(block_mask: Any) -> list[Tensor]:
     """Return the tensors of a block mask that are saved for backward: its indices and the closure of its function."""
     if block_mask is None:
         return []
-    own = [getattr(block_mask, name) for name in INDICES]
-    held: dict[int, Tensor] = {}
-    _collect(block_mask.mask_mod, held)
-    return [tensor for tensor in own if tensor is not None] + list(held.values())
+    indices = [getattr(block_mask, name) for name in INDICES]
+    closure: dict[int, Tensor] = {}
+    _collect(block_mask.mask_mod, closure)
+    return [tensor for tensor in indices if tensor is not None] + list(closure.values())
 
 
-def guarded(part: Any, place: str, numbers: dict[str, int]) -> Any:
+def guard_key(part: Any, place: str, numbers: dict[str, int]) -> Any:
     """Return a key that is equal for two mask functions if Dynamo's guards, except those on numbers, accept both.
 
     Args:
@@ -75,9 +75,9 @@ def guarded(part: Any, place: str, numbers: dict[str, int]) -> Any:
     """
     if isinstance(part, FunctionType):
         cells = [cell.cell_contents for cell in part.__closure__ or ()]
-        return part.__code__, guarded(cells, place, numbers)
+        return part.__code__, guard_key(cells, place, numbers)
     if isinstance(part, (tuple, list)):
-        return tuple(guarded(each, f"{place}.{index}", numbers) for index, each in enumerate(part))
+        return tuple(guard_key(each, f"{place}.{index}", numbers) for index, each in enumerate(part))
     if isinstance(part, Tensor):
         numbers.update((f"{place}.size.{dimension}", size) for dimension, size in enumerate(part.shape))
         return type(part), part.dtype, part.dim()
@@ -126,7 +126,7 @@ def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[in
     """
     batch, heads, queries, keys = shape
     step = 1
-    while batch * heads * queries * keys > _LOOKED_AT * step**2 and step < min(size):
+    while batch * heads * queries * keys > _MAX_SAMPLED_PAIRS * step**2 and step < min(size):
         step *= 2
     with _disable_current_modes():
         strides = (1, 1, step, step)
@@ -139,15 +139,15 @@ def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[in
         mask = torch.nn.functional.pad(mask, padding)
         sums = mask.view(batch, heads, mask.size(2) // height, height, mask.size(3) // width, width).sum((3, 5))
         full = sums == height * width
-        some = (sums > 0) & ~full
-        return some.sum(-1, dtype=torch.int32), full.sum(-1, dtype=torch.int32)
+        partial = (sums > 0) & ~full
+        return partial.sum(-1, dtype=torch.int32), full.sum(-1, dtype=torch.int32)
 
 
 class _OnKnownValues(TorchDispatchMode):
     """Dispatch mode that computes with the known values of fake tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values, words = replaced((args, kwargs or {}), Tensor, _value)
+        values, words = map_tree((args, kwargs or {}), Tensor, _value)
         if "device" in words:
             words["device"] = torch.device("cpu")
         return func(*values, **words)
@@ -160,12 +160,12 @@ def _value(tensor: Tensor) -> Tensor:
     return value
 
 
-def _collect(held_by: Any, found: dict[int, Tensor]) -> None:
-    if isinstance(held_by, Tensor):
-        found[id(held_by)] = held_by
-    elif isinstance(held_by, (tuple, list)):
-        for item in held_by:
-            _collect(item, found)
-    elif isinstance(held_by, FunctionType):
-        for cell in held_by.__closure__ or ():
-            _collect(cell.cell_contents, found)
+def _collect(node: Any, tensors: dict[int, Tensor]) -> None:
+    if isinstance(node, Tensor):
+        tensors[id(node)] = node
+    elif isinstance(node, (tuple, list)):
+        for item in node:
+            _collect(item, tensors)
+    elif isinstance(node, FunctionType):
+        for cell in node.__closure__ or ():
+            _collect(cell.cell_contents, tensors)

@@ -15,14 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autotune.core.traced import tensors_in
 from autotune.virtual.tensors import operator_name, type_of_device
 
-_WORDS: tuple[type, ...] = (torch.dtype, torch.layout, torch.memory_format)
+_TORCH_CONSTANTS: tuple[type, ...] = (torch.dtype, torch.layout, torch.memory_format)
 
 
 _DISTINCT_VALUES = 1 << 12
 """Number of random values in a tensor, repeated to fill it: generating more takes longer than most operators."""
 
 
-class _NoCallError(Exception):
+class _UnserialisableError(Exception):
     """An argument cannot be serialised."""
 
 
@@ -36,28 +36,28 @@ def call_of(func: Any, args: Any, kwargs: Any, device_type: str) -> str:
         device_type: type of the target device.
     """
     try:
-        named = {name: _described(value, device_type) for name, value in kwargs.items()}
-        return json.dumps([operator_name(func), _described(tuple(args), device_type), named])
-    except _NoCallError:
+        named = {name: _serialised(value, device_type) for name, value in kwargs.items()}
+        return json.dumps([operator_name(func), _serialised(tuple(args), device_type), named])
+    except _UnserialisableError:
         return ""
 
 
-def _described(value: Any, device_type: str) -> Any:
+def _serialised(value: Any, device_type: str) -> Any:
     if isinstance(value, FakeTensor):
-        metadata = [list(value.shape), list(value.stride()), _word(value.dtype), type_of_device(value) == device_type]
+        metadata = [list(value.shape), list(value.stride()), _name(value.dtype), type_of_device(value) == device_type]
         return {"tensor": metadata}
     if isinstance(value, (tuple, list)):
-        return [_described(item, device_type) for item in value]
+        return [_serialised(item, device_type) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.device):
         return {"device": value.type == device_type}
-    if isinstance(value, _WORDS):
-        return {"torch": _word(value)}
-    raise _NoCallError
+    if isinstance(value, _TORCH_CONSTANTS):
+        return {"torch": _name(value)}
+    raise _UnserialisableError
 
 
-def _word(value: Any) -> str:
+def _name(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
@@ -73,15 +73,15 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
         # Importing the library registers its operators.
         import_module(namespace)
     func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    bound = _bound((args, list(kwargs.values())))
-    made = [_made(value, device, bound) for value in args]
+    bound = _index_bound((args, list(kwargs.values())))
+    positional = [_deserialised(value, device, bound) for value in args]
     if packet.rstrip("_") == "masked_scatter":
-        made[1] = _mask_for(made[1], made[2], rows=False)
-    elif packet == "_grouped_mm" and isinstance(made[2], torch.Tensor):
-        made[2] = _even_offsets(made[0], made[1], len(made[2])).to(made[2])
-    elif packet.rstrip("_") == "index_put" and len(made[1]) == 1:
-        made[1] = [_mask_for(made[1][0], made[2], rows=True)]
-    return func, made, {key: _made(value, device, bound) for key, value in kwargs.items()}
+        positional[1] = _mask_for(positional[1], positional[2], rows=False)
+    elif packet == "_grouped_mm" and isinstance(positional[2], torch.Tensor):
+        positional[2] = _even_offsets(positional[0], positional[1], len(positional[2])).to(positional[2])
+    elif packet.rstrip("_") == "index_put" and len(positional[1]) == 1:
+        positional[1] = [_mask_for(positional[1][0], positional[2], rows=True)]
+    return func, positional, {key: _deserialised(value, device, bound) for key, value in kwargs.items()}
 
 
 def _even_offsets(first: torch.Tensor, second: torch.Tensor, groups: int) -> torch.Tensor:
@@ -104,15 +104,15 @@ def _mask_for(mask: Any, values: torch.Tensor, *, rows: bool) -> Any:
     return (torch.arange(mask.numel(), device=mask.device) < count).view(mask.shape)
 
 
-def _bound(tree: Any) -> int:
+def _index_bound(tree: Any) -> int:
     """Return an exclusive bound on indices that are valid in every dimension of the first tensor, the indexed one."""
     sizes = next((shape for shape, *_ in tensors_in(tree) if shape), ())
     return max(1, min(sizes, default=2))
 
 
-def _made(value: Any, device: torch.device, bound: int) -> Any:
+def _deserialised(value: Any, device: torch.device, bound: int) -> Any:
     if isinstance(value, list):
-        return [_made(item, device, bound) for item in value]
+        return [_deserialised(item, device, bound) for item in value]
     if not isinstance(value, dict):
         return value
     if "torch" in value:
@@ -128,10 +128,10 @@ def _tensor(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, bound: int
 ) -> torch.Tensor:
     spanned = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
-    some = _values(dtype, bound if not dtype.is_floating_point else 0).to(device)
+    values = _values(dtype, bound if not dtype.is_floating_point else 0).to(device)
     if spanned <= _DISTINCT_VALUES:
-        return some[:spanned].clone().as_strided(list(shape), list(stride))
-    repeated = some.expand(-(-spanned // _DISTINCT_VALUES), _DISTINCT_VALUES).flatten()
+        return values[:spanned].clone().as_strided(list(shape), list(stride))
+    repeated = values.expand(-(-spanned // _DISTINCT_VALUES), _DISTINCT_VALUES).flatten()
     return repeated[:spanned].as_strided(list(shape), list(stride))
 
 

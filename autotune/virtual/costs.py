@@ -42,7 +42,7 @@ class Access(StrEnum):
 
 
 _COPIES = (Kind.TO_DEVICE, Kind.TO_HOST)
-_HELD = 5
+_MAX_COPIES_TO_HOST = 5
 """Maximum number of asynchronous copies to the host in flight; their sources stay allocated."""
 
 ALONE = Launch()
@@ -100,7 +100,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     """Return how long an operator occupies the device, a copy engine or the links to other ranks.
 
     On the device, it is the larger of compute time and memory time, each at the achieved rate of the operator's class.
-    See :func:`_passing_seconds` for memory time.
+    See :func:`_memory_seconds` for memory time.
 
     Args:
         launch: the processes of the training, and their distribution over machines.
@@ -113,19 +113,19 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
         return 0.0
     achieved = speeds.achieved
     if work.kind is Kind.ELEMENTWISE:
-        passing = _passing_seconds(work, speeds, achieved.passing(work.access))
-        return (max(work.flops / speeds.fp32, passing) + achieved.pass_seconds) * achieved.sustained
-    computing = work.flops / speeds.peak(work.dtype, allow_tf32=pace.allow_tf32)
+        memory_seconds = _memory_seconds(work, speeds, achieved.bandwidth_share(work.access))
+        return (max(work.flops / speeds.fp32, memory_seconds) + achieved.pass_seconds) * achieved.sustained
+    compute_seconds = work.flops / speeds.peak(work.dtype, allow_tf32=pace.allow_tf32)
     if work.kind is Kind.MATMUL:
-        computing = computing / achieved.product(work.dtype)
+        compute_seconds = compute_seconds / achieved.product_share(work.dtype)
     else:
-        computing = computing / achieved.attended(work.kernel, work.length, backward=work.backward)
+        compute_seconds = compute_seconds / achieved.attention_share(work.kernel, work.length, backward=work.backward)
     share = achieved.batched if work.access is Access.BATCHED else achieved.pointwise
-    passing = _passing_seconds(work, speeds, share)
-    return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
+    memory_seconds = _memory_seconds(work, speeds, share)
+    return (max(compute_seconds, memory_seconds) + achieved.kernel_seconds) * achieved.sustained
 
 
-def _passing_seconds(work: Work, speeds: GpuSpeeds, share: float) -> float:
+def _memory_seconds(work: Work, speeds: GpuSpeeds, share: float) -> float:
     """Return the memory time of an operator: the larger of its cache misses at memory and its bytes at cache bandwidth.
 
     The cache is modelled as LRU: it holds a tensor if the bytes accessed since, plus those of this operator, fit. A
@@ -134,12 +134,12 @@ def _passing_seconds(work: Work, speeds: GpuSpeeds, share: float) -> float:
     Args:
         share: achieved share of the memory bandwidth. That of the cache bandwidth is lower in the same proportion.
     """
-    achieved, moved = speeds.achieved, work.bytes_read + work.bytes_written
-    held = sum(size for size, since in work.reused if since + moved <= achieved.cache_bytes)
-    missed = max(0, moved - held) / (speeds.bandwidth * share)
-    if not held:
-        return missed
-    return max(missed, moved * achieved.pointwise / (achieved.cache_bandwidth * share))
+    achieved, moved_bytes = speeds.achieved, work.bytes_read + work.bytes_written
+    cached_bytes = sum(size for size, since in work.reused if since + moved_bytes <= achieved.cache_bytes)
+    miss_seconds = max(0, moved_bytes - cached_bytes) / (speeds.bandwidth * share)
+    if not cached_bytes:
+        return miss_seconds
+    return max(miss_seconds, moved_bytes * achieved.pointwise / (achieved.cache_bandwidth * share))
 
 
 def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ALONE) -> StepTime:
@@ -196,7 +196,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         else:
             copied = max(begin, copied) + seconds
             to_host.append(copied)
-            if len(to_host) > _HELD:
+            if len(to_host) > _MAX_COPIES_TO_HOST:
                 device = max(device, to_host.popleft())
     return StepTime(
         seconds=max(host, device, copied, sent),

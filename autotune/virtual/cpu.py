@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +19,13 @@ _IN_FLOAT32 = frozenset({_aten.gather, _aten.scatter, _aten.scatter_, _aten.scat
 _CONVERT_THEMSELVES = frozenset({
     _aten.copy_, _aten._to_copy, _aten.where, _aten.clone, _aten.masked_fill, _aten.masked_fill_,
 })  # fmt: skip
+# aten/src/ATen/native: cpu/layer_norm_kernel.cpp and cpu/group_norm_kernel.cpp sum the gradients of weight and bias in
+# float32, per thread or per row; Normalization.cpp, batch_norm_backward_cpu_template, makes a second gradient.
+_NORMS: Mapping[Any, Callable[[Any], tuple[int, ...]]] = {
+    _aten.native_layer_norm_backward: lambda args: (8 * torch.get_num_threads() * prod(args[2]),),
+    _aten.native_group_norm_backward: lambda args: (4 * args[5] * args[6],) * 2,
+    _aten.native_batch_norm_backward: lambda args: (args[1].numel() * args[1].itemsize,),
+}
 _FLASH = _aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _REDUCED = (torch.bfloat16, torch.float16)
@@ -39,7 +48,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
         return _converted((args[0],), result.dtype)
     if torch.Tag.pointwise in func.tags and packet not in _CONVERT_THEMSELVES:
         return _promoted(args)
-    return common(func, args)
+    more = _NORMS[packet](args) if packet in _NORMS else ()
+    return (*more, *common(func, args))
 
 
 def _promoted(args: Any) -> tuple[int, ...]:

@@ -9,34 +9,43 @@ import torch
 
 from autotune.virtual import flash, flex
 from autotune.virtual.records import Capabilities, Capability
-from autotune.virtual.tensors import argument, operator_name
+from autotune.virtual.tensors import argument, operator_name, tensors_of
 from autotune.virtual.work import GROUPED
-from autotune.virtual.workspaces import common
+from autotune.virtual.workspaces import common, copies, selected
 
 _aten = torch.ops.aten
 # Block sizes of queries and keys by largest head size, for GPUs with at least 99 KiB of shared memory per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
-_FEW_INDICES = 3072
+_MAX_UNSORTED_INDICES = 3072
 _HALF = (torch.bfloat16, torch.float16)
-_BY_BLOCKS = frozenset({_aten.sum, _aten.mean, _aten.linalg_vector_norm})
-_REDUCTIONS = _BY_BLOCKS | {_aten.prod, _aten.cumsum, _aten.cumprod}
+_CAST = frozenset({_aten.sum, _aten.mean, _aten.linalg_vector_norm, _aten.prod, _aten.cumsum, _aten.cumprod})
+_NUMBER, _SEVERAL = 4, 16
+_ACCUMULATED = {
+    **dict.fromkeys((_aten.sum, _aten.mean, _aten.linalg_vector_norm, _aten.nansum, _aten.amax, _aten.amin), _NUMBER),
+    # Mean, squares and counts; or a number and its index.
+    **dict.fromkeys((_aten.var, _aten.std, _aten.var_mean, _aten.std_mean), _SEVERAL),
+    **dict.fromkeys((_aten.max, _aten.min, _aten.argmax, _aten.argmin), _SEVERAL),
+}
+"""Bytes that thread blocks accumulate for an output, by reduction; more for outputs of more bytes."""
 # aten/src/ATen/native/cuda/Reduce.cuh: ReduceConfig and setReduceConfig.
 _WARP = 32
-_MOST_THREADS = 512
+_MAX_THREADS = 512
 _OUTPUTS_PER_THREAD = 4
-_FEWEST_PER_THREAD, _MOST_PER_THREAD = 16, 256
+_MIN_PER_THREAD, _MAX_PER_THREAD = 16, 256
 _SEMAPHORE_BYTES = 4
 # Multiprocessors of one GPU of each compute capability (V100, T4, A100, RTX 3090, L40S, H100, B200, RTX PRO 6000), and
 # the threads that each has at most (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
-_PROCESSORS = {
+_MULTIPROCESSORS = {
     (7, 0): (80, 2048), (7, 5): (40, 1024), (8, 0): (108, 2048), (8, 6): (82, 1536), (8, 9): (142, 1536),
     (9, 0): (132, 2048), (10, 0): (148, 2048), (12, 0): (188, 1536),
 }  # fmt: skip
 _CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward
 _GROUPED = _aten._grouped_mm.default
+_INDEX_PUT = _aten.index_put.default
+_SHORT_ROW, _FEW_ROWS = 4096, 128
 # Hopper, and Blackwell of data centres.
-_MULTIPLY_GROUPS_AT_ONCE = (9, 10)
+_GROUPED_KERNEL_GENERATIONS = (9, 10)
 
 
 def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilities) -> tuple[int, ...]:
@@ -46,9 +55,9 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
         gpus: compute capabilities, on which some workspaces depend.
     """
     packet = func.overloadpacket
-    if packet in _REDUCTIONS:
-        summed = argument(func, args, kwargs, "dim")
-        return gpus.decide(lambda capability: _reduction(func, args[0], summed, result, capability))
+    if packet in _CAST or packet in _ACCUMULATED:
+        dimensions = argument(func, args, kwargs, "dim")
+        return gpus.decide(lambda capability: _reduction(func, args[0], dimensions, result, capability))
     if packet is _CUDNN_BACKWARD:
         return gpus.decide(lambda capability: _cudnn_backward(args[1], capability))
     rule = _RULES.get(operator_name(func))
@@ -69,7 +78,7 @@ def kernels_in_a_row(func: Any, args: Any, kwargs: Any, *, gpus: Capabilities) -
     if each is None or offsets is None:
         return 1
     in_bf16 = func is _GROUPED and args[0].dtype == torch.bfloat16
-    if in_bf16 and gpus.decide(lambda capability: capability[0] in _MULTIPLY_GROUPS_AT_ONCE):
+    if in_bf16 and gpus.decide(lambda capability: capability[0] in _GROUPED_KERNEL_GENERATIONS):
         return 1
     return int(each * offsets.numel())
 
@@ -89,7 +98,7 @@ def _embedding_backward(
     # EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: segments of up to 10 gradient rows with the same index
     # are summed, each into a float32 row padded to whole warps.
     count = indices.numel()
-    if count <= _FEW_INDICES and not scaled:
+    if count <= _MAX_UNSORTED_INDICES and not scaled:
         return ()
     distinct, width = min(count, rows), -(-gradient.size(-1) // 32) * 32
     segments = count // 10 + distinct
@@ -125,11 +134,11 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     if query.itemsize == 2 and not in_registers:
         splits = max(1, min(-(-key.size(2) // columns), 200 // (batch * heads)))
         elements += 2 * splits * columns * -(-head // rows) * rows
-    taken = (delta, 4 * batch * heads * elements)
+    workspaces = (delta, 4 * batch * heads * elements)
     if heads == key.size(1):
-        return taken
+        return workspaces
     expanded = batch * heads * key.size(2) * head * key.itemsize
-    return (*taken, expanded, expanded)
+    return (*workspaces, expanded, expanded)
 
 
 def _masked_scatter(args: Any, *_: Any) -> tuple[int, ...]:
@@ -159,84 +168,125 @@ def _int8_dequant(_args: Any, _kwargs: Any, result: Any) -> tuple[int, ...]:
 
 
 def _reduction(
-    func: Any, given: torch.Tensor, summed: Any, result: torch.Tensor, capability: Capability
+    func: Any, source: torch.Tensor, dimensions: Any, result: Any, capability: Capability
 ) -> tuple[int, ...]:
     """Return the bytes of the blocks that a reduction allocates and frees before it returns.
 
     Args:
-        func: one of ``_REDUCTIONS``.
-        given: its input.
-        summed: the reduced dimensions; empty or None for all.
+        func: the reduction.
+        source: its input.
+        dimensions: the reduced dimension or dimensions; empty or None for all.
         result: its return value.
         capability: compute capability of the GPU.
     """
     # aten/src/ATen/native/ReduceOps.cpp, make_reduction_from_out_ty and sum_out: the input is first cast to the dtype
     # of the result, except from half precision to float32, where CUDA's kernels cast on load.
-    cast = given.dtype != result.dtype and not (given.dtype in _HALF and result.dtype == torch.float32)
-    casts = (given.numel() * result.itemsize,) if cast else ()
-    if func.overloadpacket not in _BY_BLOCKS or not result.numel():
+    packet, result = func.overloadpacket, tensors_of(result)[0]
+    cast = source.dtype != result.dtype and not (source.dtype in _HALF and result.dtype == torch.float32)
+    casts = (source.numel() * result.itemsize,) if cast and packet in _CAST else ()
+    if packet not in _ACCUMULATED or not result.numel():
         return casts
-    return (*casts, *_partial_results(given.numel(), _kept(given, summed), result, capability))
+    inner_size = _inner_size(source, [dimensions] if isinstance(dimensions, int) else dimensions)
+    accumulated = _accumulated_bytes(packet, result)
+    return (*casts, *_partial_results(source.numel(), inner_size, result.numel(), accumulated, capability))
 
 
-def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
+def _accumulated_bytes(packet: Any, result: torch.Tensor) -> int:
+    least = _ACCUMULATED[packet]
+    return least if least == _SEVERAL else max(least, result.itemsize)
+
+
+def _partial_results(
+    elements: int, inner_size: int, outputs: int, accumulated: int, capability: Capability
+) -> tuple[int, ...]:
     """Return the bytes of the partial results of thread blocks and of their semaphores.
 
     Reductions over the contiguous dimension are left out: their partial results take a few KiB.
 
     Args:
         elements: number of elements of the input.
-        kept: see :func:`_kept`.
-        result: the reduced tensor.
+        inner_size: see :func:`_inner_size`.
+        outputs: number of elements of the result.
+        accumulated: bytes that each thread accumulates for an output.
         capability: compute capability of the GPU.
     """
-    outputs, inputs = result.numel(), elements // result.numel()
-    if kept == 1 or inputs == 1:
+    inputs = elements // outputs
+    if inner_size == 1 or inputs == 1:
         return ()
-    vector = next(size for size in (_OUTPUTS_PER_THREAD, 2, 1) if kept % size == 0)
-    most = _MOST_THREADS // vector
-    first, second = (_power_of_two_below(min(count, most)) for count in (outputs // vector, inputs))
-    height = min(second, most // min(first, _WARP))
-    width = min(first, most // height)
+    vector = next(size for size in (_OUTPUTS_PER_THREAD, 2, 1) if inner_size % size == 0)
+    max_threads = _MAX_THREADS // vector
+    first, second = (_power_of_two_below(min(count, max_threads)) for count in (outputs // vector, inputs))
+    height = min(second, max_threads // min(first, _WARP))
+    width = min(first, max_threads // height)
     # Threads along a block's y dimension share the inputs of an output; with few inputs, each has its own output.
-    if inputs < min(height * _FEWEST_PER_THREAD, _MOST_PER_THREAD):
+    if inputs < min(height * _MIN_PER_THREAD, _MAX_PER_THREAD):
         return ()
     per_thread = -(-inputs // height)
     columns = -(-outputs // (width * vector))
-    processors, threads = _PROCESSORS.get(capability, _PROCESSORS[8, 0])
+    processors, threads = _MULTIPROCESSORS.get(capability, _MULTIPROCESSORS[8, 0])
     blocks = processors * (threads // (width * height))
-    if per_thread < _MOST_PER_THREAD or columns > blocks:
+    if per_thread < _MAX_PER_THREAD or columns > blocks:
         return ()
-    share = max(min(-(-blocks // columns), -(-per_thread // _FEWEST_PER_THREAD)), -(-per_thread // _MOST_PER_THREAD))
+    share = max(min(-(-blocks // columns), -(-per_thread // _MIN_PER_THREAD)), -(-per_thread // _MAX_PER_THREAD))
     if share == 1:
         return ()
-    accumulated = max(4, result.itemsize)
     return (accumulated * outputs * share * width * vector, _SEMAPHORE_BYTES * columns)
 
 
-def _kept(given: torch.Tensor, dimensions: Any) -> int:
+def _inner_size(source: torch.Tensor, dimensions: Any) -> int:
     """Return the size of the dimension with stride 1, or 1 if it is reduced.
 
     Args:
-        given: the input.
+        source: the input.
         dimensions: the reduced dimensions; empty or None for all.
     """
-    if not given.dim() or not dimensions:
+    if not source.dim() or not dimensions:
         return 1
-    summed = {number % given.dim() for number in dimensions}
-    sizes = enumerate(zip(given.shape, given.stride(), strict=True))
-    return next((size for number, (size, stride) in sizes if stride == 1 < size and number not in summed), 1)
+    reduced = {number % source.dim() for number in dimensions}
+    sizes = enumerate(zip(source.shape, source.stride(), strict=True))
+    return next((size for number, (size, stride) in sizes if stride == 1 < size and number not in reduced), 1)
 
 
 def _power_of_two_below(count: int) -> int:
     return 1 << (max(count, 1).bit_length() - 1)
 
 
+def _put(args: Any, kwargs: Any, _: Any) -> tuple[int, ...]:
+    # aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel: linear indices and positions, both sorted, and
+    # CUB's double buffers, 64 bits each.
+    if not argument(_INDEX_PUT, args, kwargs, "accumulate"):
+        return common(_INDEX_PUT, args)
+    given = [index for index in args[1] if index is not None]
+    shapes = ((selected(index) or 1,) if index.dtype is torch.bool else index.shape for index in given)
+    places = torch.broadcast_shapes(*shapes).numel()
+    return (*(8 * places,) * 4, 16 * places)
+
+
+def _sort(args: Any, kwargs: Any, _: Any) -> tuple[int, ...]:
+    # aten/src/ATen/native/cuda/Sort.cpp: a block sorts short rows. Sort.cu, launch_stable_sort_kernel: CUB sorts longer
+    # ones, with positions and two buffers; several rows in two passes.
+    tensor, dimension = args[0], next((each for each in args[1:] if type(each) is int), kwargs.get("dim", -1))
+    if not tensor.dim() or tensor.size(dimension) <= _SHORT_ROW:
+        return ()
+    elements, buffers = tensor.numel(), (8 + tensor.itemsize) * tensor.numel()
+    passes = (8 * elements, tensor.itemsize * elements) if 1 < elements // tensor.size(dimension) < _FEW_ROWS else ()
+    return (8 * elements, *passes, buffers)
+
+
+def _count_nonzero(args: Any, *_: Any) -> tuple[int, ...]:
+    # aten/src/ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda: a sum of the mask, cast to 64 bits.
+    elements = args[0].numel()
+    return (8 * elements,) if args[0].dtype is torch.bool else (elements, 8 * elements)
+
+
 _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
     # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: as in FlashAttention 2. Sizes are
-    # [B, H, tokens, D].
+    # [B, H, tokens, D]. cuda/attention_backward.cu, _flash_attention_backward: `contiguous()` of gradient and output.
     "aten._scaled_dot_product_flash_attention_backward.default": (
-        lambda args, *_: flash.backward_workspace(args[1].transpose(1, 2), args[2].transpose(1, 2), 1, 2)
+        lambda args, *_: (
+            *copies(tensor.transpose(1, 2) for tensor in (args[0], args[4])),
+            *flash.backward_workspace(args[1].transpose(1, 2), args[2].transpose(1, 2), 1, 2),
+        )
     ),
     "aten._scaled_dot_product_efficient_attention_backward.default": (
         lambda args, *_: _efficient_backward(args[1], args[2])
@@ -249,6 +299,9 @@ _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
     "aten.masked_scatter_.default": _masked_scatter,
     "aten.masked_scatter_backward.default": _masked_select,
     "aten.masked_select.default": _masked_select,
+    **dict.fromkeys(("aten.index_put.default", "aten.index_put_.default"), _put),
+    **dict.fromkeys(("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList"), _count_nonzero),
+    **dict.fromkeys(("aten.sort.default", "aten.sort.stable"), _sort),
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
     "bitsandbytes.int8_mm_dequant.default": _int8_dequant,
 }

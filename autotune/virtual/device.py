@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import _meta_registrations
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -126,6 +127,11 @@ def as_on_cuda(ledger: Ledger, gpus: Capabilities) -> Patches:
     # FSDP2 calls it to wait for weights that it prefetched and did not use.
     yield mock.patch.object(torch.accelerator, "current_stream", current_stream)
     yield _data_first_on_the_host()
+    # PyTorch's shape functions have layouts of their own for CUDA.
+    hinted = _meta_registrations.device_hint
+    yield mock.patch.object(
+        _meta_registrations, "device_hint", lambda tensor: "cuda" if hinted(tensor) == VIRTUAL else hinted(tensor)
+    )
     # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
         module = import_module(name)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -17,14 +24,14 @@ from autotune.virtual.accumulation import becomes_gradient, counts_alone, in_pla
 from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.known import SAMPLED, Knowledge, Later, known, listed, set_known
+from autotune.virtual.known import SAMPLED_TOKEN, Knowledge, LazyValue, known, set_known, to_list
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.ranks.collectives import WRAPPERS, received, sent
 from autotune.virtual.records import Category, OperatorRecord, Place
-from autotune.virtual.stand_ins import STAND_INS, composite, kept_outliers
+from autotune.virtual.stand_ins import composite, kept_outliers, stand_in_of
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
-from autotune.virtual.unsupported import refuse_unsupported
+from autotune.virtual.unsupported import UnsupportedError, refuse_unsupported
 from autotune.virtual.work import operator_work
 
 _aten = torch.ops.aten
@@ -48,6 +55,7 @@ _INDEXES_TO_WRITE = frozenset({_aten.index_put, _aten.index_put_, _aten._index_p
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Dispatched more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
+_UNKNOWN = "The shape of what {} returns depends on data that a trace does not have."
 # aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda: the mask is allocated before the result.
 _LAST_FIRST = frozenset({_aten.native_dropout.default})
 
@@ -74,6 +82,7 @@ class VirtualMode(TorchDispatchMode):
         self._in_a_row = in_a_row
         self._in_backward = False
         self._recomputing_since: int | None = None
+        self._failed: Exception | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,28 +106,60 @@ class VirtualMode(TorchDispatchMode):
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
             return self._ledger.is_pinned(args[0])
-        if (composed := composite(func, args)) is not None:
-            return self._compose(composed, func, args, kwargs)
-        refuse_unsupported(func, args, kwargs)
-        self._follow_autograd()
-        inputs = tensors_of((args, tuple(kwargs.values())))
-        given = received(func, args)
+        try:
+            if (composed := composite(func, args)) is not None:
+                return self._compose(composed, func, args, kwargs)
+            refuse_unsupported(func, args, kwargs)
+            self._follow_autograd()
+            inputs = tensors_of((args, tuple(kwargs.values())))
+            given = received(func, args)
+            func, result, values, notes = self._ran(func, args, kwargs, inputs)
+            self._keep(func, args, result, values)
+            for tensor, value in given:
+                set_known(tensor, value)
+            self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
+            return result
+        except Exception as error:  # noqa: BLE001
+            return self._fail(func, error)
+
+    def _ran(self, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> tuple[Any, Any, Any, Any]:
+        """Return the operator that ran, its result and known values, and the notes of :meth:`_plain`."""
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
             values = self.knowledge.compute(func, args, kwargs, inputs, None)
-            result, notes = self._shaped(func, args, values), None
-        else:
-            func, result, notes = self._plain(func, args, kwargs)
-            values = self.knowledge.compute(func, args, kwargs, inputs, result)
-        self._keep(func, args, result, values)
-        for tensor, value in given:
-            set_known(tensor, value)
-        self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
-        return result
+            return func, self._shaped(func, args, values), values, None
+        func, result, notes = self._plain(func, args, kwargs)
+        return func, result, self.knowledge.compute(func, args, kwargs, inputs, result), notes
+
+    def _fail(self, func: Any, error: Exception) -> Exception:
+        """Raise the error of an operator; if the autograd engine called the operator, end the backward pass instead.
+
+        While C++ unwinds from an exception of Python, PyTorch restores the device by code in Python, which then aborts
+        the process (``PythonDeviceGuard`` in ``torch/csrc/acc/Module.cpp``). So the operator returns no tensor, which
+        is an error of C++, and :meth:`explained` raises the error.
+        """
+        if isinstance(error, UnsupportedOperatorException):
+            error = UnsupportedError(f"PyTorch cannot derive the shapes of {func}. Use autotune dry-run instead.")
+        elif isinstance(error, (DynamicOutputShapeException, DataDependentOutputException)):
+            error = UnknownShapeError(_UNKNOWN.format(func))
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            raise error
+        self._failed = self._failed or error
+        return error
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise the error of an operator of a backward pass in place of PyTorch's."""
+        try:
+            yield
+        except RuntimeError:
+            if self._failed is None:
+                raise
+            raise self._failed from None
 
     def tolist(self, tensor: Any) -> Any:
         """Return the values of a fake tensor as nested lists, and record that the host waits for them."""
         self._synchronize(_aten._to_copy.default, tensor)
-        return listed(tensor)
+        return to_list(tensor)
 
     def _compose(self, composed: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Run a composite operator through the operators that it consists of."""
@@ -136,7 +177,7 @@ class VirtualMode(TorchDispatchMode):
         """
         if (otherwise := in_place(func, args, kwargs)) is not None:
             return otherwise, *memo.run(otherwise, args, kwargs, self._fake)
-        if (stand_in := STAND_INS.get(operator_name(func))) is not None:
+        if (stand_in := stand_in_of(func)) is not None:
             with self._fake:
                 return func, *memo.run(func, args, kwargs, self._fake, stand_in)
         return func, *memo.run(func, args, kwargs, self._fake)
@@ -145,7 +186,7 @@ class VirtualMode(TorchDispatchMode):
         """Return a fake copy of a real host tensor, with the real values as its known values."""
         with self._fake:
             copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        set_known(copy, Later(lambda: tensor, frozenset()) if tensor.is_floating_point() else tensor)
+        set_known(copy, LazyValue(lambda: tensor, frozenset()) if tensor.is_floating_point() else tensor)
         self._ledger.note(copy)
         return copy
 
@@ -165,7 +206,7 @@ class VirtualMode(TorchDispatchMode):
             indices = [self._place(place) for group in places for place in group]
             return func(args[0], indices)
         if values is None:
-            raise UnknownShapeError(f"The shape of what {func} returns depends on data that a trace does not have.")
+            raise UnknownShapeError(_UNKNOWN.format(func))
         kept = [self._place(value, args[0].device) for value in tree_leaves(values)]
         return kept[0] if isinstance(values, torch.Tensor) else tuple(kept)
 
@@ -185,11 +226,11 @@ class VirtualMode(TorchDispatchMode):
             for leaf, value in zip(tree_leaves(result), tree_leaves(values), strict=True):
                 if isinstance(leaf, FakeTensor):
                     set_known(leaf, value)
-        elif func is _aten.topk.default:
+        elif func is _aten.topk.default and args[0].dim():
             dimension = args[2] if len(args) > 2 else -1
             self.knowledge.balance(result[1], args[0].size(dimension))
         elif func.overloadpacket in (_DRAWN if self._ledger.generates else _DRAWN[:1]):
-            self.knowledge.fill("a sampled token does not end its completion", result, SAMPLED)
+            self.knowledge.fill("a sampled token does not end its completion", result, SAMPLED_TOKEN)
         elif func.overloadpacket is _aten.isnan:
             self.knowledge.fill("no value is NaN", result, 0)
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from autotune.virtual.known import known
 from autotune.virtual.libraries import Patches
-from autotune.virtual.operators import defined
+from autotune.virtual.operators import define_operators
 
 # TRL's selective checkpointing saves the results of operators with "flash_attn" in their names
 # (trl/models/selective_activation_checkpointing.py). FlashAttention 4 registers no operators, so its name has none.
@@ -182,7 +182,7 @@ _BACKWARD = (
 )
 _FORWARD = "(Tensor q, Tensor k, Tensor v, int pairs, int version) -> (Tensor, Tensor, Tensor)"
 _LIBRARIES = [
-    defined(namespace, (_FORWARD, _forward), (_BACKWARD, _backward), heads=-2)
+    define_operators(namespace, (_FORWARD, _forward), (_BACKWARD, _backward), heads=-2)
     for namespace in sorted(set(_NAMESPACES.values()))
 ]
 

@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from autotune.virtual.autocast import cast
-from autotune.virtual.block_mask import INDICES, block_mask_on, captured, guarded, pairs_of
+from autotune.virtual.block_mask import INDICES, block_mask_on, guard_key, mask_tensors, pairs_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import Patches
-from autotune.virtual.operators import defined
+from autotune.virtual.operators import define_operators
 from autotune.virtual.tensors import VIRTUAL, storage_of
 
 _NAMESPACE = "autotune_flex_attention"
 # PyTorch's functions by the modules that import them.
-_HOLDERS = {
+_IMPORTERS = {
     "torch.nn.attention.flex_attention": ("flex_attention", "create_block_mask"),
     "transformers.integrations.flex_attention": ("flex_attention", "create_block_mask"),
     "transformers.masking_utils": ("create_block_mask",),
 }
 # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the smallest dimension of a Triton matrix product.
-_SMALLEST_HEAD = 16
+_MIN_HEAD_SIZE = 16
 # Dimension of the tokens in queries, keys and values: [batch, heads, tokens, head].
 _TOKENS = 2
-_FEWEST_QUERIES = 128
-# In these releases, the arguments of a compiled call stay referenced after compilation; see `_keep`.
+_MIN_QUERIES = 128
+# In these releases, the arguments of a compiled call stay referenced after compilation; see `_leak`.
 KEEPS_ARGUMENTS: bool = (2, 12) <= torch.__version__ < (2, 14)
 _MASK = "mask"
 """Prefix of the names of what a mask function captures."""
@@ -47,8 +47,8 @@ def flex_attention_compiled(ledger: Ledger) -> Patches:
         "flex_attention": _flex_attention,
         "create_block_mask": _create_block_mask,
     }
-    for name in _HOLDERS.keys() & sys.modules.keys():
-        for function in _HOLDERS[name]:
+    for name in _IMPORTERS.keys() & sys.modules.keys():
+        for function in _IMPORTERS[name]:
             real = getattr(sys.modules[name], function)
             yield mock.patch.object(sys.modules[name], function, partial(stand_ins[function], real))
     integration = sys.modules.get("transformers.integrations.flex_attention")
@@ -69,7 +69,7 @@ def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
             version = versions.compiled_for(kind, numbers)
             padded = any(name.startswith(_MASK) and ".size" in name for name in numbers)
             if version is not None:
-                _keep(ledger, given, version, padded=padded)
+                _leak(ledger, given, version, padded=padded)
         return integration.flex_attention(query, key, value, **words)
 
     return run
@@ -98,7 +98,7 @@ class Versions:
             the constant for each number, or None if it is symbolic.
         """
         versions = self._versions.setdefault(kind, [])
-        if any(_runs(version, numbers) for version in versions):
+        if any(_accepts(version, numbers) for version in versions):
             return None
         for name, number in numbers.items():
             self._seen[name] = number if self._seen.get(name, number) == number else None
@@ -107,13 +107,13 @@ class Versions:
         return version
 
 
-def _runs(version: Mapping[str, int | None], numbers: Mapping[str, int]) -> bool:
+def _accepts(version: Mapping[str, int | None], numbers: Mapping[str, int]) -> bool:
     return version.keys() == numbers.keys() and all(
         number > 1 if version[name] is None else number == version[name] for name, number in numbers.items()
     )
 
 
-def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:
+def _leak(ledger: Ledger, arguments: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:
     """Record that the arguments of a compiled call leak, including those of micro-batches that are not traced.
 
     In PyTorch 2.12 and 2.13, Dynamo's side effects refer to the arguments of the compiled call (``keepalive`` in
@@ -126,9 +126,9 @@ def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int |
     # Generation steps have no padding in a shortened trace; in a real run, the prompts' padding stays.
     masked = padded or ledger.generates
     # A trace generates for the rows of its micro-batch, a real run for all rows of the plan's generation.
-    share = again.generated / given[0].size(0) if ledger.generates and again.generated else 1.0
+    share = again.generated / arguments[0].size(0) if ledger.generates and again.generated else 1.0
     # Queries, keys and values may be views of one storage.
-    for tensor in {storage_of(tensor)._cdata: tensor for tensor in given}.values():
+    for tensor in {storage_of(tensor)._cdata: tensor for tensor in arguments}.values():
         if share == 1.0:
             ledger.keep(tensor)
         else:
@@ -150,10 +150,10 @@ def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str
     }
     mask = None
     if block_mask is not None:
-        own = {name: getattr(block_mask, name) for name in INDICES}
-        mask = guarded(block_mask.mask_mod, _MASK, numbers), guarded(list(own.values()), "blocks", numbers)
+        indices = {name: getattr(block_mask, name) for name in INDICES}
+        mask = guard_key(block_mask.mask_mod, _MASK, numbers), guard_key(list(indices.values()), "blocks", numbers)
     # torch/_inductor/kernel/flex/flex_decoding.py, _use_flex_decoding: fewer queries use another kernel.
-    is_short = given[0].size(_TOKENS) < _FEWEST_QUERIES
+    is_short = given[0].size(_TOKENS) < _MIN_QUERIES
     kinds = ((tensor.dtype, tensor.requires_grad) for tensor in given)
     return (torch.is_grad_enabled(), is_short, mask, *kinds), numbers
 
@@ -189,22 +189,22 @@ def _flex_attention(
         more = {"return_aux": return_aux} if return_aux is not None else {}
         return real(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **more)
     heads = query.size(-1), value.size(-1)
-    if min(heads) < _SMALLEST_HEAD:
+    if min(heads) < _MIN_HEAD_SIZE:
         raise NotImplementedError(
-            f"NYI: embedding dimension of the query, key, and value must be at least {_SMALLEST_HEAD} "
+            f"NYI: embedding dimension of the query, key, and value must be at least {_MIN_HEAD_SIZE} "
             f"but got E={heads[0]} and Ev={heads[1]}"
         )
     if torch.is_autocast_enabled(VIRTUAL):
         # torch/_higher_order_ops/flex_attention.py, _flex_attention_autocast_impl.
         query, key, value = cast((query, key, value), torch.get_autocast_dtype(VIRTUAL))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    saved = captured(block_mask)
-    out, lse, most = _Flex.apply(query, key, value, wants_lse, pairs_of(block_mask, query, key), *saved)
+    saved = mask_tensors(block_mask)
+    out, lse, max_scores = _Flex.apply(query, key, value, wants_lse, pairs_of(block_mask, query, key), *saved)
     if return_aux is None:
         return (out, lse) if return_lse else out
     from torch.nn.attention.flex_attention import AuxOutput
 
-    return out, AuxOutput(lse=lse, max_scores=most if return_aux.max_scores else None)
+    return out, AuxOutput(lse=lse, max_scores=max_scores if return_aux.max_scores else None)
 
 
 class _Flex(torch.autograd.Function):
@@ -212,13 +212,13 @@ class _Flex(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, wants_lse: bool, pairs: int, *saved: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        out, lse, most = torch.ops.autotune_flex_attention.forward(q, k, v, pairs)
+        out, lse, max_scores = torch.ops.autotune_flex_attention.forward(q, k, v, pairs)
         ctx.save_for_backward(q, k, v, out, lse, *saved)
         ctx.pairs, ctx.wants_lse = pairs, wants_lse
-        ctx.mark_non_differentiable(most)
+        ctx.mark_non_differentiable(max_scores)
         ctx.set_materialize_grads(False)
         # torch/nn/attention/flex_attention.py, _finalize_outputs: the kernel returns logarithms to base two.
-        return out, lse * math.log(2) if wants_lse else None, most
+        return out, lse * math.log(2) if wants_lse else None, max_scores
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: None) -> Any:
@@ -260,4 +260,4 @@ _BACKWARD = (
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, int pairs)"
     " -> (Tensor, Tensor, Tensor)"
 )
-_LIBRARY = defined(_NAMESPACE, (_FORWARD, _forward), (_BACKWARD, _backward), heads=1)
+_LIBRARY = define_operators(_NAMESPACE, (_FORWARD, _forward), (_BACKWARD, _backward), heads=1)

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 from transformers import GenerationMixin
 
-from autotune.virtual.known import SAMPLED
+from autotune.virtual.known import SAMPLED_TOKEN
 from autotune.virtual.tracing import adopt, generating, is_tracing, repeated
 
 
@@ -65,7 +65,7 @@ class _Generation:
                 self._continued(cache, self._prompt + new - last, last)
         ends = self._config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
-        token = next(token for token in count(SAMPLED) if token not in ends)
+        token = next(token for token in count(SAMPLED_TOKEN) if token not in ends)
         ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
         return ids.to(self._inputs[self._ids].device)
 
@@ -88,7 +88,7 @@ class _Generation:
     def _continued(self, cache: Any, tokens: int, new: int = 1, times: int = 0) -> None:
         """Generate ``new`` tokens after ``tokens`` ones, of which all but the last are in the cache."""
         shape = (self._rows, tokens)
-        known = adopt({"ids": np.full(shape, SAMPLED, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
+        known = adopt({"ids": np.full(shape, SAMPLED_TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
         device = self._inputs[self._ids].device
         inputs = {self._ids: known["ids"].to(device), "attention_mask": known["mask"].to(device)}
         # With padded prompts, attention gets a mask in every step, and may copy keys and values for it.

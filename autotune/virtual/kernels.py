@@ -20,7 +20,7 @@ from autotune.virtual.tensors import VIRTUAL, type_of_device
 from autotune.virtual.work import access_by_name
 
 _MODULES = ("trl.kernels.chunked_logprob", "trl.kernels.chunked_divergence")
-_OF_FUSED_HEAD = {
+_FUSED_HEAD_FUNCTIONS = {
     "trl.kernels.chunked_logprob": ("_use_triton", "_addmm_fp32"),
     "trl.kernels.chunked_divergence": ("_use_triton", "_addmm_fp32", "_project"),
     "trl.trainer.utils": ("_use_triton",),
@@ -117,6 +117,6 @@ def _fused_head_accepting_the_device() -> Patches:
             tile.add_(bias[start:end].float())
 
     replaced = {"_use_triton": has_triton, "_addmm_fp32": add_product, "_project": project}
-    for name in _OF_FUSED_HEAD.keys() & sys.modules.keys():
-        for function in _OF_FUSED_HEAD[name]:
+    for name in _FUSED_HEAD_FUNCTIONS.keys() & sys.modules.keys():
+        for function in _FUSED_HEAD_FUNCTIONS[name]:
             yield mock.patch.object(sys.modules[name], function, replaced[function])

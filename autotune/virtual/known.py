@@ -27,13 +27,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.virtual.tensors import argument, changes, replaced, tensors_of
+from autotune.virtual.tensors import argument, map_tree, mutated_arguments, tensors_of
 
 # Larger tensors have no known values; a mask over 4096 x 4096 positions (16 MiB) has.
-_LARGEST = 2**24
+_MAX_ELEMENTS = 2**24
 # Values with at most this many elements are computed eagerly, which takes no longer than deferring them.
-_FEW = 1024
-SAMPLED = 5
+_MAX_EAGER_ELEMENTS = 1024
+SAMPLED_TOKEN = 5
 """The token assumed to be sampled: not a special token in any tokenizer known to the author."""
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
@@ -49,17 +49,17 @@ _RANDOM = _operators(
     "normal_", "random_", "multinomial", "new_empty", "new_empty_strided",
 )  # fmt: skip
 
-_BENEATH = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
-"""Path prefixes of PyTorch and of this package, whose frames :func:`_reader` skips."""
+_SKIPPED_PATHS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
+"""Path prefixes of PyTorch and of this package, whose frames :func:`_caller` skips."""
 
 # Operators that a model applies to floating-point batch data up to and including the comparison.
-_OF_BATCH = _operators(
+_BATCH_DATA_OPERATORS = _operators(
     "_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index", "unsqueeze",
     "view", "_unsafe_view", "split", "split_with_sizes", "cat", "eq", "ne",
 )  # fmt: skip
 
 
-class Later:
+class LazyValue:
     """Values that are computed at the first read.
 
     Args:
@@ -89,43 +89,43 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the real values of a tensor, or None if they are unknown."""
     if not isinstance(tensor, FakeTensor):
         return tensor
-    value: torch.Tensor | Later | None = getattr(tensor, _KNOWN, None)
-    value = value.value if isinstance(value, Later) else value
+    value: torch.Tensor | LazyValue | None = getattr(tensor, _KNOWN, None)
+    value = value.value if isinstance(value, LazyValue) else value
     return None if value is None or hasattr(value.untyped_storage(), _STALE) else value
 
 
-def set_known(tensor: torch.Tensor, value: torch.Tensor | Later) -> None:
-    """Attach real values to a fake tensor, if :func:`_is_kept` accepts their dtype and size."""
-    if isinstance(value, Later) or _is_kept(value):
+def set_known(tensor: torch.Tensor, value: torch.Tensor | LazyValue) -> None:
+    """Attach real values to a fake tensor, if :func:`_is_storable` accepts their dtype and size."""
+    if isinstance(value, LazyValue) or _is_storable(value):
         setattr(tensor, _KNOWN, value)
 
 
-def listed(tensor: Any) -> Any:
+def to_list(tensor: Any) -> Any:
     """Return the values of a fake tensor as nested lists; its own ``tolist`` reads each element separately."""
     value = known(tensor)
     if value is None:
-        return _listed_one_by_one(tensor)
+        return _fake_tolist(tensor)
     with _disable_current_modes():
         return value.tolist()
 
 
-_listed_one_by_one = FakeTensor.tolist
+_fake_tolist = FakeTensor.tolist
 
 
-_made = torch.tensor
+_torch_tensor = torch.tensor
 # PyTorch caches the set of functions that obey `with torch.device(…)` at its first use: fill that cache before
 # `torch.tensor` is patched.
 _device_constructors()
 
 
-def made_of(data: Any, **words: Any) -> torch.Tensor:
+def tensor_from(data: Any, **kwargs: Any) -> torch.Tensor:
     """Like ``torch.tensor``, but supports lists that contain fake tensors."""
     if isinstance(data, (list, tuple)) and (
-        found := [leaf for leaf in tensors_of(data) if isinstance(leaf, FakeTensor)]
+        fakes := [leaf for leaf in tensors_of(data) if isinstance(leaf, FakeTensor)]
     ):
-        words.setdefault("dtype", reduce(torch.promote_types, (tensor.dtype for tensor in found)))
-        data = replaced(data, FakeTensor, FakeTensor.tolist)
-    return _made(data, **words)
+        kwargs.setdefault("dtype", reduce(torch.promote_types, (tensor.dtype for tensor in fakes)))
+        data = map_tree(data, FakeTensor, FakeTensor.tolist)
+    return _torch_tensor(data, **kwargs)
 
 
 def forget_known(tensor: torch.Tensor) -> None:
@@ -135,26 +135,26 @@ def forget_known(tensor: torch.Tensor) -> None:
 
 def _is_known(tensor: torch.Tensor) -> bool:
     value = getattr(tensor, _KNOWN, None) if isinstance(tensor, FakeTensor) else tensor
-    return (isinstance(value, Later) and value.is_pending) or known(tensor) is not None
+    return (isinstance(value, LazyValue) and value.is_pending) or known(tensor) is not None
 
 
 def _is_data(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is floating-point batch data with known values."""
-    return tensor.is_floating_point() and isinstance(getattr(tensor, _KNOWN, None), Later)
+    return tensor.is_floating_point() and isinstance(getattr(tensor, _KNOWN, None), LazyValue)
 
 
 def _attached(tree: Any) -> Any:
     """Return arguments of an operator with tensors replaced by their attached known values, computed or not."""
-    return replaced(tree, FakeTensor, lambda tensor: getattr(tensor, _KNOWN))
+    return map_tree(tree, FakeTensor, lambda tensor: getattr(tensor, _KNOWN))
 
 
-def _values(tree: Any) -> Any:
+def _evaluated(tree: Any) -> Any:
     """Compute the pending values among the arguments that :func:`_attached` returned."""
-    return replaced(tree, Later, lambda later: later.value)
+    return map_tree(tree, LazyValue, lambda later: later.value)
 
 
-def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    values, words = _values((args, kwargs))
+def _run_on_values(func: Any, args: Any, kwargs: Any) -> Any:
+    values, words = _evaluated((args, kwargs))
     words.pop("pin_memory", None)
     if "device" in words:
         words["device"] = torch.device("cpu")
@@ -165,20 +165,20 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*values, **words)
 
 
-def _part(func: Any, args: Any, kwargs: Any, place: int) -> Any:
+def _output(func: Any, args: Any, kwargs: Any, place: int) -> Any:
     """Return the result at position ``place`` of an operator with several."""
-    return _computed(func, args, kwargs)[place]
+    return _run_on_values(func, args, kwargs)[place]
 
 
-def _is_kept(value: torch.Tensor) -> bool:
+def _is_storable(value: torch.Tensor) -> bool:
     count = int(value.numel())
-    return count == 1 or (count <= _LARGEST and not value.is_floating_point() and not value.is_complex())
+    return count == 1 or (count <= _MAX_ELEMENTS and not value.is_floating_point() and not value.is_complex())
 
 
-def _reader() -> str:
+def _caller() -> str:
     """Return the innermost caller outside PyTorch and this package, such as ``(in training_step of trainer.py)``."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BENEATH):
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED_PATHS):
         frame = frame.f_back
     return f"(in {frame.f_code.co_name} of {Path(frame.f_code.co_filename).name})" if frame is not None else ""
 
@@ -188,10 +188,10 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.assumptions: Counter[str] = Counter()
-        self._pending: list[weakref.ref[Later]] = []
+        self._pending: list[weakref.ref[LazyValue]] = []
 
     def compute(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], result: Any) -> Any:
-        """Return the operator's real result, or :class:`Later`, if all its tensor inputs are known; else None.
+        """Return the operator's real result, or :class:`LazyValue`, if all its tensor inputs are known; else None.
 
         Args:
             inputs: the tensors among the arguments.
@@ -206,36 +206,36 @@ class Knowledge:
             return None
         mutable = func._schema.is_mutable
         if mutable and self._pending:
-            self._compute_what_reads({tensor.untyped_storage()._cdata for tensor in _changed(func, args, kwargs)})
-        of_batch = func.overloadpacket in _OF_BATCH and any(map(_is_data, inputs))
-        wanted = of_batch or result is None or any(_is_kept(tensor) for tensor in tensors_of(result))
+            self._compute_readers({tensor.untyped_storage()._cdata for tensor in _mutated(func, args, kwargs)})
+        is_batch_data = func.overloadpacket in _BATCH_DATA_OPERATORS and any(map(_is_data, inputs))
+        wanted = is_batch_data or result is None or any(_is_storable(tensor) for tensor in tensors_of(result))
         if not wanted or func.overloadpacket in _RANDOM or not all(map(_is_known, inputs)):
             if mutable:
                 self._forget(func, args, kwargs)
             return None
-        values, words = _attached((args, kwargs))
-        few = not of_batch and (not isinstance(result, FakeTensor) or result.numel() <= _FEW)
-        if few or mutable or not all(isinstance(tensor, FakeTensor) for tensor in inputs):
-            return _computed(func, values, words)
+        values, named = _attached((args, kwargs))
+        is_small = not is_batch_data and (not isinstance(result, FakeTensor) or result.numel() <= _MAX_EAGER_ELEMENTS)
+        if is_small or mutable or not all(isinstance(tensor, FakeTensor) for tensor in inputs):
+            return _run_on_values(func, values, named)
         reads = frozenset(tensor.untyped_storage()._cdata for tensor in inputs)
-        reads = reads.union(*(item.reads for item in map(_attached, inputs) if isinstance(item, Later)))
+        reads = reads.union(*(item.reads for item in map(_attached, inputs) if isinstance(item, LazyValue)))
         if not isinstance(result, (list, tuple)):
-            return self._later(lambda: _computed(func, values, words), reads)
-        return [self._later(partial(_part, func, values, words, place), reads) for place in range(len(result))]
+            return self._lazy_value(lambda: _run_on_values(func, values, named), reads)
+        return [self._lazy_value(partial(_output, func, values, named, place), reads) for place in range(len(result))]
 
-    def _later(self, compute: Callable[[], torch.Tensor], reads: frozenset[int]) -> Later:
-        later = Later(compute, reads)
-        self._pending.append(weakref.ref(later))
-        return later
+    def _lazy_value(self, compute: Callable[[], torch.Tensor], reads: frozenset[int]) -> LazyValue:
+        lazy = LazyValue(compute, reads)
+        self._pending.append(weakref.ref(lazy))
+        return lazy
 
-    def _compute_what_reads(self, storages: set[int]) -> None:
+    def _compute_readers(self, storages: set[int]) -> None:
         """Compute pending values that depend on storages that are about to be overwritten."""
-        alive = [later for later in (item() for item in self._pending) if later is not None]
-        for later in alive:
-            if later.reads & storages:
+        alive = [lazy for lazy in (item() for item in self._pending) if lazy is not None]
+        for lazy in alive:
+            if lazy.reads & storages:
                 # Reading caches the value, and those of the pending values that it depends on.
-                _ = later.value
-        self._pending = [weakref.ref(later) for later in alive if later.is_pending]
+                _ = lazy.value
+        self._pending = [weakref.ref(lazy) for lazy in alive if lazy.is_pending]
 
     def assume(self, what: str) -> None:
         """Count an assumption by its description."""
@@ -248,12 +248,12 @@ class Knowledge:
             with _disable_current_modes():
                 return cast(bool | int | float, value.item())
         if tensor.dtype == torch.bool:
-            self.assume(f"a boolean read from a tensor is False {_reader()}")
+            self.assume(f"a boolean read from a tensor is False {_caller()}")
             return False
         if tensor.is_floating_point():
-            self.assume(f"a float read from a tensor is 1 {_reader()}")
+            self.assume(f"a float read from a tensor is 1 {_caller()}")
             return 1.0
-        self.assume(f"an integer read from a tensor is 1 {_reader()}")
+        self.assume(f"an integer read from a tensor is 1 {_caller()}")
         return 1
 
     def balance(self, indices: torch.Tensor, choices: int) -> None:
@@ -265,22 +265,22 @@ class Knowledge:
             with _disable_current_modes():
                 return (torch.arange(shape.numel()) % choices).view(shape)
 
-        set_known(indices, self._later(spread, frozenset()))
+        set_known(indices, self._lazy_value(spread, frozenset()))
 
     def fill(self, what: str, tensor: torch.Tensor, value: int) -> None:
         """Assume that every element of a tensor equals ``value``, and count the assumption by its description."""
         self.assume(what)
-        if tensor.numel() <= _LARGEST:
+        if tensor.numel() <= _MAX_ELEMENTS:
             with _disable_current_modes():
                 set_known(tensor, torch.full(tensor.shape, value, dtype=tensor.dtype))
 
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
-        for tensor in _changed(func, args, kwargs):
+        for tensor in _mutated(func, args, kwargs):
             value = getattr(tensor, _KNOWN, None)
             if value is not None:
-                setattr(_values(value).untyped_storage(), _STALE, True)
+                setattr(_evaluated(value).untyped_storage(), _STALE, True)
 
 
-def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+def _mutated(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the tensors among an operator's arguments that it writes to."""
-    return tensors_of([argument(func, args, kwargs, name) for name in changes(func)])
+    return tensors_of([argument(func, args, kwargs, name) for name in mutated_arguments(func)])

@@ -43,24 +43,24 @@ def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
         # CUDA managed memory, whose pages migrate between host and device on access; PyTorch does not count it.
         yield mock.patch.multiple(
             functional,
-            get_paged=_paged,
+            get_paged=_get_paged,
             prefetch_tensor=lambda *args, **kwargs: None,
             fill=lambda tensor, value, **more: tensor.fill_(value),
         )
     modules = sys.modules.get("bitsandbytes.nn.modules")
     if modules is not None:
-        yield mock.patch.object(modules, "fix_4bit_weight_quant_state_from_module", _with_state)
+        yield mock.patch.object(modules, "fix_4bit_weight_quant_state_from_module", _restore_quant_state)
     state = partial(torch.empty, _RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")
     yield mock.patch.multiple(torch, get_rng_state=state, set_rng_state=lambda state: None)
 
 
-def _with_state(module: torch.nn.Module) -> None:
+def _restore_quant_state(module: torch.nn.Module) -> None:
     """Restore the quantisation state that a 4-bit weight loses when FSDP2 gathers it, without a change of its class."""
     if getattr(module.weight, "quant_state", None) is None:
         module.weight.quant_state = module.quant_state
 
 
-def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
+def _get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:
     paged = torch.empty(shape, dtype=dtype, device="cpu")
     paged.is_paged = True
     return paged

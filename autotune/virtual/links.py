@@ -46,7 +46,7 @@ def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuS
     """
     link = speeds.nvlink if speeds.nvlink and _linked(collective, speeds, launch) else speeds.pcie
     together = launch.per_machine if collective is None else min(len(collective.ranks), launch.per_machine)
-    within = sent_bytes / (link * speeds.achieved.linked(together))
+    within = sent_bytes / (link * speeds.achieved.link_share(together))
     if collective is None or speeds.network is None or launch.machines == 1:
         return within
     return max(within, sent_bytes * network_load(collective, launch) / speeds.network)

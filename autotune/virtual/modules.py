@@ -44,7 +44,7 @@ def movable_modules(ledger: Ledger) -> Patches:
         return module
 
     yield mock.patch.object(nn.Module, "_apply", apply)
-    yield mock.patch.object(FakeTensor, "data", property(_get_data, _take_data))
+    yield mock.patch.object(FakeTensor, "data", property(_get_data, _set_data_on_any_device))
     yield mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
 
 
@@ -55,30 +55,30 @@ def _apply_in_place(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor
         if parameter is None:
             continue
         gradient = parameter.grad
-        _applied(parameter, fn)
+        _apply_to(parameter, fn)
         if gradient is not None:
-            _applied(gradient, fn)
+            _apply_to(gradient, fn)
             parameter.grad = gradient
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = fn(buffer)
 
 
-def _applied(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _apply_to(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with torch.no_grad():
         data = fn(tensor)
     if data is not tensor:
         tensor.data = data
 
 
-def _take_data(tensor: FakeTensor, data: torch.Tensor) -> None:
+def _set_data_on_any_device(tensor: FakeTensor, data: torch.Tensor) -> None:
     if isinstance(data, FakeTensor) and data.fake_device != tensor.fake_device:
-        _exchange(tensor, data)
+        _swap(tensor, data)
     else:
         _set_data(tensor, data)
 
 
-def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
+def _swap(tensor: FakeTensor, data: FakeTensor) -> None:
     """Replace the data of a tensor by data on another device.
 
     Raises:
@@ -87,26 +87,26 @@ def _exchange(tensor: FakeTensor, data: FakeTensor) -> None:
     if not tensor.is_leaf:
         raise RuntimeError("Only a leaf of the graph can be given data on another device.")
     requires_grad = tensor.requires_grad
-    before = torch.empty(0, dtype=tensor.dtype, device=tensor.fake_device)
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.fake_device)
     with torch.no_grad():
-        given = data.detach()
+        replacement = data.detach()
     tensor.grad = None
     if requires_grad:
         # A graph recorded before the exchange would accumulate into the gradient of the old tensor.
-        torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_refuse)
-    torch._C._swap_tensor_impl(tensor, given)
+        torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(_raise_stale_graph)
+    torch._C._swap_tensor_impl(tensor, replacement)
     # The swap exchanges the C++ tensors only: exchange the Python attributes, and register the hooks with C++ again.
     forget_known(tensor)
-    own = dict(tensor.__dict__)
-    tensor.__dict__.update(given.__dict__)
-    given.__dict__.update(own)
+    attributes = dict(tensor.__dict__)
+    tensor.__dict__.update(replacement.__dict__)
+    replacement.__dict__.update(attributes)
     tensor.requires_grad_(requires_grad)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(tensor, hooks):
             setattr(tensor, hooks, getattr(tensor, hooks))
     # An old graph must not keep the memory of the old tensor alive: PyTorch frees it at once.
-    _set_data(given, before)
+    _set_data(replacement, empty)
 
 
-def _refuse(gradients: Any) -> None:
+def _raise_stale_graph(gradients: Any) -> None:
     raise RuntimeError("A parameter has been moved to another device between a forward pass and its backward pass.")

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from autotune.virtual.tensors import argument
 
 
-def defined(
+def define_operators(
     namespace: str,
     forward: tuple[str, Callable[..., Any]],
     backward: tuple[str, Callable[..., Any]],
@@ -29,14 +29,14 @@ def defined(
     library = torch.library.Library(namespace, "DEF")
     # benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention: 4 operations per
     # query-key pair, head and element in the forward pass, 2.5 times that in the backward pass.
-    for name, (schema, make), per_pair in (("forward", forward, 4), ("backward", backward, 10)):
+    for name, (schema, fake_kernel), flops_per_pair in (("forward", forward, 4), ("backward", backward, 10)):
         library.define(f"{name}{schema}")
-        torch.library.register_fake(f"{namespace}::{name}", make, lib=library)
+        torch.library.register_fake(f"{namespace}::{name}", fake_kernel, lib=library)
         packet = getattr(getattr(torch.ops, namespace), name)
-        flop_registry[packet] = partial(_flops, packet.default, heads, per_pair)
+        flop_registry[packet] = partial(_flops, packet.default, heads, flops_per_pair)
     return library
 
 
-def _flops(func: Any, heads: int, per_pair: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
+def _flops(func: Any, heads: int, flops_per_pair: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
     query, pairs = (argument(func, args, kwargs, name) for name in ("q", "pairs"))
-    return int(per_pair * pairs * query.size(heads) * query.size(-1))
+    return int(flops_per_pair * pairs * query.size(heads) * query.size(-1))

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 # Bounds of the tracked history: more bytes than any L2 cache of the catalogue holds, and enough blocks for times.
-_MOST_BYTES, _MOST = 2**27, 256
+_MAX_BYTES, _MAX_BLOCKS = 2**27, 256
 
 
 class Recency:
@@ -37,24 +37,24 @@ class Recency:
     def touch(self, storages: Iterable[int]) -> None:
         """Record that storages are read or written; storages that are not on the device are ignored."""
         for storage in storages:
-            if (found := self._blocks.get(storage)) is not None:
-                block, size = found
+            if (entry := self._blocks.get(storage)) is not None:
+                block, size = entry
                 self._bytes += size - self._sizes.pop(block, 0)
                 self._sizes[block] = size
-        while self._bytes > _MOST_BYTES or len(self._sizes) > _MOST:
+        while self._bytes > _MAX_BYTES or len(self._sizes) > _MAX_BLOCKS:
             self._bytes -= self._sizes.popitem(last=False)[1]
 
     def since(self, storages: Sequence[int]) -> tuple[int | None, ...]:
         """Return for each storage the bytes of other blocks accessed since its last access, or None if untracked."""
         blocks = [self._blocks.get(storage, (storage, 0))[0] for storage in storages]
-        left = {block for block in blocks if block in self._sizes}
-        found: dict[int, int] = {}
+        remaining = {block for block in blocks if block in self._sizes}
+        distances: dict[int, int] = {}
         total = 0
         for block, size in reversed(self._sizes.items()):
-            if not left:
+            if not remaining:
                 break
-            if block in left:
-                left.remove(block)
-                found[block] = total
+            if block in remaining:
+                remaining.remove(block)
+                distances[block] = total
             total += size
-        return tuple(map(found.get, blocks))
+        return tuple(map(distances.get, blocks))

@@ -29,9 +29,9 @@ class Capabilities:
 
     def decide(self, rule: Callable[[Capability], T]) -> T:
         """Apply a rule to the GPU's capability; drop further capabilities for which its result differs."""
-        found = rule(self._own)
-        self.alike = {other for other in self.alike if rule(other) == found}
-        return found
+        decision = rule(self._own)
+        self.alike = {other for other in self.alike if rule(other) == decision}
+        return decision
 
 
 class Place(StrEnum):

@@ -56,15 +56,15 @@ def replay(
             if product.in_backward not in multiplied:
                 multiplied.add(product.in_backward)
                 allocator.allocate(workspace_bytes(capability))
-        _take(event, allocator, blocks, traced.streams)
+        _apply(event, allocator, blocks, traced.streams)
     return allocator
 
 
-_SPARE = 0.05
+_HEADROOM = 0.05
 """Headroom over the peak allocated bytes at which replays with a limit start, and step by which the limit is raised."""
 
 
-def short_of_memory(found: CachingAllocator, run: Callable[..., CachingAllocator]) -> CachingAllocator:
+def short_of_memory(unlimited: CachingAllocator, run: Callable[..., CachingAllocator]) -> CachingAllocator:
     """Return the allocator after a replay on a device that is short of memory.
 
     Without a limit, the allocator caches freed blocks: for an 8B model under ZeRO-2 it reserves 52.7 GiB, of which 34.2
@@ -72,29 +72,29 @@ def short_of_memory(found: CachingAllocator, run: Callable[..., CachingAllocator
     is raised in steps of 5 % until fragmentation does not cause an out-of-memory error.
 
     Args:
-        found: the allocator after the replay without a limit.
+        unlimited: the allocator after the replay without a limit.
         run: replays with the argument ``limit_bytes``.
     """
-    limit_bytes = round((1 + _SPARE) * found.peak_allocated_bytes)
-    while limit_bytes < found.peak_reserved_bytes:
+    limit_bytes = round((1 + _HEADROOM) * unlimited.peak_allocated_bytes)
+    while limit_bytes < unlimited.peak_reserved_bytes:
         try:
             return run(limit_bytes=limit_bytes)
         except OutOfMemoryError:
-            limit_bytes = round((1 + _SPARE) * limit_bytes)
-    return found
+            limit_bytes = round((1 + _HEADROOM) * limit_bytes)
+    return unlimited
 
 
-def _take(
+def _apply(
     event: MemoryEvent, allocator: CachingAllocator, blocks: dict[int, tuple[int, Block]], streams: Mapping[int, int]
 ) -> None:
     """Apply a device event to the allocator; ``blocks`` maps each storage to its size and block."""
     if event.place is not Place.DEVICE or not event.change_bytes:
         return
     size, block = blocks.pop(event.storage, (0, None))
-    wanted = size + event.change_bytes
+    new_size = size + event.change_bytes
     # A storage that grows is copied to a new block before the old one is freed.
-    if wanted:
-        blocks[event.storage] = (wanted, allocator.allocate(wanted, streams.get(event.storage, 0)))
+    if new_size:
+        blocks[event.storage] = (new_size, allocator.allocate(new_size, streams.get(event.storage, 0)))
     if block is not None:
         allocator.free(block)
 

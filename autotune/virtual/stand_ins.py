@@ -9,20 +9,22 @@ from typing import Any
 import torch
 
 from autotune.virtual.known import Knowledge, set_known
-from autotune.virtual.tensors import operator_name
+from autotune.virtual.tensors import VIRTUAL, operator_name, type_of_device
 
 _aten = torch.ops.aten
 _KEYS = torch._C.DispatchKey
 _TRUE = torch.tensor(True)
-_ATEN = {
-    _aten._safe_softmax.default: _KEYS.CompositeExplicitAutograd,
-    _aten.softmax.int: _KEYS.CompositeImplicitAutograd,
-    _aten.isinf.default: _KEYS.CompositeExplicitAutograd,
-    _aten.to.dtype: _KEYS.CompositeImplicitAutograd,
-    _aten.logsumexp.default: _KEYS.CompositeExplicitAutograd,
-    _aten.logsumexp.out: _KEYS.CompositeExplicitAutogradNonFunctional,
-}
-"""Operators that are composites on every device, with the dispatch key of the composite."""
+_ATEN = frozenset({
+    _aten._safe_softmax.default, _aten.softmax.int, _aten.isinf.default, _aten.to.dtype, _aten.logsumexp.default,
+    _aten.logsumexp.out, _aten.soft_margin_loss.default, _aten.soft_margin_loss.out,
+    _aten.soft_margin_loss_backward.default, _aten.soft_margin_loss_backward.grad_input, _aten._trilinear.default,
+    # Below autograd these arrive whole, as in bitsandbytes' product with a weight in 4 bits.
+    _aten.linear.default, _aten.matmul.default,
+})  # fmt: skip
+"""Operators that are composites of several kernels on every device."""
+_COMPOSITE = (
+    _KEYS.CompositeExplicitAutograd, _KEYS.CompositeExplicitAutogradNonFunctional, _KEYS.CompositeImplicitAutograd,
+)  # fmt: skip
 
 
 def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
@@ -79,9 +81,8 @@ def composite(func: Any, args: Any) -> Callable[..., Any] | None:
 
 @cache
 def _composite(func: Any) -> Callable[..., Any] | None:
-    if func.namespace != "bitsandbytes":
-        key = _ATEN.get(func)
-        return None if key is None else _registered(func, key)
+    if func in _ATEN:
+        return _registered(func, next(key for key in _COMPOSITE if func.has_kernel_for_dispatch_key(key)))
     name = operator_name(func)
     return _registered(func, _KEYS.CompositeExplicitAutograd) if name in _BITSANDBYTES else _OURS.get(name)
 
@@ -135,12 +136,53 @@ def _cudnn_attention(
     return out, lse, None, None, query.size(2), key.size(2), seed, offset, None
 
 
-STAND_INS: Mapping[str, Callable[..., Any]] = {
+def _loss(given: torch.Tensor, target: torch.Tensor, reduction: int = 1, *others: Any) -> torch.Tensor:
+    # aten/src/ATen/native/BinaryOps.cpp and Loss.cpp, TORCH_META_FUNC: the result is allocated for the losses of all
+    # elements and then resized to their mean or sum, which frees nothing.
+    losses = given.new_empty(torch.broadcast_shapes(given.shape, target.shape))
+    return losses.resize_(()) if reduction else losses
+
+
+def _cross_entropy(
+    given: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1
+) -> torch.Tensor:
+    # aten/src/ATen/native/cuda/Loss.cu, binary_cross_entropy_cuda: the losses are resized as well.
+    kept = type_of_device(given) == VIRTUAL or not reduction
+    return _loss(given, target, reduction) if kept else given.new_empty(())
+
+
+def _log_sigmoid(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # aten/src/ATen/native/cuda/Activation.cpp, log_sigmoid_forward_cuda: the buffer is the CPU's alone.
+    buffer = given.new_empty(0) if type_of_device(given) == VIRTUAL else torch.empty_like(given)
+    return torch.empty_like(given), buffer
+
+
+_STAND_INS: Mapping[str, Callable[..., Any]] = {
     str(_aten._grouped_mm.default): _grouped_mm,
     # Before PyTorch 2.13, the decomposition passes the result dtype as beta.
     str(_aten.addmm.dtype_out): lambda *others, out, **more: out,
     str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
+    str(_aten.log_sigmoid_forward.default): _log_sigmoid,
+    str(_aten.mse_loss.default): _loss,
+    str(_aten.smooth_l1_loss.default): _loss,
+    str(_aten.binary_cross_entropy.default): _cross_entropy,
+    # PyTorch has no shape functions for these.
+    **dict.fromkeys(
+        map(str, (_aten.multi_margin_loss_backward.default, _aten.multilabel_margin_loss_backward.default)),
+        lambda gradient, given, *others: torch.empty_like(given, memory_format=torch.contiguous_format),
+    ),
     # PyTorch's fake kernel returns a new tensor instead of its argument.
     str(torch.ops._c10d_functional.wait_tensor.default): lambda waited: waited,
 }
 """Fake kernels by the operator's full name; called with the operator's arguments, under a fake tensor mode."""
+
+
+@cache
+def stand_in_of(func: Any) -> Callable[..., Any] | None:
+    """Return the fake kernel that replaces PyTorch's, or None: those above, and one for operators that return nothing.
+
+    PyTorch has no fake kernels for some of the latter, such as fused SGD.
+    """
+    if not func._schema.returns and not func.has_kernel_for_dispatch_key(_KEYS.Meta):
+        return lambda *args, **kwargs: None
+    return _STAND_INS.get(operator_name(func))

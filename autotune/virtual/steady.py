@@ -94,15 +94,15 @@ class Copy:
         """Add a phase from a position up to the current one."""
         self._phases.append(Phase(name, begun[0], len(self._events), begun[1], len(self._operators)))
 
-    def hand_on(self, left_as: Mapping[int, int]) -> None:
+    def replace_freed(self, successors: Mapping[int, int]) -> None:
         """Make the next range free storages of its previous repetition instead of storages from before the range.
 
         Args:
-            left_as: by storage from before the range, the storage of the range that replaces it.
+            successors: by storage from before the range, the storage of the range that replaces it.
         """
-        for found, left in left_as.items():
-            if left in self._current:
-                self._current[found] = self._current.pop(left)
+        for storage, successor in successors.items():
+            if successor in self._current:
+                self._current[storage] = self._current.pop(successor)
 
     def take(self, span: Span, *, further: bool = False, size: Size | None = None) -> None:
         """Append a range.

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 VIRTUAL = "virtual"
 """Type of the virtual GPU."""
-_NUMBERS = frozenset({int, float, bool})
+_NUMBER_TYPES = frozenset({int, float, bool})
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -48,7 +48,7 @@ def operator_name(func: Any) -> str:
 
 
 @cache
-def changes(func: Any) -> tuple[str, ...]:
+def mutated_arguments(func: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an operator writes to."""
     aliases = ((argument.name, argument.alias_info) for argument in func._schema.arguments)
     return tuple(name for name, alias in aliases if alias is not None and alias.is_write)
@@ -67,7 +67,7 @@ def argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
     return args[position] if position is not None and position < len(args) else None
 
 
-def replaced(tree: Any, kind: type[Any] | tuple[type[Any], ...], change: Callable[[Any], Any]) -> Any:
+def map_tree(tree: Any, kind: type[Any] | tuple[type[Any], ...], change: Callable[[Any], Any]) -> Any:
     """Apply ``change`` to each object of type ``kind`` in nested mappings, lists and tuples.
 
     Mappings, such as the result of an image processor, become dictionaries. PyTorch's ``tree_map_only`` takes many
@@ -76,9 +76,9 @@ def replaced(tree: Any, kind: type[Any] | tuple[type[Any], ...], change: Callabl
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, Mapping):
-        return {name: replaced(value, kind, change) for name, value in tree.items()}
+        return {name: map_tree(value, kind, change) for name, value in tree.items()}
     if type(tree) in (list, tuple):
-        if all(type(item) in _NUMBERS for item in tree):
+        if all(type(item) in _NUMBER_TYPES for item in tree):
             return tree
-        return type(tree)(replaced(item, kind, change) for item in tree)
+        return type(tree)(map_tree(item, kind, change) for item in tree)
     return tree

@@ -23,14 +23,14 @@ from torch.utils._pytree import tree_leaves
 from autotune.core.batch_geometry import Recompiled
 from autotune.virtual import apart
 from autotune.virtual.dispatch import VirtualMode
-from autotune.virtual.known import made_of
+from autotune.virtual.known import tensor_from
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import Patches, fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
 from autotune.virtual.ranks import World, as_one_rank
 from autotune.virtual.records import Capabilities, Category, Trace, with_peaks
 from autotune.virtual.replay import replay
-from autotune.virtual.tensors import VIRTUAL, replaced
+from autotune.virtual.tensors import VIRTUAL, map_tree
 from autotune.virtual.unsupported import errors_explained, refuse_host_only, run_otherwise
 
 Target = Literal["cpu", "cuda"]
@@ -83,7 +83,7 @@ def trace(
             from autotune.virtual import cpu
 
             device, ledger, kernels = torch.device("cpu"), Ledger("cpu"), [cpu.scratch]
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=target == "cpu")
         fake.cache_enabled = False
         patches += [fake_tensors_accepted(assume), movable_modules(ledger), run_otherwise(assume)]
         patches += [_tagging(ledger), _storages_followed(ledger)]
@@ -92,15 +92,16 @@ def trace(
         for patch in chain.from_iterable(patches):
             stack.enter_context(patch)
         mode = VirtualMode(ledger, fake, *kernels)
-        stack.enter_context(mock.patch.object(torch, "tensor", made_of))
+        stack.enter_context(mock.patch.object(torch, "tensor", tensor_from))
         # A lambda, because a bound method as class attribute would not receive the tensor.
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", lambda tensor: mode.tolist(tensor)))  # noqa: PLW0108
+        stack.enter_context(mock.patch.object(FakeTensor, "numpy", lambda tensor: np.array(mode.tolist(tensor))))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)
         _running.append((mode, ledger))
         stack.callback(_running.pop)
-        with errors_explained():
+        with errors_explained(), mode.explained():
             fn(device)
         refuse_host_only(ledger.events)
         found = Trace(
@@ -196,7 +197,7 @@ def adopt(tree: Any) -> Any:
             real = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
         return placed(real)
 
-    return replaced(tree, (np.ndarray, torch.Tensor), read)
+    return map_tree(tree, (np.ndarray, torch.Tensor), read)
 
 
 def _storages_followed(ledger: Ledger) -> Patches:

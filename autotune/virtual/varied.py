@@ -27,7 +27,7 @@ shorter length are too small for the next, so ascending order reserves the most.
 hundred of random lengths (benchmarks/published/published.md)."""
 
 # Categories of storages whose size does not depend on the length.
-_OF_THE_MODEL = frozenset({Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE})
+_MODEL_CATEGORIES = frozenset({Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE})
 _ELEMENT_BYTES = (1, 2, 4, 8)
 
 
@@ -88,13 +88,13 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
     # Events before the first micro-batch scale with it, and those of the update with the last one.
     ends = [run.end_event for run in micro_batches(traced, step)][:-1]
     earlier = {event.storage for event in traced.events[: step.first_event]}
-    left_as = _matched(traced, step, earlier)
+    successors = _successors(traced, step, earlier)
 
     def sizes(tokens: Sequence[int]) -> Size:
         def size(index: int) -> int:
             event = traced.events[index]
             length = tokens[bisect_right(ends, index)]
-            fixed = event.storage in earlier or traced.categories.get(event.storage) in _OF_THE_MODEL
+            fixed = event.storage in earlier or traced.categories.get(event.storage) in _MODEL_CATEGORIES
             if fixed or length == batch.tokens:
                 return event.change_bytes
             return _scaled_bytes(event.change_bytes, traced.operators[event.operator].shapes, batch, length)
@@ -104,7 +104,7 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
     copy = Copy(traced)
     copy.take(((0, 0), step.begin))
     for tokens in (*before, (batch.tokens,) * (len(ends) + 1)):
-        copy.hand_on(left_as)
+        copy.replace_freed(successors)
         copy.take((step.begin, step.end), size=sizes(tokens))
     copy.take((step.end, (len(traced.events), len(traced.operators))))
     composed = copy.finished()
@@ -112,18 +112,18 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
     return replace(composed, events=tuple(events), phases=())
 
 
-def _matched(traced: Trace, step: Phase, earlier: Collection[int]) -> dict[int, int]:
+def _successors(traced: Trace, step: Phase, earlier: Collection[int]) -> dict[int, int]:
     """Map each earlier storage that a step frees to a storage of equal size that the step allocates and keeps live."""
     changes: dict[int, int] = defaultdict(int)
     for event in traced.events[step.first_event : step.end_event]:
         if event.place is Place.DEVICE:
             changes[event.storage] += event.change_bytes
-    left: dict[int, list[int]] = defaultdict(list)
+    allocated: dict[int, list[int]] = defaultdict(list)
     for storage, size in changes.items():
         if storage not in earlier and size > 0:
-            left[size].append(storage)
-    given_back = [(storage, -size) for storage, size in changes.items() if storage in earlier and size < 0]
-    return {storage: left[size].pop(0) for storage, size in given_back if left.get(size)}
+            allocated[size].append(storage)
+    freed = [(storage, -size) for storage, size in changes.items() if storage in earlier and size < 0]
+    return {storage: allocated[size].pop(0) for storage, size in freed if allocated.get(size)}
 
 
 @lru_cache(maxsize=1 << 14)

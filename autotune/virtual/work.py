@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual.costs import Access, Kind, Work
-from autotune.virtual.tensors import argument, changes, operator_name, tensors_of, type_of_device
+from autotune.virtual.tensors import argument, mutated_arguments, operator_name, tensors_of, type_of_device
 from autotune.virtual.workspaces import further_bytes
 
 _aten = torch.ops.aten
@@ -39,12 +39,12 @@ _SCATTERS = frozenset({
     _aten.masked_scatter_,
 })  # fmt: skip
 # Number of positional arguments of the FLOP formulas; the overloads with a result dtype pass it by position as well.
-_ADDED_TO = 3
-_MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: _ADDED_TO, _aten.baddbmm: _ADDED_TO}
+_WITH_ADDEND = 3
+_MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: _WITH_ADDEND, _aten.baddbmm: _WITH_ADDEND}
 # PyTorch has FLOP formulas for the out-of-place products only.
 _IN_PLACE = {_aten.addmm_: _aten.addmm, _aten.baddbmm_: _aten.baddbmm}
 # Products with quantised weights.
-_WEIGHTS = frozenset({"bitsandbytes.gemm_4bit.default", "bitsandbytes.int8_linear_matmul.default"})
+_QUANTISED_PRODUCTS = frozenset({"bitsandbytes.gemm_4bit.default", "bitsandbytes.int8_linear_matmul.default"})
 
 GROUPED = {
     "aten._grouped_mm.default": 1,
@@ -54,7 +54,7 @@ GROUPED = {
 """Grouped matrix products, such as those of experts, with the number of products per group."""
 
 # Access patterns by words in the names of PyTorch's operators and of Triton kernels; the first match counts.
-_BY_NAME = (
+_ACCESS_BY_NAME = (
     (("dequantize", "4bit", "8bit_blockwise", "quantize"), Access.DEQUANTIZE),
     (("adam", "sgd", "lion", "adagrad", "adafactor", "_foreach"), Access.OPTIMIZER),
     (("embedding", "index", "gather", "scatter"), Access.GATHER),
@@ -102,15 +102,15 @@ def operator_work(
         return _copy(func, args, kwargs, written[0], device_type)
     overwritten = {id(tensor) for tensor in changed} if packet in _OVERWRITES else set()
     read = [tensor for tensor in inputs if id(tensor) not in overwritten]
-    bytes_read, bytes_written = sum(map(_touched, read)), sum(map(_touched, written))
+    bytes_read, bytes_written = sum(map(_accessed_bytes, read)), sum(map(_accessed_bytes, written))
     if packet in _GATHERS:
-        bytes_read -= max(0, _touched(inputs[0]) - bytes_written)
+        bytes_read -= max(0, _accessed_bytes(inputs[0]) - bytes_written)
     elif packet in _SCATTERS:
-        untouched = max(0, _touched(inputs[0]) - max(map(_touched, inputs[1:]), default=0))
+        untouched = max(0, _accessed_bytes(inputs[0]) - max(map(_accessed_bytes, inputs[1:]), default=0))
         bytes_read, bytes_written = bytes_read - untouched, bytes_written - untouched
     elif func.namespace == "fsdp" and packet.__name__ == "all_gather_copy_in":
         # It writes only this rank's shard of its buffer, which holds the shards of all ranks.
-        bytes_read = bytes_written = sum(map(_touched, args[0]))
+        bytes_read = bytes_written = sum(map(_accessed_bytes, args[0]))
     bytes_read += further_bytes(func, args, kwargs)
     flops = _flops(func, args, kwargs, result)
     kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
@@ -134,12 +134,12 @@ def _reused(packet: Any, tensors: Iterable[torch.Tensor], since: Mapping[int, in
     """Return :attr:`Work.reused`; empty for operators that access only some elements of a tensor."""
     if packet in _GATHERS or packet in _SCATTERS:
         return ()
-    return tuple((_touched(tensor), since[id(tensor)]) for tensor in tensors if id(tensor) in since)
+    return tuple((_accessed_bytes(tensor), since[id(tensor)]) for tensor in tensors if id(tensor) in since)
 
 
 def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:
     kind = Kind.TO_DEVICE if type_of_device(written) == device_type else Kind.TO_HOST
-    nbytes = _touched(written)
+    nbytes = _accessed_bytes(written)
     waits = not argument(func, args, kwargs, "non_blocking")
     return Work(kind, _dtype([written]), 0, nbytes, nbytes, waits)
 
@@ -150,7 +150,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     The formulas for attention count all query-key pairs. With ``is_causal``, kernels skip the half above the diagonal,
     which is not counted, as in benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
     """
-    if operator_name(func) in _WEIGHTS:
+    if operator_name(func) in _QUANTISED_PRODUCTS:
         # Each output is a sum over the input's last dimension.
         return int(2 * result.numel() * args[0].shape[-1])
     packet = _IN_PLACE.get(func.overloadpacket, func.overloadpacket)
@@ -162,8 +162,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     matrices = _MATRICES.get(packet)
     if matrices is not None:
         return int(formula(*args[:matrices], out_val=result))
-    own = _with_all_heads(args) if "_scaled_dot_product_" in operator_name(func) else args
-    flops = int(formula(*own, **kwargs, out_val=result))
+    formula_args = _with_all_heads(args) if "_scaled_dot_product_" in operator_name(func) else args
+    flops = int(formula(*formula_args, **kwargs, out_val=result))
     return flops // 2 if argument(func, args, kwargs, "is_causal") else flops
 
 
@@ -200,9 +200,9 @@ def _multiplied(func: Any, args: Any, result: Any) -> list[torch.Tensor]:
 
     A product of half-precision matrices that accumulates into float32 runs on the tensor cores.
     """
-    if operator_name(func) in _WEIGHTS:
+    if operator_name(func) in _QUANTISED_PRODUCTS:
         return [args[0]]
-    return [args[1]] if _MATRICES.get(func.overloadpacket) == _ADDED_TO else []
+    return [args[1]] if _MATRICES.get(func.overloadpacket) == _WITH_ADDEND else []
 
 
 def _kind(packet: Any) -> Kind:
@@ -250,7 +250,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors_of(tree)}.values())
 
 
-def _touched(tensor: torch.Tensor) -> int:
+def _accessed_bytes(tensor: torch.Tensor) -> int:
     """Return the distinct bytes that a pass over the tensor accesses; an expanded dimension counts as one element."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or size == 0]
     return int(prod(sizes) * tensor.itemsize)
@@ -258,8 +258,8 @@ def _touched(tensor: torch.Tensor) -> int:
 
 def _written(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the tensors that an operator allocated and those that it changed in place."""
-    changed = [tensor for name in changes(func) for tensor in _tensors(argument(func, args, kwargs, name))]
-    if argument(func, args, kwargs, "grad_scale") is None and "grads" in changes(func):
+    changed = [tensor for name in mutated_arguments(func) for tensor in _tensors(argument(func, args, kwargs, name))]
+    if argument(func, args, kwargs, "grad_scale") is None and "grads" in mutated_arguments(func):
         # The fused optimizers write gradients back only where they unscale them.
         grads = {id(tensor) for tensor in _tensors(argument(func, args, kwargs, "grads"))}
         changed = [tensor for tensor in changed if id(tensor) not in grads]
@@ -290,7 +290,7 @@ def _access_of(packet: Any, tensors: Sequence[torch.Tensor]) -> Access:
 @cache
 def access_by_name(name: str) -> Access | None:
     """Return the access pattern of an operator by its name, or None if it depends on strides."""
-    return next((access for words, access in _BY_NAME if any(word in name for word in words)), None)
+    return next((access for words, access in _ACCESS_BY_NAME if any(word in name for word in words)), None)
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -303,4 +303,4 @@ def _dense(tensor: torch.Tensor) -> bool:
 def _contiguous(sizes: Sequence[tuple[int, int]]) -> bool:
     """Return whether dimensions of these sizes and strides are contiguous."""
     expected = accumulate((size for size, _ in reversed(sizes)), mul, initial=1)
-    return all(size == 1 or stride == own for (size, stride), own in zip(reversed(sizes), expected, strict=False))
+    return all(size == 1 or stride == packed for (size, stride), packed in zip(reversed(sizes), expected, strict=False))

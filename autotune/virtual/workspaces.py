@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from autotune.virtual.known import known
 from autotune.virtual.tensors import argument
 
 _aten = torch.ops.aten
@@ -26,6 +29,10 @@ _CONTIGUOUS = {
     _aten._fused_rms_norm_backward: 2,
 }
 """The number of leading arguments that each kernel makes contiguous."""
+# native/TensorAdvancedIndexing.cpp, `expand_tensors` of IndexingUtils.h: the positions where a mask is true.
+_INDEXED = frozenset({_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_})
+# native/Loss.cpp: the losses of all elements, before their mean or sum.
+_LOSSES = frozenset({_aten.mse_loss, _aten.smooth_l1_loss, _aten.huber_loss})
 _SHARED_BYTES = 48 << 10
 """Shared memory of a thread block, in which softmax keeps a row (native/cuda/SoftMax.cu, host_softmax)."""
 
@@ -38,8 +45,26 @@ def common(func: Any, args: Any) -> tuple[int, ...]:
     if func is _aten.multinomial.default and (args[1] == 1 or not any(args[2:3])):
         # native/Distributions.cpp: a random number for each probability.
         return (args[0].numel() * args[0].itemsize,)
-    needed = args[: _CONTIGUOUS.get(func.overloadpacket, 0)]
-    return tuple(tensor.numel() * tensor.itemsize for tensor in needed if not tensor.is_contiguous())
+    if func.overloadpacket in _LOSSES and argument(func, args, {}, "reduction") != 0:
+        return (torch.broadcast_shapes(args[0].shape, args[1].shape).numel() * args[0].itemsize,)
+    if func.overloadpacket in _INDEXED:
+        masks = (index for index in args[1] if index is not None and index.dtype is torch.bool)
+        return tuple(8 * mask.dim() * (selected(mask) or 0) for mask in masks)
+    return copies(args[: _CONTIGUOUS.get(func.overloadpacket, 0)])
+
+
+def copies(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+    """Return the bytes of contiguous copies of the tensors that are not contiguous."""
+    return tuple(tensor.numel() * tensor.itemsize for tensor in tensors if not tensor.is_contiguous())
+
+
+def selected(mask: torch.Tensor) -> int | None:
+    """Return the number of elements that a mask selects, or None if its values are unknown."""
+    value = known(mask)
+    if value is None:
+        return None
+    with _disable_current_modes():
+        return int(value.sum())
 
 
 def further_bytes(func: Any, args: Any, kwargs: Any) -> int:

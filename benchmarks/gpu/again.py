@@ -1,8 +1,9 @@
 """Predicts once more what a GPU measured, with this source: the measurements stay, and no GPU is needed.
 
-python -m benchmarks.gpu.again benchmarks/gpu/results/NVIDIA-H200-2026-11-26-predicted.json [--minutes 20]
+python -m benchmarks.gpu.again benchmarks/gpu/results/NVIDIA-H200-2026-11-26-predicted.json [--minutes 20] [--only 4bit]
 
 Run it with the versions of torch and transformers that the page names. Writes the document and its page in their place.
+With ``--only`` other configurations keep their predictions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from autotune.app.planned import planned_machine
 from autotune.core.codec import decode, encode
 from autotune.planning.tracing.cache import Cache
+from benchmarks.common import chosen
 from benchmarks.gpu.accuracy import Outcome, Prediction
 from benchmarks.gpu.accuracy_report import page
 from benchmarks.gpu.cases import CASES, SCENARIOS, Case
@@ -73,17 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="document of a comparison")
     parser.add_argument("--minutes", type=float, default=20.0, help="for all traces (default: 20)")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="of configurations whose name has one of these")
     asked = parser.parse_args(arguments)
     document = json.loads(asked.file.read_text(encoding="utf-8"))
     measured = asked.file.with_name(f"{asked.file.stem}-operators.json")
     times = json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else {}
     outcomes = [decode(Outcome, case) for case in document["cases"]]
     names = {outcome.name for outcome in outcomes if outcome.measured is not None}
-    cases = [case for case in CASES if case.name in names]
+    cases = [case for case in chosen(CASES, asked.only) if case.name in names]
     seconds = {call: one["seconds"] for call, one in times.items()}
     host = document.get("launch_seconds")
     found = predicted_again(document["device"], cases, seconds, 60 * asked.minutes, host)
-    outcomes = [_with(outcome, found.get(outcome.name, {})) for outcome in outcomes]
+    outcomes = [_with(one, found[one.name]) if one.name in found or not asked.only else one for one in outcomes]
     document["cases"] = [encode(outcome) for outcome in outcomes]
     asked.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     place = asked.file.with_suffix(".md")

@@ -13,10 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from triton.runtime.cache import triton_key
 
-from autotune.step.job import Runs
+from autotune.step.job import JobFunction
 from benchmarks.nullgpu.models import MODELS
 
-JOBS: Mapping[str, Runs] = {}
+JOBS: Mapping[str, JobFunction] = {}
 
 # When cycles of references are freed differs between runs, and Dynamo keeps tensors of compiled calls in them.
 # A run that keeps them to its end has the highest peak.

@@ -25,7 +25,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
 from autotune.inspection.machine import environment
-from autotune.planning.single import PlanTracer, Sized, TracedPlan
+from autotune.planning.single import PlanTracer, SizedPlan, TracedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
@@ -150,7 +150,7 @@ def compared(case: Case, folder: Path, planned: Machine, tracer: ServerTracer, c
     known = Traces(tracer, Cache(cache), str(_TRACED), environment(planned))
     steps = PlanTracer(known, setting, planned.gpu)
     ways = [geometry, _at_mean(geometry), _of(geometry, every)]
-    seconds = [_seconds(found) for found in steps.traced([Sized(plan, way) for way in ways], timed=True)]
+    seconds = [_seconds(found) for found in steps.traced([SizedPlan(plan, way) for way in ways], timed=True)]
     return Compared(case, geometry.sizes, every, *seconds)
 
 
@@ -177,7 +177,7 @@ def _loaded(prepared: Prepared, plan: TrainingPlan, epochs: int, folder: Path) -
     tokens: dict[Shape, list[int]] = defaultdict(list)
     for _ in range(epochs):
         for batch in loader:
-            rows, padded = prepared.adapter.loaded(built, batch)
+            rows, padded = prepared.adapter.rows_and_tokens(built, batch)
             if not isinstance(batch, Mapping):
                 # The rows of a generation batch, to which the completions come.
                 shape = Shape(rows, padded // rows, round(plan.completions.widest) if plan.completions else 0)

@@ -164,7 +164,7 @@ def promised(chosen: Choosable, baseline: Choosable | None, effort: Effort, run:
             break
     if winner.failure is not None:
         raise SystemExit(f"A run ended {winner.failure.status}: {winner.failure.reason}")
-    expected = winner.next_run
+    expected = winner.prediction_interval
     assert expected is not None
     return Promise(mean_rate(winner.rates), expected, max(shown.peak_bytes or 0 for shown in winner.runs))
 

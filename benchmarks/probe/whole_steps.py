@@ -60,7 +60,7 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
 
     from autotune.step.run.meters import METERS
     from autotune.step.run.progress import Progress
-    from autotune.step.run.timing import Timed, WholeStep, timing
+    from autotune.step.run.timing import Timings, WholeStep, estimate_timing
     from autotune.step.run.training import step_size, train
 
     class Recording(Progress):
@@ -89,7 +89,7 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
     ]
     collated = batches.collated.reshape(-1, size.micro_batches)[typical]
     step = WholeStep(size.micro_batches, float(collated.mean()))
-    composed = timing(Timed(timed, progress.timed.updates[-len(typical) :]), step)
+    composed = estimate_timing(Timings(timed, progress.timed.updates[-len(typical) :]), step)
     return composed.step_seconds / float(np.mean([walls[index] for index in typical]))
 
 
@@ -101,7 +101,7 @@ def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
     from autotune.step.models.loading import load_processor, loaded_model
     from autotune.step.objects import config, peft_config, quantization_config
     from autotune.step.run.meters import METERS
-    from autotune.step.trainers import adapter
+    from autotune.step.trainers import find_adapter
 
     ticks: list[tuple[float, int]] = []
     meter = METERS[request.device]()
@@ -116,7 +116,7 @@ def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
         save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=request.seed,
     )  # fmt: skip
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-    known = adapter(request.plan.trainer)
+    known = find_adapter(request.plan.trainer)
     trainer = known.trainer(
         model=loaded_model(request.model, kwargs, quantization_config(request.plan), request.device, LANGUAGE_MODEL),
         args=arguments,

@@ -4,12 +4,14 @@
     python -m benchmarks.published litgpt               # Lit-GPT's resource table, with its own code
     python -m benchmarks.published xmem                 # xMem's runs, with what four estimators said
     python -m benchmarks.published fms                  # several GPUs, as are fsdp2, swift, and torchtitan
+    python -m benchmarks.published reports              # what publishers of recipes report, on one GPU and on two
     python -m benchmarks.published metamathqa --only lora/    # rows whose names begin so
     python -m benchmarks.published metamathqa --skip boft/llama-3.2-3B-default      # it takes as long as all others
 
-It prints Markdown; the committed results are in `published.md` and `ranks.md`. What software is traced is what can be
-imported: the published versions go before the installed ones on PYTHONPATH (`pip install --no-deps --target`). Lit-GPT
-needs its own checkout there, and lightning, lightning-utilities and torchmetrics; torchtitan its own checkout.
+It prints Markdown; the committed results are in `published.md`, `ranks.md` and `reports.md`. What software is traced is
+what can be imported: the published versions go before the installed ones on PYTHONPATH (`pip install --no-deps
+--target`). Lit-GPT needs its own checkout there, and lightning, lightning-utilities and torchmetrics; torchtitan its
+own checkout.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _TRACED_WITH = {
     "xmem": ("torch", "transformers"),
     "torchtitan": ("torch",),
     **dict.fromkeys(("fms", "fsdp2"), _OF_TRL[:-1]),
+    "reports": (*_OF_TRL[:-1], "bitsandbytes"),
     "swift": _OF_TRL,
 }
 

@@ -19,6 +19,7 @@ LOOPS = {
     "xmem": "benchmarks.published.xmem",
     "fms": "benchmarks.published.trl_ranks",
     "fsdp2": "benchmarks.published.fsdp2",
+    "reports": "benchmarks.published.trl_ranks",
     "swift": "benchmarks.published.trl_ranks",
     "torchtitan": "benchmarks.published.torchtitan",
 }

@@ -15,7 +15,7 @@ from autotune.app.options import Options, probe_options
 from autotune.app.problem import problem_of
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import decode, encode
-from autotune.core.estimate import Estimate, Origin, rank
+from autotune.core.estimate import Estimate, Origin, rank_key
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
@@ -157,7 +157,7 @@ class RecordedRunner:
 
     def everything(self) -> list[Estimate]:
         """Return what was recorded of all candidates, the best first."""
-        return sorted(map(self.estimate, self._rows), key=rank)
+        return sorted(map(self.estimate, self._rows), key=rank_key)
 
 
 def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:

@@ -19,7 +19,7 @@ from statistics import fmean
 from unittest.mock import patch
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Runner, rank
+from autotune.core.estimate import Estimate, Runner, rank_key
 from autotune.study import improvement
 from autotune.study.problem import Problem
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Reordered, Table, read_table
@@ -75,7 +75,7 @@ def searched(table: Table, budget: float, seed: int) -> tuple[float, int]:
     runner = RecordedRunner(table, round(budget * table.limit_bytes))
     improvement.search_by_traces(Reordered(table.replayed(), seed), runner)  # type: ignore[arg-type]
     known = (each for each in map(runner.estimate, runner.asked) if each.memory is not None)
-    return _share(min(known, key=rank), runner.everything()[0]), len(runner.asked)
+    return _share(min(known, key=rank_key), runner.everything()[0]), len(runner.asked)
 
 
 def _share(found: Estimate, best: Estimate) -> float:

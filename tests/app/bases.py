@@ -20,7 +20,7 @@ from autotune.step.job import JobContext
 from autotune.step.jobs.read_command import read_command
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, base_from, on_device
-from autotune.userconfig.written import written as read_file
+from autotune.userconfig.written import read_written as read_file
 from tests.settings import CPU, LENGTHS, workload
 
 LONGEST = max(LENGTHS)

@@ -45,7 +45,7 @@ def test_a_search_whose_budget_is_refused_leaves_no_directory(tmp_path: Path) ->
     model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
     write_small_model(model, weights=False)
     write_rows(rows, text_rows(["a", "b"]))
-    with pytest.raises(InputError, match="A memory budget of -5 bytes holds nothing"):
+    with pytest.raises(InputError, match="-5 is not a size"):
         autotune.probe(model, rows, device="cpu", memory_budget=-5, output=tmp_path / "found")
     assert not (tmp_path / "found").exists()
 
@@ -138,3 +138,18 @@ def test_what_python_alone_can_give_is_refused_in_words(call: Any, message: str)
     with pytest.raises(InputError) as raised:
         call()
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alow": "lora"}, "probe() got an unexpected keyword argument 'alow'. Did you mean 'allow'?"),
+        ({"gpu": "T4"}, "probe() got an unexpected keyword argument 'gpu'"),
+    ],
+)
+def test_an_argument_that_a_function_lacks_is_named_with_the_nearest_that_it_has(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        autotune.probe("m", "d", **arguments)
+    assert str(raised.value) == message

@@ -82,7 +82,7 @@ def test_a_mode_of_compiling_stays_unless_another_choice_replaces_it(tmp_path: P
     base = a_base(tmp_path, "torch_compile: true\ntorch_compile_mode: max-autotune\n")
     held = started(base)
     assert (held.plan.args["torch_compile"], held.plan.args["torch_compile_mode"]) == (True, "max-autotune")
-    assert "torch_compile_mode: max-autotune" in held.start.base.held["torch_compile"]
+    assert "torch_compile_mode: max-autotune" in held.start.base.unsearched["torch_compile"]
     # A mode alone would compile, too.
     assert "torch_compile_mode" not in started(base, fix={"torch_compile": "off"}).plan.args
 
@@ -145,7 +145,7 @@ def test_a_fixed_choice_takes_the_place_of_the_file_s(tmp_path: Path) -> None:
 
 def test_the_user_s_own_adapter_stays(tmp_path: Path) -> None:
     found = started(a_base(tmp_path, ADAPTER))
-    assert found.start.base.own == ("lora",)
+    assert found.start.base.custom == ("lora",)
     assert len(found.problem.choices["lora"]) == 1
     assert {"lora_r": 8, "lora_dropout": 0.1, "use_peft": True}.items() <= found.plan.model.items()
     # Under a frozen model, the type of the weights is not training.

@@ -15,9 +15,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.plan import ALLOCATOR_VARIABLES, TrainingPlan
 from autotune.emit.arguments import thread_variables
 from autotune.emit.rows import TrainingRows
-from autotune.inspection.yaml_file import parsed
+from autotune.inspection.yaml_file import parse_yaml
 from autotune.userconfig.base import UserBase
-from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
+from autotune.userconfig.edit import EditTarget, edited_text, edits_of, values_after
 from tests.app.bases import ROWS, Started, a_base, disagreements, started
 from tests.settings import CPU, TWO, workload
 
@@ -81,8 +81,8 @@ def after(search: Started, candidate: Candidate, **wanted: object) -> str:
     """Return the file as it is handed over for a candidate."""
     trainer, setting = search.problem.trainer, search.problem.setting
     plan = trainer.plan(candidate, setting)
-    edits = edits_of(search.base, Wanted(plan, frozenset(search.options.wishes.fixed), **wanted), trainer, setting)  # type: ignore[arg-type]  # fields by name
-    return rewritten(search.base, edits)
+    edits = edits_of(search.base, EditTarget(plan, frozenset(search.options.wishes.fixed), **wanted), trainer, setting)  # type: ignore[arg-type]  # fields by name
+    return edited_text(search.base, edits)
 
 
 def test_no_key_and_no_comment_is_lost_and_trl_reads_the_plan(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path)
     search = started(a_base(tmp_path, text))
     plan = replace(search.plan, env={})
     trainer, setting = search.problem.trainer, search.problem.setting
-    changed = rewritten(search.base, edits_of(search.base, Wanted(plan), trainer, setting))
-    assert parsed(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x", "OMP_NUM_THREADS": "2"}
+    changed = edited_text(search.base, edits_of(search.base, EditTarget(plan), trainer, setting))
+    assert parse_yaml(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x", "OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.parametrize("steps", [6, 3, 2, 12])

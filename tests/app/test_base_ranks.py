@@ -21,7 +21,7 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
-from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
+from autotune.userconfig.edit import EditTarget, edited_text, edits_of, values_after
 from tests.app.bases import Started, a_base, started
 from tests.emit.test_launch import EIGHT, LONG
 from tests.settings import GPU, TWO, workload
@@ -74,8 +74,8 @@ def handed_over(search: Started, candidate: Candidate, folder: Path) -> dict[str
     """Return the documents of the bundle for a candidate, by their names."""
     trainer, setting = search.problem.trainer, search.problem.setting
     plan = trainer.plan(search.problem.normal(candidate), setting)
-    wanted = Wanted(plan, frozenset(search.options.wishes.fixed), bundle=folder)
-    text = rewritten(search.base, edits_of(search.base, wanted, trainer, setting))
+    wanted = EditTarget(plan, frozenset(search.options.wishes.fixed), bundle=folder)
+    text = edited_text(search.base, edits_of(search.base, wanted, trainer, setting))
     files = launch_files(plan, folder, search.base.launching.document)
     found = {
         name: json.loads(content) if name == DEEPSPEED else yaml.safe_load(content) for name, content in files.items()
@@ -90,7 +90,7 @@ def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -
     fewer = searched(tmp_path, "num_processes: 4\n")
     assert fewer.problem.setting.global_batch_size == 24
     assert fewer.plan.args["gradient_accumulation_steps"] == 6
-    with pytest.raises(InputError, match=r"A step of .* has 1 document, which 2 processes cannot share out"):
+    with pytest.raises(InputError, match=r"A step of .* has 1 document, which 2 processes cannot divide"):
         started(a_base(tmp_path, "per_device_train_batch_size: 1\nnum_processes: 1\n"), machine=TWO)
 
 
@@ -104,7 +104,7 @@ def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(f
     # Two processes have a whole group together.
     half = problem.normal(problem.baseline.but(per_device_train_batch_size=1, steps_per_generation="step/4"))
     assert problem.illegal(half) is None
-    wanted = Wanted(problem.trainer.plan(half, problem.setting))
+    wanted = EditTarget(problem.trainer.plan(half, problem.setting))
     values = values_after(base, edits_of(base, wanted, problem.trainer, problem.setting))
     assert (values["generation_batch_size"], values["per_device_train_batch_size"]) == (4, 1)
     assert values.get("steps_per_generation") is None
@@ -148,12 +148,12 @@ def test_a_base_that_is_refused_once_it_is_edited_costs_no_measurement(
     def refused(*_: object) -> None:
         raise InputError("4 processes on each machine, and CUDA_VISIBLE_DEVICES names 2 GPUs.")
 
-    monkeypatch.setattr(probe, "handed_over", refused)
+    monkeypatch.setattr(probe, "edited_base", refused)
     search = searched(tmp_path, "num_processes: 2\n")
     outcome: Any = SimpleNamespace(winner=SimpleNamespace(candidate=search.problem.baseline))
     server: Any = None
     run = Run(ProbeArguments(base=search.base.name), search.problem, server, Output(tmp_path / "out"), 0)
-    file, notes = probe._handed_over(run, search.base, search.start, outcome)
+    file, notes = probe._edited_file(run, search.base, search.start, outcome)
     assert file is not None
     assert not file.text
     assert "CUDA_VISIBLE_DEVICES names 2 GPUs. The bundle has the recommendation alone" in notes[-1]
@@ -289,7 +289,7 @@ def test_the_numbers_of_live_parameters_are_a_choice_or_held(tmp_path: Path) -> 
     same = with_zero2(tmp_path, zero3(2e5, 2e5)).problem
     assert same.baseline["stage3_max_live_parameters"] == 200_000
     held = with_zero2(tmp_path, zero3(2e5, 1e5))
-    assert held.start.base.own == ("stage3_max_live_parameters",)
+    assert held.start.base.custom == ("stage3_max_live_parameters",)
     assert held.plan.args["deepspeed"]["zero_optimization"]["stage3_max_reuse_distance"] == 100_000  # type: ignore[index]
 
 

@@ -24,9 +24,9 @@ from autotune.probing import JobServer
 from autotune.reporting.probe import probe_report
 from autotune.reporting.terminal import show
 from autotune.userconfig.base import read_base
-from autotune.userconfig.edit import Wanted, edits_of, handed_over, rewritten, values_after
-from autotune.userconfig.sources import of_entries
-from autotune.userconfig.written import written as read_file
+from autotune.userconfig.edit import EditTarget, edited_base, edited_text, edits_of, values_after
+from autotune.userconfig.sources import mixture_source
+from autotune.userconfig.written import read_written as read_file
 from tests.app.bases import a_base, started
 from tests.reporting.examples import a_result
 from tests.settings import CPU
@@ -51,8 +51,8 @@ def test_nothing_that_is_made_of_a_base_has_its_secrets(tmp_path: Path) -> None:
     base = a_base(tmp_path, FILE)
     search = started(base)
     plan = search.problem.trainer.plan(search.problem.baseline.but(gradient_checkpointing="on"), search.problem.setting)
-    edits = edits_of(base, Wanted(plan), search.problem.trainer, search.problem.setting)
-    text = rewritten(base, edits)
+    edits = edits_of(base, EditTarget(plan), search.problem.trainer, search.problem.setting)
+    text = edited_text(base, edits)
     values = yaml.safe_load(text)
     assert values == values_after(base, edits)
     assert "hub_token" not in values
@@ -99,8 +99,8 @@ def test_documents_of_engines_are_read_without_their_secrets(tmp_path: Path) -> 
 
 def test_rows_at_an_address_with_a_secret_are_refused() -> None:
     entry = {"path": "json", "data_files": f"https://h/r.jsonl?token={SECRET}"}
-    with pytest.raises(InputError, match="need a secret") as raised:
-        of_entries([entry], None, streams=False)
+    with pytest.raises(InputError, match="has a secret") as raised:
+        mixture_source([entry], None, streams=False)
     assert SECRET not in str(raised.value)
 
 
@@ -122,7 +122,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     search = started(base)
     trainer, setting = search.problem.trainer, search.problem.setting
     plan = trainer.plan(search.problem.baseline.but(gradient_checkpointing="on"), setting)
-    file, note = handed_over(base, Wanted(plan, bundle=out), trainer, setting, job_server, out / "handed-over")
+    file, note = edited_base(base, EditTarget(plan, bundle=out), trainer, setting, job_server, out / "handed-over")
     assert note == ""
     storage = f"postgresql://me:{SECRET}7@host/name?sslpassword={SECRET}8"
     settings = ProbeArguments(base=given, storage=storage).settings

@@ -25,7 +25,7 @@ from autotune.core.dry_run import (
 )
 from autotune.core.events import ignore
 from autotune.errors import InputError
-from autotune.nullgpu.command import Ran
+from autotune.nullgpu.command import CommandResult
 from autotune.units import GIB
 
 OURS = SourceLine(
@@ -54,8 +54,8 @@ def process(rank: int = 0, ranks: int = 1, steps: int = 3, **changes: Any) -> Fo
     return replace(known, **changes)
 
 
-def ran(*processes: Followed, ending: CommandExit = DONE, refused: tuple[Refused, ...] = ()) -> Ran:
-    return Ran(ending, processes, refused)
+def ran(*processes: Followed, ending: CommandExit = DONE, refused: tuple[Refused, ...] = ()) -> CommandResult:
+    return CommandResult(ending, processes, refused)
 
 
 OUT_OF_MEMORY = FailedAllocation(2, 0, 3 * GIB, 20 * GIB, 21 * GIB, 2 * GIB, OURS)
@@ -115,7 +115,7 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
         (ran(replace(BEFORE_CUDA, local_ranks=4), ending=FAILED), "cannot run", "give --num-processes 4"),
     ],
 )  # fmt: skip
-def test_the_end_of_a_command_is_an_answer(given: Ran, outcome: str, reason: str) -> None:
+def test_the_end_of_a_command_is_an_answer(given: CommandResult, outcome: str, reason: str) -> None:
     found = answer(given, 2, 3)
     assert (found.outcome, reason in found.reason) == (outcome, True), found.reason
 
@@ -134,7 +134,7 @@ def test_the_exit_codes_are_those_of_a_check() -> None:
 def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a dry run whose command ends as it is given."""
 
-    def of(given: Ran, command: tuple[str, ...] | str = ("python", "train.py"), **options: Any) -> DryRun:
+    def of(given: CommandResult, command: tuple[str, ...] | str = ("python", "train.py"), **options: Any) -> DryRun:
         monkeypatch.setattr(module, "run", lambda *_, **__: given)
         known: dict[str, Any] = {
             "gpu": "24GiB", "num_processes": None, "steps": 3, "as_shuffled": False, "timeout": None,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig
-from trl import SFTConfig
+from trl import GRPOConfig, SFTConfig
 
 import autotune
 from autotune.app.estimate import _traced_shape
@@ -128,6 +128,20 @@ def test_a_step_that_cannot_be_traced_is_an_error_that_says_why_and_names_a_prob
 def test_shapes_that_are_absurd_are_refused(model: str, shape: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=r"is not possible|A shape is two numbers, and \(.*\) is [13]\."):
         autotune.estimate(model, sft(), shape=shape, gpu="T4")
+
+
+@pytest.mark.slow
+def test_completions_are_a_part_of_the_rows_of_a_trainer_that_generates_them(model: str) -> None:
+    config = GRPOConfig(per_device_train_batch_size=8, max_completion_length=16, use_cpu=True, bf16=False)
+    found, more = (autotune.estimate(model, config, shape=(8, tokens), gpu="cpu") for tokens in (40, 80))
+    assert found.device_bytes < more.device_bytes
+    with pytest.raises(InputError, match=r"16 tokens \(max_completion_length\) leave no prompt in a row of 16"):
+        autotune.estimate(model, config, shape=(8, 16), gpu="cpu")
+
+
+def test_what_a_configuration_sets_to_null_is_traced_as_null(model: str) -> None:
+    with pytest.raises(AutotuneError, match="not supported between instances of 'NoneType' and 'int'"):
+        autotune.estimate(model, sft(max_grad_norm=None), shape=(1, 8), gpu="cpu")
 
 
 def test_an_empty_shape_of_evaluation_is_refused(model: str) -> None:

@@ -49,8 +49,8 @@ def widened() -> TrainerProblem:
 
 def searched(of: TrainerProblem) -> Run:
     """Return a search of a problem that another run or another worker has begun."""
-    asked = ProbeArguments(trainer="sft", device="cpu", resume=True)
-    return Run(asked, of, no_server(), Output(Path("out")), TIGHT)
+    args = ProbeArguments(trainer="sft", device="cpu", resume=True)
+    return Run(args, of, no_server(), Output(Path("out")), TIGHT)
 
 
 def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
@@ -101,7 +101,9 @@ def test_runs_with_last_resorts_and_without_go_on_with_one_study(
 
     def further(of: TrainerProblem, trials: int) -> SearchOutcome:
         run = searched(of)
-        return run_search(replace(run, output=Output(tmp_path), asked=replace(run.asked, trials=trials)), ignore)
+        return run_search(
+            replace(run, output=Output(tmp_path), arguments=replace(run.arguments, trials=trials)), ignore
+        )
 
     assert further(wide, 3).interrupted
     repeated = next(record for record in further(narrow, 3).records if record.candidate == offloaded)

@@ -126,8 +126,9 @@ def test_the_cpu_is_that_of_one_machine(machines: int) -> None:
 def test_a_number_of_machines_that_was_given_shares_them_out() -> None:
     assert machines_of(20, 4) == 4
     assert machines_of(16, 1) == 1
-    with pytest.raises(InputError, match="20 processes cannot be divided among 3 machines"):
-        machines_of(20, 3)
+    for processes, counted in ((20, "20 processes"), (1, "1 process")):
+        with pytest.raises(InputError, match=f"{counted} cannot be divided among 3 machines"):
+            machines_of(processes, 3)
 
 
 @pytest.mark.usefixtures("eight_gpus_here")

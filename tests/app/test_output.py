@@ -66,11 +66,11 @@ def test_a_run_s_own_directory_may_hold_a_bundle(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_one_directory_is_told_how_to_search_together(tmp_path: Path) -> None:
-    with open_output(tmp_path).held():
-        with pytest.raises(InputError, match="Another run writes to") as caught, open_output(tmp_path).held():
+    with open_output(tmp_path).locked():
+        with pytest.raises(InputError, match="Another run writes to") as caught, open_output(tmp_path).locked():
             pass
         assert "--storage" in caught.value.hint
-    with open_output(tmp_path).held():
+    with open_output(tmp_path).locked():
         assert open_output(tmp_path).directory == tmp_path
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_ends_before_it_probes_leaves_no_directory_that_it_made(
         directory.mkdir()
     made = open_output(directory)
     (directory / left).mkdir()
-    with pytest.raises(InputError, match="no such model"), made.held():
+    with pytest.raises(InputError, match="no such model"), made.locked():
         raise InputError("There is no such model.")
     assert directory.exists() == (before or left in ("study.db", "probes"))
 
@@ -94,7 +94,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays(tmp_path: Path
     mine.write_text("words")
     made = open_output(tmp_path / "run")
     (made.directory / ".lock").symlink_to(mine)
-    with pytest.raises(InputError, match=r"\.lock cannot be opened: it is a symbolic link"), made.held():
+    with pytest.raises(InputError, match=r"\.lock cannot be opened: it is a symbolic link"), made.locked():
         pass
     assert mine.read_text() == "words"
 
@@ -102,7 +102,7 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_names_stays(tmp_path: Path
 def test_a_lock_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     made = open_output(tmp_path)
     (tmp_path / ".lock").mkdir()  # another user's file is writable for root, as whom tests may run
-    with pytest.raises(InputError, match=r"\.lock cannot be opened: Is a directory"), made.held():
+    with pytest.raises(InputError, match=r"\.lock cannot be opened: Is a directory"), made.locked():
         pass
 
 
@@ -162,7 +162,7 @@ def test_a_run_leaves_one_copy_of_the_rows(tmp_path: Path) -> None:
     output = open_output(tmp_path / "found")
     rows = output.workload / "tokenized"
     rows.mkdir(parents=True)
-    with output.held():
+    with output.locked():
         for name in ("data-00000-of-00001.arrow", "cache-d57fa78157cd3511.arrow"):
             (rows / name).touch()
     assert [file.name for file in rows.iterdir()] == ["data-00000-of-00001.arrow"]

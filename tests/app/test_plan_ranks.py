@@ -113,7 +113,7 @@ def test_a_pass_before_training_is_spread_over_the_micro_batches_of_all_epochs(
 ) -> None:
     plan = TrainingPlan("dpo", {"per_device_train_batch_size": 4, **args})
     found = Forecast({}, 0.0, 0, 0, 0, 0, 0, {Part("precompute", Occurrence.BEFORE): taking(6.0)})
-    assert found.spread(plan.pass_share).step_seconds(2) == pytest.approx(seconds)
+    assert found.with_pass_share(plan.pass_share).step_seconds(2) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from autotune.app.arguments import ProbeArguments
-from autotune.app.predictions import Predictions, _measured, note_on_traced, predictions_of, trace_before_search
+from autotune.app.predictions import Predictions, _measure, note_on_traced, predictions_of, trace_before_search
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, memory_key
 from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
@@ -202,8 +202,8 @@ def test_operators_are_measured_in_the_time_that_is_left_for_traces(
     monkeypatch.setattr("autotune.app.predictions.measure_operators", measured)
     with ServerTracer(1, ignore, job_server) as tracer:
         for seconds in (None, 3.0, 0.0):
-            with tracer.within(seconds):
-                assert _measured("cpu", LIMIT_BYTES, job_server, tracer, ["a call"]) == {}
+            with tracer.time_limit(seconds):
+                assert _measure("cpu", LIMIT_BYTES, job_server, tracer, ["a call"]) == {}
     without_limit, limited = asked
     assert limited < 3.0 < without_limit
 
@@ -294,8 +294,8 @@ def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Pat
     assert predictions.evaluator is not None
     smallest = predictions.predictor.least()
     assert smallest is not None
-    traced, needs = len(tracer.requests), [need(found) for found in predictions.evaluator.ranked()]
-    assert need(predictions.evaluator.estimate(smallest)) == min(needs)
+    traced, needs = len(tracer.requests), [memory_key(found) for found in predictions.evaluator.ranked()]
+    assert memory_key(predictions.evaluator.estimate(smallest)) == min(needs)
     assert predictions.predictor.least() == smallest
     assert len(tracer.requests) == traced
 

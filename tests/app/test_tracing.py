@@ -159,8 +159,8 @@ class Ended(JobServer):
     ("ending", "message"),
     [
         (JobExit(1.0, server_died=True), "The job trace was lost: its process died."),
-        (JobExit(1.0, server_died=True, kills=1), "The job trace was killed by the kernel because memory ran out."),
-        (JobExit(1.0, signal=9, kills=1), "The job trace was killed by the kernel because memory ran out."),
+        (JobExit(1.0, server_died=True, oom_kills=1), "The job trace was killed by the kernel because memory ran out."),
+        (JobExit(1.0, signal=9, oom_kills=1), "The job trace was killed by the kernel because memory ran out."),
         (JobExit(1.0, signal=9), "The job trace ended with signal 9, and its reply.json is absent."),
         (JobExit(120.0, timed_out=True), "The job trace exceeded its time limit and was killed after 2 min 00 s."),
     ],
@@ -203,7 +203,7 @@ def test_what_no_trace_can_do_without_ends_all(
 def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
     job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.probing.tracing._LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr("autotune.probing.tracing._TRACE_TIMEOUT_SECONDS", 0.0)
     model = str(write_small_model(tmp_path / "model", weights=False))
     with ServerTracer(1, ignore, job_server) as tracer:
         (late,) = tracer([request(model=model)])
@@ -216,7 +216,7 @@ def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
 def test_traces_end_when_their_time_is_up(job_server: JobServer, tmp_path: Path) -> None:
     model = str(write_small_model(tmp_path / "model", weights=False))
     with ServerTracer(1, ignore, job_server) as tracer:
-        with tracer.within(60.0), tracer.within(0.01):
+        with tracer.time_limit(60.0), tracer.time_limit(0.01):
             # The first one runs when its time is up.
             found = list(tracer([request(model=model)] * 2))
         (traced,) = tracer([request(model=model)])

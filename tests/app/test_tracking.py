@@ -9,7 +9,7 @@ import pytest
 
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, need, smallest_changes
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, memory_key, smallest_changes
 from autotune.core.events import TRACING, Event, Noted, Ranked, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB, format_bytes
@@ -71,7 +71,7 @@ def test_of_candidates_that_hardly_differ_in_speed_those_are_shown_that_need_les
 def test_a_search_of_which_every_trace_fails_for_the_same_reason_ends_early(tmp_path: Path) -> None:
     evaluator = evaluator_of(problem_of(), LosingTracer(), tmp_path, 8 * GIB)
     Tracking(ignore).search(evaluator)
-    assert evaluator.why_unknown == "a job ended with signal 9"
+    assert evaluator.unknown_reason == "a job ended with signal 9"
     assert len(evaluator.candidates) <= 20 < evaluator.problem.size
 
 
@@ -99,7 +99,7 @@ def test_where_nothing_fits_what_needs_the_least_is_found(tmp_path: Path) -> Non
     Tracking(ignore).search(evaluator)
     found = evaluator.ranked()[0]
     (least,) = evaluator.run([found.candidate.but(per_device_train_batch_size=1, gradient_checkpointing="on")])
-    assert need(found) <= need(least)
+    assert memory_key(found) <= memory_key(least)
 
 
 def test_counts_are_those_of_all_calls_and_the_time_follows_from_the_pace(tmp_path: Path) -> None:

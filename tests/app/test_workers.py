@@ -19,10 +19,10 @@ from autotune.app.output import Output
 from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
 from autotune.app.workers.together import EventForwarder, search_together
-from autotune.app.workers.worker import packed, unpacked
+from autotune.app.workers.worker import deserialize, serialize
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
-    ONCE_MORE,
+    REPEATED,
     CandidateVetoed,
     Event,
     Noted,
@@ -122,7 +122,7 @@ def test_two_workers_probe_each_candidate_once_and_end_with_one_result(
     assert len({process for process, *_ in lines}) == 2
     assert set(Counter(plan for *_, plan in lines).values()) == {1}
     assert {record.number for record in outcome.records if record.probed} == {int(number) for _, number, _ in lines}
-    told = [event for event in two.events if isinstance(event, ProbeFinished) and event.purpose not in ONCE_MORE]
+    told = [event for event in two.events if isinstance(event, ProbeFinished) and event.purpose not in REPEATED]
     assert sorted(event.number for event in told) == sorted(int(number) for _, number, _ in lines)
     assert two.workers == []
 
@@ -234,7 +234,7 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
         predictions = trace_before_search(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
         assert predictions.evaluator is not None
         sent = replace(a_run(tmp_path), problem=here, predictor=predictions.predictor)
-        received = unpacked(packed(sent), server, other)
+        received = deserialize(serialize(sent), server, other)
         assert received.server is server
         known, count = predictions.evaluator.candidates, len(analytic.requests)
         assert sent.predictor is not None

@@ -11,7 +11,7 @@ import pytest
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.result import Choosable
-from autotune.core.spread import Interval, next_run
+from autotune.core.spread import Interval, prediction_interval
 from autotune.core.status import ProbeStatus
 from autotune.emit.document import json_text
 from benchmarks.probe import promise
@@ -48,7 +48,7 @@ def test_a_new_promise_is_made_as_a_search_makes_it() -> None:
     numbers = [(number, pair) for number, _, pair in runs.seen]
     assert numbers == [(8, -1), (8, 0), (0, 0), (0, 1), (8, 1), (8, 2), (0, 2), (0, 3), (8, 3)]
     assert [schedule for _, schedule, _ in runs.seen] == [EFFORT.confirmation, *[EFFORT.comparison] * 8]
-    assert made.expected == next_run([801.0, 802.0, 805.0, 806.0, 809.0], [3.0, 4.0, 7.0, 8.0])
+    assert made.expected == prediction_interval([801.0, 802.0, 805.0, 806.0, 809.0], [3.0, 4.0, 7.0, 8.0])
     assert made.peak_bytes == 8 + 9
 
 

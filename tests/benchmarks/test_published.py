@@ -17,7 +17,9 @@ from benchmarks.published.shapes import published
 from benchmarks.published.tables import FOLDER, Outcome, Row, Table, load
 from tests.virtual.alone import apart, found_by
 
-TABLES = {"metamathqa": 63, "litgpt": 23, "xmem": 100, "fms": 16, "fsdp2": 2, "swift": 3, "torchtitan": 2}
+TABLES = {
+    "metamathqa": 63, "litgpt": 23, "xmem": 100, "fms": 16, "fsdp2": 2, "reports": 27, "swift": 3, "torchtitan": 2,
+}  # fmt: skip
 FULL = "full-finetuning/llama-3.2-3B-lr_0.00001"
 LORA, FROZEN_HALF = "lora/llama-3.2-3B-rank32", "lora/llama-3.2-3B-rank32-lorafa"
 SMALL = {

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from autotune.app.arguments import PlanArguments, ProbeArguments
 from autotune.cli.arguments import options_of
 from autotune.cli.parser import build_parser, read_arguments
-from autotune.reporting.sections import command_again
+from autotune.reporting.sections import repeat_command
 from autotune.units import GIB, parse_duration, parse_size
 
 COMMANDS: dict[str, type[Any]] = {"probe": ProbeArguments, "plan": PlanArguments}
@@ -57,7 +57,7 @@ def read(words: list[str]) -> dict[str, Any]:
 
 def repeated(command: str, options: dict[str, Any]) -> str:
     """Return the command that repeats a call of the API."""
-    return command_again(command, COMMANDS[command](**options).settings)
+    return repeat_command(command, COMMANDS[command](**options).settings)
 
 
 @pytest.mark.parametrize(("command", "words"), list(every_option()))

@@ -328,3 +328,8 @@ def test_a_hyphen_is_refused_as_the_name_of_a_file(
     assert shown.out == ""
     assert shown.err.splitlines()[-1].startswith("autotune: '-' is not the name of a file or directory. Give a name")
     assert not (tmp_path / "-").exists()
+
+
+def test_an_empty_name_of_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(("autotune", "check", "")) == 2
+    assert "The name of a file or directory is empty." in capsys.readouterr().out

@@ -13,7 +13,7 @@ from autotune.cli.boundary import run
 from autotune.core.configuration import ReadCommand
 from autotune.errors import JobLostError
 from autotune.userconfig.reading import read_command
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 
 OLD = "max_seq_length: 64\nmax_steps: 3\n"
 
@@ -76,7 +76,7 @@ def test_of_several_files_the_gravest_verdict_is_the_exit_code(
 def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def read(written: Written, *more: Any) -> ReadCommand:
+    def read(written: WrittenConfig, *more: Any) -> ReadCommand:
         if written.place == str(old):
             raise JobLostError("The job read_command was killed.", hint="Its log ends with: nothing")
         return read_command(written, *more)

@@ -22,7 +22,7 @@ from tests.reporting.examples import BASELINE
 from tests.reporting.plans import DEFAULT, FASTEST, a_plan
 
 def plan(*, listener, **options):
-    listener(StageStarted("Reading M and tokenising a stand-in for data"))
+    listener(StageStarted("Reading M and tokenising synthetic rows"))
     listener(StageStarted("Tracing training steps with no GPU"))
     listener(Tracing(0, 180))
     listener(Ranked((DEFAULT,), BASELINE))
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_the_stages_one_message_and_a_visible_cursor(columns: int,
     assert code == 130
     assert "about 1 min 05 s left" in sent
     assert [line.rstrip() for line in shown.lines if line.strip()] == [
-        "Reading M and tokenising a stand-in for data",
+        "Reading M and tokenising synthetic rows",
         "Tracing training steps with no GPU",
         "autotune: Interrupted.",
     ]

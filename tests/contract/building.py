@@ -17,16 +17,16 @@ _OWN: Mapping[str, dict[str, Any]] = {"grpo": {"beta": 0.1}}
 
 def config_class(name: str) -> type[Any]:
     """Return a trainer's configuration class, from the installed TRL."""
-    from autotune.step.trainers import adapter
+    from autotune.step.trainers import find_adapter
 
-    return adapter(name).config
+    return find_adapter(name).config
 
 
 def trainer_class(name: str) -> type[Any]:
     """Return a trainer's class, from the installed TRL."""
-    from autotune.step.trainers import adapter
+    from autotune.step.trainers import find_adapter
 
-    return adapter(name).trainer
+    return find_adapter(name).trainer
 
 
 def _rows(trainer: Trainer) -> list[dict[str, Any]]:

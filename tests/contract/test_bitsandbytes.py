@@ -40,7 +40,7 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 def test_the_lowest_version_is_that_of_transformers() -> None:
     from transformers.utils.import_utils import BITSANDBYTES_MIN_VERSION
 
-    assert versions.taken("bitsandbytes") == f">={BITSANDBYTES_MIN_VERSION}"
+    assert versions.accepted_versions("bitsandbytes") == f">={BITSANDBYTES_MIN_VERSION}"
 
 
 @pytest.mark.parametrize("name", ["PagedAdamW32bit", "AdamW8bit", "PagedAdamW8bit", "Lion8bit"])

@@ -25,8 +25,8 @@ from packaging.version import Version
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.techniques.liger import _known
-from autotune.techniques.versions import taken
+from autotune.techniques.liger import _supported_models
+from autotune.techniques.versions import accepted_versions
 from autotune.trainers import find_trainer
 from autotune.trainers.kto import WITHOUT_KL
 from tests.contract.building import built
@@ -278,7 +278,7 @@ def test_kto_ends_after_no_step_where_it_drops_all_rows(with_reference: Build) -
 def test_the_metadata_of_transformers_has_the_versions_of_kernels_that_it_takes() -> None:
     from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION
 
-    accepted = SpecifierSet(taken("kernels"))
+    accepted = SpecifierSet(accepted_versions("kernels"))
     assert KERNELS_MIN_VERSION in accepted
     assert KERNELS_MAX_VERSION not in accepted
     assert f"{KERNELS_MAX_VERSION.removesuffix('.0')}.dev0" not in accepted
@@ -301,4 +301,4 @@ def test_adafactor_factors_no_flat_tensor() -> None:
 
 def test_the_architectures_of_liger_are_those_that_it_changes() -> None:
     monkey_patch = pytest.importorskip("liger_kernel.transformers.monkey_patch")
-    assert _known() == monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.keys()
+    assert _supported_models() == monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.keys()

@@ -12,7 +12,7 @@ import yaml
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.step.trainers.vllm import GivenCompletions
+from autotune.step.trainers.vllm import FixedCompletions
 from autotune.techniques import find
 from autotune.techniques.base import facts
 from autotune.trainers import find_trainer
@@ -32,7 +32,7 @@ def test_what_stands_for_trl_s_connection_has_its_methods() -> None:
 
     for method in ("sync_weights", "generate"):
         assert set(inspect.signature(getattr(generation.VLLMGeneration, method)).parameters) >= {"self"}
-        assert callable(getattr(GivenCompletions, method))
+        assert callable(getattr(FixedCompletions, method))
     assert {"model", "accelerator"} <= inspect.signature(generation.VLLMGeneration.__init__).parameters.keys()
     # Both are set on TRL's object where it generates for real.
     source = inspect.getsource(generation.VLLMGeneration)
@@ -65,9 +65,9 @@ def test_the_supported_versions_are_those_that_trl_says() -> None:
 
 @TRAINERS
 def test_the_defaults_are_trl_s(name: str, tmp_path: Path) -> None:
-    from autotune.step.trainers import adapter
+    from autotune.step.trainers import find_adapter
 
-    untold = adapter(name).config(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    untold = find_adapter(name).config(output_dir=str(tmp_path), use_cpu=True, bf16=False)
     at = dataclasses.replace(here(), workload=dataclasses.replace(here().workload, trainer=name))
     assert float(find("vllm_gpu_memory_utilization", find_trainer(name).techniques).default(at)) == (
         untold.vllm_gpu_memory_utilization
@@ -83,7 +83,7 @@ def test_the_defaults_are_trl_s(name: str, tmp_path: Path) -> None:
 def test_trl_s_command_line_reads_what_is_emitted(name: str, vllm: str, tmp_path: Path) -> None:
     import trl
 
-    from autotune.step.trainers import adapter
+    from autotune.step.trainers import find_adapter
 
     of = dataclasses.replace(here().workload, trainer=name)
     at = dataclasses.replace(here(PLANNED), workload=of)
@@ -93,7 +93,7 @@ def test_trl_s_command_line_reads_what_is_emitted(name: str, vllm: str, tmp_path
     text = {"output_dir": str(tmp_path / "out"), "bf16": False, "use_cpu": True, **args}
     file.write_text(yaml.safe_dump(text), encoding="utf-8")
 
-    read = trl.TrlParser((adapter(name).config,)).parse_args_and_config(["--config", str(file)])[0]
+    read = trl.TrlParser((find_adapter(name).config,)).parse_args_and_config(["--config", str(file)])[0]
 
     assert {key: getattr(read, key) for key in args} == args
     assert read.use_vllm is (vllm != "off")

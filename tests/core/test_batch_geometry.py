@@ -61,9 +61,9 @@ def test_rows_laid_end_to_end_have_no_padding_to_look_for() -> None:
 def test_ranks_wait_for_the_largest_of_the_micro_batches_that_they_run_at_once() -> None:
     sizes = (Typical(Shape(1, 300), 0.5), Typical(Shape(1, 100), 0.5))
     one = BatchGeometry(Layout.FLAT, sizes[0].shape, sizes, tokens=200.0, documents=1.0, rows=10)
-    assert one.in_steps(4, 1).awaited == sizes
+    assert one.in_steps(4, 1).step_sizes == sizes
     two = one.in_steps(4, 2)
-    assert [(size.shape.tokens, size.share) for size in two.awaited] == [(100, 0.25), (300, 0.75)]
+    assert [(size.shape.tokens, size.share) for size in two.step_sizes] == [(100, 0.25), (300, 0.75)]
     assert two.tokens_per_step == 2 * one.in_steps(4, 1).tokens_per_step
     # Of eight ranks, all have the smaller in four of a thousand.
-    assert one.in_steps(4, 8).awaited == (replace(sizes[0], share=1.0),)
+    assert one.in_steps(4, 8).step_sizes == (replace(sizes[0], share=1.0),)

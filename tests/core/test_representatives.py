@@ -12,7 +12,7 @@ import pytest
 
 from autotune.core import representatives as module
 from autotune.core.batch_geometry import Shape, Typical
-from autotune.core.representatives import MOST, summed
+from autotune.core.representatives import MOST, distribution_of_sum
 
 SOURCE = random.Random(3)
 LONG_TAILED = [min(6000, 50 + round(SOURCE.lognormvariate(6.0, 1.0))) for _ in range(40)]
@@ -54,7 +54,7 @@ def test_beside_the_known_time_of_the_largest_size_two_others_are_enough(
 ) -> None:
     every = widest(LONG_TAILED, rows)
     known = max(every)
-    found = representatives(every, known=known)
+    found = representatives(every, prescribed=known)
     assert known in [each.shape.tokens for each in found]
     assert len(found) <= 3
     assert all(each.share > 0 for each in found)
@@ -64,7 +64,7 @@ def test_beside_the_known_time_of_the_largest_size_two_others_are_enough(
 
 
 def test_a_known_size_far_above_all_others_keeps_the_mean() -> None:
-    found = representatives(LONG_TAILED, known=10 * max(LONG_TAILED))
+    found = representatives(LONG_TAILED, prescribed=10 * max(LONG_TAILED))
     assert sum(each.share * each.shape.tokens for each in found) == pytest.approx(np.mean(LONG_TAILED), rel=1e-9)
     assert sum(each.share for each in found) == pytest.approx(1, rel=1e-9)
 
@@ -82,7 +82,7 @@ def test_shares_are_positive_and_keep_the_mean_size() -> None:
 def test_other_figures_of_the_micro_batches_keep_their_mean() -> None:
     drawn = list(product(LONG_TAILED, repeat=2))
     held = [sum(rows) for rows in drawn]
-    found = representatives([max(rows) for rows in drawn], beside=[held])
+    found = representatives([max(rows) for rows in drawn], figures=[held])
     assert sum(each.share * each.shape.beside for each in found) == pytest.approx(np.mean(held), rel=1e-9)
     # Wide micro-batches have more tokens, and none has more than its rows can hold.
     tokens = [each.shape.beside for each in found]
@@ -118,7 +118,7 @@ def test_any_sizes_have_representatives(tokens: list[int]) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_sums_are_distributed_as_those_of_drawn_rows(rows: int) -> None:
     lengths = LONG_TAILED[:12]
-    tokens, shares = summed(np.bincount(lengths), rows)
+    tokens, shares = distribution_of_sum(np.bincount(lengths), rows)
     every = [sum(drawn) for drawn in product(lengths, repeat=rows)]
     assert shares.sum() == pytest.approx(1)
     for power in (1, 2, 3):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.core.spread import Interval, mean_of, mean_rate, next_run, relative_error, student_t
+from autotune.core.spread import Interval, mean_interval, mean_rate, prediction_interval, relative_error, student_t
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ def test_the_mean_of_factors_is_geometric() -> None:
 
 
 def test_one_run_shows_no_spread() -> None:
-    assert next_run([100.0]) is mean_of([1.1]) is relative_error([100.0]) is None
-    assert next_run([]) is mean_of([]) is None
+    assert prediction_interval([100.0]) is mean_interval([1.1]) is relative_error([100.0]) is None
+    assert prediction_interval([]) is mean_interval([]) is None
 
 
 def test_equal_runs_leave_no_room() -> None:
-    found = next_run([100.0, 100.0, 100.0])
+    found = prediction_interval([100.0, 100.0, 100.0])
     assert found is not None
     assert (found.low, found.high) == (pytest.approx(100.0), pytest.approx(100.0))
 
@@ -56,12 +56,16 @@ def covered(interval: Callable[[list[float]], Interval | None], further: Callabl
 
 
 def test_a_further_run_lies_within_in_95_of_100_cases() -> None:
-    assert covered(next_run, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(0.95, abs=0.01)
+    assert covered(prediction_interval, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(0.95, abs=0.01)
 
 
 def test_runs_that_agree_by_chance_are_held_against_those_that_alternated_with_them() -> None:
     tight, scattered = [100.0, 101.0, 99.0, 100.0, 102.0], [50.0, 60.0, 45.0, 55.0]
-    alone, pooled, turned = next_run(tight), next_run(tight, scattered), next_run(scattered, tight)
+    alone, pooled, turned = (
+        prediction_interval(tight),
+        prediction_interval(tight, scattered),
+        prediction_interval(scattered, tight),
+    )
     assert alone is not None
     assert pooled is not None
     assert turned is not None
@@ -70,7 +74,7 @@ def test_runs_that_agree_by_chance_are_held_against_those_that_alternated_with_t
     assert pooled.high / pooled.low > alone.high / alone.low
     # Its own standard deviation, the larger one.
     assert turned.high / mean_rate(scattered) == pytest.approx(math.exp(2.365 * 0.1238 * (1 + 1 / 4) ** 0.5), rel=1e-3)
-    assert next_run(tight, [50.0]) == alone
+    assert prediction_interval(tight, [50.0]) == alone
 
 
 @pytest.mark.parametrize(("scatter", "share"), [(0.07, 0.94), (0.1, 0.96), (0.3, 0.995)])
@@ -78,11 +82,11 @@ def test_both_samples_together_make_an_interval_that_holds_as_often(scatter: flo
     other = random.Random(1)
 
     def pooled(runs: list[float]) -> Interval | None:
-        return next_run(runs, [other.lognormvariate(6, scatter) for _ in range(4)])
+        return prediction_interval(runs, [other.lognormvariate(6, scatter) for _ in range(4)])
 
     assert covered(pooled, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(share, abs=0.01)
 
 
 def test_the_true_mean_lies_within_in_95_of_100_cases() -> None:
     true_mean = 2.718281828**7
-    assert covered(mean_of, lambda _: true_mean) == pytest.approx(0.95, abs=0.01)
+    assert covered(mean_interval, lambda _: true_mean) == pytest.approx(0.95, abs=0.01)

@@ -25,9 +25,9 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl.trainer.utils import RepeatSampler
 
 from autotune.nullgpu.hook.nullgpu_dry_run import rows
-from autotune.nullgpu.hook.nullgpu_dry_run.followed import Followed
-from autotune.nullgpu.hook.nullgpu_dry_run.longest import UnorderedError, order, relabelled
-from autotune.nullgpu.hook.nullgpu_dry_run.rows import UnmeasuredError, sizes
+from autotune.nullgpu.hook.nullgpu_dry_run.longest import UnorderedError, put_largest_first, replace_indices
+from autotune.nullgpu.hook.nullgpu_dry_run.recorder import ProcessRecorder
+from autotune.nullgpu.hook.nullgpu_dry_run.rows import UnmeasuredError, measure_rows
 
 LENGTHS = [3, 9, 4, 1, 5, 10, 2, 6, 7, 8]
 
@@ -54,19 +54,19 @@ def widths(loader: Any, batches: int) -> list[list[int]]:
 )
 def test_every_batch_has_the_largest_rows_whatever_samples_them(sampler: Any) -> None:
     loader = DataLoader(ids(LENGTHS), batch_size=3, sampler=sampler, collate_fn=list)
-    order(loader)
+    put_largest_first(loader)
     assert widths(loader, 3) == [[10, 9, 8]] * 3
 
 
 def test_a_shorter_row_comes_beside_those_of_one_length_in_every_second_batch() -> None:
     """Without it nothing is padded, and no mask is made (``trainers.md``: +7 to +21 % of memory)."""
     loader = DataLoader(ids([8, 8, 8, 8, 5, 6]), batch_size=2, shuffle=True, collate_fn=list)
-    order(loader)
+    put_largest_first(loader)
     assert widths(loader, 3) == [[8, 8], [8, 6], [8, 8]]
 
 
 def test_rows_that_are_all_alike_stay_as_they_are() -> None:
-    assert list(relabelled([2, 0, 1], [7, 7, 7], 2)) == [0, 1, 0]
+    assert list(replace_indices([2, 0, 1], [7, 7, 7], 2)) == [0, 1, 0]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -80,7 +80,7 @@ def test_each_rank_of_accelerate_gets_the_largest_rows(ranks: int, split: bool) 
             loader, num_processes=ranks, process_index=rank, split_batches=split, put_on_device=False,
             use_seedable_sampler=True,
         )  # fmt: skip
-        order(shared)
+        put_largest_first(shared)
         found.append(widths(shared, 1)[0])
     largest = sorted(LENGTHS, reverse=True)
     assert found == ([[each] for each in largest[:ranks]] if split else [largest[:2]] * ranks)
@@ -90,7 +90,7 @@ def test_each_rank_of_accelerate_gets_the_largest_rows(ranks: int, split: bool) 
 def test_each_rank_of_a_distributed_sampler_gets_the_largest_of_all_rows(rank: int) -> None:
     sampler: Any = DistributedSampler(ids(LENGTHS), num_replicas=2, rank=rank)
     loader = DataLoader(ids(LENGTHS), batch_size=2, sampler=sampler, collate_fn=list)
-    order(loader)
+    put_largest_first(loader)
     assert widths(loader, 2) == [[10, 9]] * 2
 
 
@@ -98,7 +98,7 @@ def test_a_sampler_that_repeats_prompts_repeats_the_largest() -> None:
     prompts = Dataset.from_dict({"prompt": ["a" * length for length in LENGTHS], "solution": ["b" * 50] * len(LENGTHS)})
     sampler = RepeatSampler(prompts, mini_repeat_count=2, batch_size=2, repeat_count=2, shuffle=True, seed=0)
     loader = DataLoader(prompts, batch_size=4, sampler=sampler, collate_fn=list)
-    found = order(loader)
+    found = put_largest_first(loader)
     assert (found.field, found.unit, max(found.rows)) == ("prompt", "bytes of text", 10)
     batches = [[len(row["prompt"]) for row in batch] for batch in loader]
     # Two prompts, each for two completions; then both again, as the sampler repeats them.
@@ -108,14 +108,14 @@ def test_a_sampler_that_repeats_prompts_repeats_the_largest() -> None:
 def test_a_loader_that_is_iterated_again_stays_in_order() -> None:
     loader = DataLoader(ids(LENGTHS), batch_size=3, shuffle=True, collate_fn=list)
     for _ in range(2):
-        order(loader)
+        put_largest_first(loader)
         assert widths(loader, 1) == [[10, 9, 8]]
     assert len(loader) == 4
 
 
 def test_rows_that_a_sampler_leaves_out_stay_out() -> None:
     loader = DataLoader(ids(LENGTHS), batch_size=2, sampler=SubsetRandomSampler([0, 1, 2, 3]), collate_fn=list)
-    order(loader)
+    put_largest_first(loader)
     assert widths(loader, 2) == [[9, 4]] * 2
 
 
@@ -142,7 +142,7 @@ class OfOwn(BatchSampler):
 )
 def test_what_cannot_be_ordered_is_named(loader: Any, reason: str) -> None:
     with pytest.raises(UnorderedError, match=reason):
-        order(loader)
+        put_largest_first(loader)
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_what_cannot_be_ordered_is_named(loader: Any, reason: str) -> None:
 def test_rows_are_measured_by_tokens_else_by_text_else_by_elements(
     dataset: Any, rows: list[int], field: str, unit: str
 ) -> None:
-    found = sizes(dataset)
+    found = measure_rows(dataset)
     assert (list(found.rows), found.field, found.unit) == (rows, field, unit)
 
 
 def test_answers_in_the_dataset_do_not_count_where_completions_are_generated() -> None:
     questions = Dataset.from_dict({"prompt": ["aaa", "a", "aa"], "answer": ["", "bbbb", ""]})
     sampler = RepeatSampler(questions, mini_repeat_count=2, batch_size=1, shuffle=False)
-    found = order(DataLoader(questions, batch_size=2, sampler=sampler, collate_fn=list))
+    found = put_largest_first(DataLoader(questions, batch_size=2, sampler=sampler, collate_fn=list))
     assert (list(found.rows), found.field) == ([3, 1, 2], "prompt")
 
 
@@ -186,23 +186,23 @@ def test_images_are_not_read_and_have_no_size() -> None:
     """Neither have those in conversations; their text has."""
     talks = [[{"role": "u", "content": text, "image": IMAGE}] for text in ("abc", "a")]
     data = Dataset.from_dict({"image": [IMAGE, IMAGE], "images": [[IMAGE] * 9, [IMAGE]], "messages": talks})
-    found = sizes(data)
+    found = measure_rows(data)
     assert (list(found.rows), found.field, found.unit) == ([4, 2], "messages", "bytes of text")
     assert found.unmeasured
     for plain in (data.select_columns(["messages"]), list(data)):
-        assert sizes(plain).unmeasured
+        assert measure_rows(plain).unmeasured
     for known in (ids([2, 5]), [torch.ones(2), torch.ones(5)], [{"input_ids": [2, 5]}]):
-        assert not sizes(known).unmeasured
+        assert not measure_rows(known).unmeasured
     with pytest.raises(UnmeasuredError, match="no field with a length"):
-        sizes(data.select_columns(["image", "images"]))
+        measure_rows(data.select_columns(["image", "images"]))
 
 
 def test_a_loader_of_images_is_recorded_as_one_whose_largest_batch_is_not_known() -> None:
     talks = [[{"role": "u", "content": text, "image": IMAGE}] for text in ("abc", "a")]
-    followed: Any = object.__new__(Followed)
-    followed._as_shuffled, followed._began, followed.record = False, True, {"loaders": []}
+    followed: Any = object.__new__(ProcessRecorder)
+    followed._as_shuffled, followed._has_iterated, followed.record = False, True, {"loaders": []}
     for data in (Dataset.from_dict({"messages": talks}), ids([2, 5])):
-        followed._iterates(DataLoader(data, batch_size=1, collate_fn=list))
+        followed._on_iteration(DataLoader(data, batch_size=1, collate_fn=list))
     pictured, plain = followed.record["loaders"]
     assert pictured["order"] == "as it is"
     assert pictured["reason"] == "its rows have images or sounds, whose sizes are not read"
@@ -212,14 +212,14 @@ def test_a_loader_of_images_is_recorded_as_one_whose_largest_batch_is_not_known(
 def test_columns_that_take_too_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_MOST_SECONDS", -1.0)
     with pytest.raises(UnmeasuredError, match="reading 2 rows takes more than"):
-        sizes(ids([2, 5]))
+        measure_rows(ids([2, 5]))
 
 
 def test_structures_with_missing_cells_have_the_size_of_what_they_have() -> None:
     talks = [None, [{"role": "u", "content": ["ab", "c"]}, {"role": None, "content": None}], []]
-    assert list(sizes(Dataset.from_dict({"messages": talks})).rows) == [0, 4, 0]
+    assert list(measure_rows(Dataset.from_dict({"messages": talks})).rows) == [0, 4, 0]
 
 
 def test_rows_without_a_length_are_refused() -> None:
     with pytest.raises(UnmeasuredError):
-        sizes([1, 2, 3])
+        measure_rows([1, 2, 3])

@@ -130,7 +130,7 @@ class Toy(Adapter):
         """Return the sizes of rows as they were cut."""
         return RowSizes(self.lengths(trainer.train_dataset), self.trainable(trainer.train_dataset))
 
-    def loaded(self, trainer, batch):
+    def rows_and_tokens(self, trainer, batch):
         """Return sequences and tokens."""
         return batch["input_ids"].shape[0], batch["input_ids"].numel()
 

@@ -31,7 +31,8 @@ def code(notebook: Path) -> list[str]:
 
 @pytest.mark.nightly
 def test_the_cells_of_the_notebook_search_and_train(tmp_path: Path) -> None:
-    cells = "\n\n".join([*code(NOTEBOOK), "print('trained', trainer.state.global_step, 'steps')"])
+    shown = "print(result._repr_markdown_())\nprint('trained', trainer.state.global_step, 'steps')"
+    cells = "\n\n".join([*code(NOTEBOOK), shown])
     environment = {**os.environ, "PYTHONPATH": f"{EXAMPLES}{os.pathsep}{EXAMPLES.parent}"}
     done = subprocess.run(
         [sys.executable, "-c", cells],

@@ -30,7 +30,7 @@ def test_more_than_the_device_is_refused_and_both_sizes_are_told() -> None:
         memory_budget("80GiB", CARD)
 
 
-@pytest.mark.parametrize("asked", ["lots", "", "24", 0, -1])
+@pytest.mark.parametrize("asked", ["lots", "", "24", 0, -1, 10**400, pytest.param(-(10**5000), id="of 5000 digits")])
 def test_what_is_no_size_is_refused(asked: str | int) -> None:
     with pytest.raises(InputError):
         memory_budget(asked, CARD)

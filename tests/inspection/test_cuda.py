@@ -175,7 +175,7 @@ def test_a_card_that_is_divided_is_its_first_instance(
     assert [gpu.name for gpu in visible_gpus()] == [SLICE.name]
     driver.instances = []
     if visible != "MIG-33cc":
-        with pytest.raises(NoGpuError, match="MIG is enabled, and no instance is there"):
+        with pytest.raises(NoGpuError, match="MIG is enabled, and there is no instance"):
             visible_gpus()
 
 

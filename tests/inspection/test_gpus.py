@@ -9,7 +9,7 @@ import pytest
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
-from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, described, find_gpu, gpus
+from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, find_gpu, gpus, present_gpu
 from autotune.units import GIB, MIB
 
 PROMISED = {
@@ -68,14 +68,14 @@ def test_somewhat_less_than_the_drivers_total_can_be_allocated(name: str, total_
 
 def test_a_gpu_that_is_here_has_its_own_memory_and_the_catalogues_speeds() -> None:
     here = Hardware("cuda", "NVIDIA H100 80GB HBM3", 70 * GIB, compute_capability=(9, 0))
-    gpu = described(here)
+    gpu = present_gpu(here)
     assert (gpu.name, gpu.memory_bytes, gpu.memory_kind) == ("H100-SXM", 70 * GIB, "usable")
     assert gpu.speeds == find_gpu("H100").speeds
 
 
 def test_a_gpu_that_is_here_and_in_no_catalogue_has_no_known_speeds() -> None:
     here = Hardware("cuda", "NVIDIA Strange 9000", 40 * GIB, compute_capability=(8, 6))
-    gpu = described(here)
+    gpu = present_gpu(here)
     assert (gpu.name, gpu.memory_bytes, gpu.compute_capability, gpu.speeds) == (here.name, 40 * GIB, (8, 6), None)
 
 
@@ -90,7 +90,7 @@ def test_more_gpus_reach_more_of_their_links_only_where_a_switch_joins_them(gpu:
         return
     switched = gpu.speeds.nvlink is not None and gpu.speeds.bridged is None
     # A bridge joins two.
-    shares = [gpu.speeds.achieved.linked(count) for count in ((2, 4, 8) if switched else (4, 8))]
+    shares = [gpu.speeds.achieved.link_share(count) for count in ((2, 4, 8) if switched else (4, 8))]
     assert shares == sorted(shares, reverse=not switched)
 
 

@@ -16,7 +16,7 @@ from autotune.core.machine import Hardware, Machine, Share
 from autotune.errors import InputError
 from autotune.inspection import machine as module
 from autotune.inspection.cuda import NoGpuError
-from autotune.inspection.machine import divided, environment, machine
+from autotune.inspection.machine import divide_among_workers, environment, machine
 from autotune.inspection.software import installed_packages
 
 GPU = Hardware(kind="cuda", name="Test GPU", memory_bytes=100, compute_capability=(9, 0), driver="600.1")
@@ -105,7 +105,7 @@ def test_workers_get_gpus_of_their_own_in_the_order_in_which_they_are_visible(
     gpus = tuple(replace(GPU, used_by_others_bytes=used) for used in (10, 30, 5, 90))
     monkeypatch.setattr(module, "visible_gpus", lambda _: gpus)
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
-    found, shares = divided("cuda", processes, workers)
+    found, shares = divide_among_workers("cuda", processes, workers)
     assert shares == tuple(Share(gpus=group) for group in groups)
     assert found.hardware.processes == (processes or 1)
     used = (processes or 1) * len(groups)
@@ -128,19 +128,19 @@ def test_what_cannot_be_divided_is_refused_with_the_rule(
     monkeypatch.setattr(module, "visible_gpus", lambda _: (GPU, GPU, replace(GPU, name="Another GPU")))
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
     with pytest.raises(InputError, match=message):
-        divided("cuda", processes, workers)
+        divide_among_workers("cuda", processes, workers)
 
 
 def test_workers_on_a_cpu_have_equal_parts_of_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "core_numbers", lambda _: (0, 4, 1, 5, 2))
     whole = machine("cpu").hardware
-    found, shares = divided("cpu", None, 2)
+    found, shares = divide_among_workers("cpu", None, 2)
     assert shares == (Share(cores=(0, 4)), Share(cores=(1, 5)))
     assert found.hardware.memory_bytes == whole.memory_bytes // 2
     assert found.hardware.cores <= 2
-    assert divided("cpu", None, "auto")[1] == divided("cpu", None, None)[1] == (Share(),)
+    assert divide_among_workers("cpu", None, "auto")[1] == divide_among_workers("cpu", None, None)[1] == (Share(),)
     with pytest.raises(InputError, match="3 workers of 2 processes need 6 CPU cores, and 5 can be used"):
-        divided("cpu", 2, 3)
+        divide_among_workers("cpu", 2, 3)
 
 
 @pytest.mark.usefixtures("with_gpu")

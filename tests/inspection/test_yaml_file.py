@@ -12,8 +12,8 @@ import yaml
 from autotune.confidential import PLACEHOLDER as SHOWN
 from autotune.core.json_text import MAX_DEPTH
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import MAX_BYTES, MAX_NODES, Node, YamlFile, parsed, read_yaml
-from autotune.inspection.yaml_secrets import withheld
+from autotune.inspection.yaml_file import MAX_BYTES, MAX_NODES, Node, YamlFile, parse_yaml, read_yaml
+from autotune.inspection.yaml_secrets import mask_secrets
 
 HOSTILE_SECONDS = 1.0
 """Of processor time. A file at a limit takes half of it on the slowest machine that was tried."""
@@ -189,7 +189,7 @@ SECRET = "planted0secret"
 
 def without(text: str) -> YamlFile:
     """Return a configuration as it is withheld, which has as many lines as before."""
-    found = withheld(parsed(text, Path("c.yaml")))
+    found = mask_secrets(parse_yaml(text, Path("c.yaml")))
     assert SECRET not in found.text
     assert SECRET not in repr(found.values)
     assert found.text.count("\n") == text.count("\n")
@@ -227,5 +227,5 @@ def test_what_is_secret_is_not_there(text: str, values: object) -> None:
 
 def test_what_is_not_secret_stays_as_it_is() -> None:
     text = "eos_token: </s>  # the token\nhub_token: null\npush_to_hub: true\nenv: {WANDB_PROJECT: a}\nhub_token_: ''\n"
-    file = parsed(text, Path("c.yaml"))
-    assert withheld(file) is file
+    file = parse_yaml(text, Path("c.yaml"))
+    assert mask_secrets(file) is file

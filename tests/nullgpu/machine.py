@@ -15,12 +15,14 @@ import pytest
 
 from autotune.nullgpu.devices import null_device
 from autotune.nullgpu.environment import environment
-from autotune.nullgpu.installation import lacking
+from autotune.nullgpu.installation import missing_requirements
 
 ROOT = Path(__file__).parents[2]
 NEEDS_CUDA_BUILD = [
     pytest.mark.cuda_build,
-    pytest.mark.skipif(bool(lacking()), reason=f"a null GPU needs {lacking()}: make test-cuda"),
+    pytest.mark.skipif(
+        bool(missing_requirements()), reason=f"a null GPU needs {missing_requirements()}: make test-cuda"
+    ),
 ]
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from autotune.errors import AutotuneError, InputError
 from autotune.nullgpu import installation as module
-from autotune.nullgpu.build import SONAMES, built
+from autotune.nullgpu.build import SONAMES, build_library
 from autotune.nullgpu.installation import Installation, installation
-from autotune.nullgpu.symbols import library_of, needed, refusal, stubs, version_script
+from autotune.nullgpu.symbols import called_functions, library_of, refusal, stubs, version_script
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, ROOT, NullMachine
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -48,7 +48,7 @@ def small(tmp_path: Path) -> Installation:
 
 @needs_compiler
 def test_functions_are_found_with_the_library_and_the_version_that_modules_name(small: Installation) -> None:
-    libraries = needed(small)
+    libraries = called_functions(small)
     assert libraries["libcudart"].soname == "libcudart.so.21"
     assert libraries["libcudart"].versions == {"RUNTIME_21": {"cudaMalloc", "cudaGraphLaunch"}}
     assert libraries["libnvidia-ml"].functions() == {"nvmlInit_v2"}
@@ -57,7 +57,7 @@ def test_functions_are_found_with_the_library_and_the_version_that_modules_name(
 
 @needs_compiler
 def test_what_nobody_wrote_is_a_stub_or_refused(small: Installation) -> None:
-    libraries, have = needed(small), {"cudaMalloc", "cudaFree", "nullgpu_refuse"}
+    libraries, have = called_functions(small), {"cudaMalloc", "cudaFree", "nullgpu_refuse"}
     source = stubs(libraries, have)
     assert "long nvmlInit_v2(void) { return 0; }" in source
     assert 'return nullgpu_refuse("cudaGraphLaunch", "CUDA graphs", 801);' in source
@@ -129,13 +129,13 @@ def test_versions_are_those_of_the_installed_pytorch(machine: NullMachine) -> No
 @needs_cuda_build
 def test_the_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = built()
+    folder = build_library()
     assert folder.is_relative_to(tmp_path / "autotune" / "nullgpu")
     sonames = (folder / SONAMES).read_text().split()
     assert {"libcuda.so.1", "libnvidia-ml.so.1", "libcudart.so.13", "libnccl.so.2"} <= set(sonames)
     assert all((folder / soname).samefile(folder / "libnullgpu.so") for soname in sonames)
     before = (folder / "libnullgpu.so").stat().st_mtime_ns
-    assert built() == folder
+    assert build_library() == folder
     assert (folder / "libnullgpu.so").stat().st_mtime_ns == before
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
 
@@ -149,7 +149,7 @@ def test_a_compiler_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr("autotune.nullgpu.build.installation", lambda: replace(found, includes=tmp_path / "empty"))
     with pytest.raises(AutotuneError, match=r"The null GPU could not be built: .*cuda"):
-        built()
+        build_library()
     assert list((tmp_path / "autotune" / "nullgpu").iterdir()) == []
 
 
@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written_is_the_users_to_change(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", "" if unusable == "no home" else str(tmp_path / "file"))
     with pytest.raises(InputError) as caught:
-        built()
+        build_library()
     assert "XDG_CACHE_HOME" in caught.value.hint
 
 

@@ -16,11 +16,11 @@ from autotune.core.codec import encode
 from autotune.core.dry_run import CommandExit, Followed, Loader, Refused
 from autotune.nullgpu import command as module
 from autotune.nullgpu.build import SONAMES
-from autotune.nullgpu.command import Ran, run
+from autotune.nullgpu.command import CommandResult, run
 from autotune.nullgpu.devices import null_device
 from tests.probing.processes import running, wait_until
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     empty.mkdir()
     folder.mkdir()
     (empty / SONAMES).touch()
-    monkeypatch.setattr(module, "library", lambda *_: empty)
+    monkeypatch.setattr(module, "library_folder", lambda *_: empty)
     monkeypatch.chdir(tmp_path)
 
-    def of(script: str, timeout_seconds: float | None = 60.0) -> Ran:
+    def of(script: str, timeout_seconds: float | None = 60.0) -> CommandResult:
         device = null_device("24GiB")
         return run(["sh", "-c", script], device, 2, folder, steps=3, as_shuffled=True, timeout_seconds=timeout_seconds)
 

@@ -8,11 +8,11 @@ import pytest
 
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
-from autotune.nullgpu.devices import listed, null_device
+from autotune.nullgpu.devices import null_device, null_device_names
 from autotune.units import GIB, KIB, MIB
 
 
-@pytest.mark.parametrize("name", listed())
+@pytest.mark.parametrize("name", null_device_names())
 def test_a_device_has_the_memory_of_the_catalogue_and_the_name_that_means_it(name: str) -> None:
     gpu, device = find_gpu(name), null_device(name)
     assert find_gpu(device.name) == gpu
@@ -25,7 +25,7 @@ def test_a_device_has_the_memory_of_the_catalogue_and_the_name_that_means_it(nam
 
 
 def test_the_gpus_that_are_rented_most_can_be_stood_in_for() -> None:
-    assert {"H100-SXM", "A100-80GB", "RTX4090", "B200", "T4"} <= set(listed())
+    assert {"H100-SXM", "A100-80GB", "RTX4090", "B200", "T4"} <= set(null_device_names())
 
 
 def test_clocks_follow_from_the_peaks() -> None:

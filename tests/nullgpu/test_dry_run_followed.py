@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autotune.nullgpu.hook.nullgpu_dry_run import FOLDER
-from autotune.nullgpu.hook.nullgpu_dry_run.completions import end_apart
+from autotune.nullgpu.hook.nullgpu_dry_run.completions import stagger_completions
 from autotune.nullgpu.hook.nullgpu_dry_run.places import place
 from tests.nullgpu.machine import ROOT
 from tests.small import VOCABULARY, small_config
@@ -97,7 +97,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     # Put back after the test.
     monkeypatch.setattr(GenerationMixin, "_get_stopping_criteria", GenerationMixin._get_stopping_criteria)
-    end_apart()
+    stagger_completions()
     model = AutoModelForCausalLM.from_config(small_config())
 
     def completions(ends: int | Sequence[int] | None = END, **kwargs: Any) -> list[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.software import torch_cuda_version
-from autotune.nullgpu.interpreter import interpreter, library
+from autotune.nullgpu.interpreter import interpreter, library_folder
 
 
 def program(path: Path, text: str) -> Path:
@@ -80,17 +80,17 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 def test_a_python_that_cannot_prepare_null_gpus_is_named_with_its_last_words(python: Path) -> None:
     with pytest.raises(InputError, match=r"bin/python3 cannot prepare null GPUs: no such thing"):
-        library(python, {})
+        library_folder(python, {})
 
 
 @pytest.mark.skipif(torch_cuda_version() is not None, reason="holds of PyTorch's CPU build")
 def test_an_environment_without_a_cuda_build_is_told_in_one_sentence() -> None:
     with pytest.raises(InputError, match=r"A null GPU needs a CUDA build of PyTorch \(torch \S+ is installed\)"):
-        library(Path(sys.executable), {})
+        library_folder(Path(sys.executable), {})
 
 
 @pytest.mark.skipif(torch_cuda_version() is not None, reason="holds of PyTorch's CPU build")
 def test_what_lacks_in_another_environment_is_told_with_its_python(tmp_path: Path) -> None:
     other = program(tmp_path / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     with pytest.raises(AutotuneError, match=r"needs a CUDA build of PyTorch .* the environment of .*/bin/python\."):
-        library(other, {"PATH": "/usr/bin:/bin"})
+        library_folder(other, {"PATH": "/usr/bin:/bin"})

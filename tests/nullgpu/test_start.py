@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.nullgpu.devices import listed, null_device
+from autotune.nullgpu.devices import null_device, null_device_names
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 
 pytestmark = NEEDS_CUDA_BUILD
@@ -43,7 +43,7 @@ BY_TORCH = """
 """
 
 
-@pytest.mark.parametrize("name", listed())
+@pytest.mark.parametrize("name", null_device_names())
 def test_nvml_and_the_runtime_report_the_table(machine: NullMachine, name: str) -> None:
     device = null_device(name)
     shown = machine.run(BY_NVML, gpu=name, count=2)

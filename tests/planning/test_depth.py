@@ -9,7 +9,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import Peak, TraceReply
-from autotune.planning.extrapolation.fit import Fit, from_end, from_start, layer_weights
+from autotune.planning.extrapolation.fit import Fit, layer_weights, match_from_end, match_from_start
 from autotune.planning.extrapolation.series import Aligned
 from autotune.planning.points import depths_of, traced_depths
 
@@ -81,7 +81,7 @@ def model(layers: int) -> list[str]:
 
 def test_a_deeper_model_is_the_shallow_one_with_layers_inserted_in_both_passes() -> None:
     short, long = model(2), model(3)
-    start, end = from_start(short, long), from_end(short, long)
+    start, end = match_from_start(short, long), match_from_end(short, long)
     assert start is not None
     assert end is not None
     assert [long[index] for index in start] == [long[index] for index in end] == short
@@ -93,14 +93,14 @@ def test_a_deeper_model_is_the_shallow_one_with_layers_inserted_in_both_passes()
 def test_the_place_of_an_insertion_is_found_in_a_long_trace(place: int) -> None:
     short = [f"moment {index}" for index in range(200)]
     long = [*short[:place], *["inserted"] * 70, *short[place:]]
-    assert from_start(short, long) == from_end(short, long) == [*range(place), *range(place + 70, 270)]
-    assert from_start(short, short) == [*range(200)]
-    assert from_start(short, long[:-1]) is None
+    assert match_from_start(short, long) == match_from_end(short, long) == [*range(place), *range(place + 70, 270)]
+    assert match_from_start(short, short) == [*range(200)]
+    assert match_from_start(short, long[:-1]) is None
 
 
 def test_a_model_that_does_something_else_is_not_aligned() -> None:
     other = [name.replace("head 4", "another head") for name in model(3)]
-    assert from_start(model(2), other) is None
+    assert match_from_start(model(2), other) is None
 
 
 def test_moments_are_aligned_where_flat_tensors_are_longer_in_a_deeper_model() -> None:

@@ -107,7 +107,7 @@ def test_evaluation_at_another_shape_follows_from_few_layers(target: str, worker
 
     trained, evaluated = Shape(8, 64), Shape(4, 200)
     fits = {shape: Fit({depth: run(depth, shape) for depth in (2, 3)}, 6) for shape in (trained, evaluated)}
-    foretold = fits[trained].forecast(2).taking(EVALUATE, fits[evaluated].forecast(1), per_step=0.0)
+    foretold = fits[trained].forecast(2).with_phase(EVALUATE, fits[evaluated].forecast(1), per_step=0.0)
 
     part = Part(EVALUATE, Occurrence.AFTER)
     whole = {shape: run(6, shape) for shape in (trained, evaluated)}

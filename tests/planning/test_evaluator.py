@@ -68,7 +68,7 @@ def test_where_vllm_does_not_start_that_is_why_nothing_is_known(
     monkeypatch.setattr("autotune.planning.evaluator.with_vllm", lambda *_: "vLLM does not start")
     evaluator = evaluator_of(problem_of(), AnalyticTracer(), tmp_path)
     evaluator.run([evaluator.problem.baseline])
-    assert evaluator.why_unknown == "vLLM does not start"
+    assert evaluator.unknown_reason == "vLLM does not start"
 
 
 def test_each_candidate_is_traced_at_its_own_sizes_and_at_few_layers(whole: tuple[Evaluator, AnalyticTracer]) -> None:
@@ -115,7 +115,7 @@ def test_what_cannot_fit_is_traced_at_its_largest_micro_batches_alone(tmp_path: 
     assert min(sizes[1]) < TOKENS
     # A search still compares the two, by a rate that nobody is shown.
     assert lacking.scaled_tokens_per_second is not None
-    assert lacking.shown.scaled_tokens_per_second is None
+    assert lacking.public.scaled_tokens_per_second is None
 
 
 def test_rows_that_are_packed_nearly_full_are_timed_by_the_full_ones_in_proportion(tmp_path: Path) -> None:

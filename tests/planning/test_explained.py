@@ -12,7 +12,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.estimate import Estimate
 from autotune.core.explanation import Explanation, Subject
 from autotune.core.timeline import Occurrence
-from autotune.planning.evaluator import explained
+from autotune.planning.evaluator import explain
 from autotune.trainers.problem import TrainerProblem
 from tests.planning.stand_in import ASSUMED, UNTRACEABLE, AnalyticTracer
 from tests.planning.test_evaluator import problem_of, searched
@@ -28,7 +28,7 @@ class Planned:
 
     def explain(self, estimate: Estimate) -> Explanation:
         """Return how an estimate came about."""
-        return explained(self.evaluator, estimate.candidate, Subject.FASTEST)
+        return explain(self.evaluator, estimate.candidate, Subject.FASTEST)
 
     @property
     def first(self) -> Estimate:

@@ -11,7 +11,7 @@ from autotune.core.events import ignore
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.gpus import find_gpu
 from autotune.inspection.model import model_source
-from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer
@@ -46,7 +46,7 @@ def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: P
         plan = plan_with(here, {"per_device_train_batch_size": 4, **groups}, trainer)
         geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
         steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
-        few, every = (steps.memory(Sized(plan, geometry), whole=whole) for whole in (False, True))
+        few, every = (steps.memory(SizedPlan(plan, geometry), whole=whole) for whole in (False, True))
     # Of rows with the same text, those with two images are the longest; there are two of them, in different blocks.
     assert {2, 5} & set(geometry.worst.chosen) if trainer == "kto" else {2, 5} < set(geometry.worst.chosen)
     assert few.peak_bytes == pytest.approx(every.peak_bytes, rel=0.001)

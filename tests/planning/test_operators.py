@@ -47,7 +47,7 @@ class Device:
 
 
 def seconds_of(times: OperatorTimes, traced: TraceReply) -> float:
-    (found,) = times.timed([traced])
+    (found,) = times.with_measured_times([traced])
     assert isinstance(found, TraceReply)
     assert found.sections[0].time is not None
     return found.sections[0].time.seconds
@@ -114,5 +114,5 @@ def test_a_device_that_measures_nothing_leaves_predicted_times_and_a_reason(tmp_
 def test_traces_without_operators_and_failed_ones_stay_as_they_are(tmp_path: Path) -> None:
     device = Device({})
     found: list[Traced] = [replace(reply(), operators=()), Untraceable("no")]
-    assert times_on(device, tmp_path).timed(found) == found
+    assert times_on(device, tmp_path).with_measured_times(found) == found
     assert device.asked == []

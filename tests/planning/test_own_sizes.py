@@ -17,7 +17,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
-from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer
@@ -73,7 +73,7 @@ def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
     sizes = {"per_device_train_batch_size": len(rows), "gradient_accumulation_steps": 1, "max_length": LONGEST}
     plan = TrainingPlan(trainer, {"gradient_checkpointing": True, "bf16": False, **sizes})
     alone = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, device=None)
-    estimated = alone.memory(Sized(plan, known.geometry(plan, where.workload.dataset.documents)))
+    estimated = alone.memory(SizedPlan(plan, known.geometry(plan, where.workload.dataset.documents)))
 
     # The trainer itself reads the rows and puts them together.
     real = run_on_cpu(traced_training(plan, small_config(**SHAPE), small_tokenizer(), TracedRows(rows)))
@@ -100,7 +100,7 @@ def test_rows_without_padding_are_traced_too_where_attention_without_a_mask_may_
         changed = replace(of, trainer="sft", model=replace(of.model, grouped_heads=grouped), dataset=rows)
         where = setting(machine=gpu, of=changed)
         found = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, gpu.gpu)
-        return found.memory(Sized(plan, geometry)).peak_bytes
+        return found.memory(SizedPlan(plan, geometry)).peak_bytes
 
     alone = [needed(geometry, grouped=False) for geometry in (padded, unpadded)]
     assert needed(padded, grouped=True) == max(alone)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.memory_timeline import BESIDE_TENSORS, MOST_MOMENTS, Mark, MemoryTimeline
+from autotune.core.memory_timeline import MOST_MOMENTS, OUTSIDE_TENSORS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.evaluator import Evaluator, memory_timeline
-from autotune.planning.vllm import ASLEEP_BYTES, Engine
+from autotune.planning.vllm import SLEEPING_BYTES, Engine
 from autotune.trainers.prompts import GENERATION
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.planning.test_evaluator import LAYERS, TOKENS, problem_of, searched
@@ -31,7 +31,7 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Evaluator:
 
 def tensors(memory: MemoryEstimate) -> dict[str, int]:
     """Return the parts of a breakdown that are bytes of tensors."""
-    return {name: size for name, size in memory.breakdown.items() if name not in BESIDE_TENSORS}
+    return {name: size for name, size in memory.breakdown.items() if name not in OUTSIDE_TENSORS}
 
 
 def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(evaluator: Evaluator) -> None:
@@ -108,8 +108,8 @@ def test_what_vllm_holds_lies_beside_the_tensors(evaluator: Evaluator, monkeypat
     )
     awake = Engine(on_server=False, sleeps=True, utilization=0.5, parallel=1, tokens=None, model=workload().model,
                    total_bytes=60)  # fmt: skip
-    both = awake.together(training)
+    both = awake.with_training(training)
     found = memory_timeline(replace(traced, memory=training), both, awake)
-    assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, *[ASLEEP_BYTES] * 3)}
+    assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, *[SLEEPING_BYTES] * 3)}
     assert found.need_bytes == both.device_bytes
-    assert found.at(found.peak) == {"parameter": 60, "vLLM": ASLEEP_BYTES}
+    assert found.at(found.peak) == {"parameter": 60, "vLLM": SLEEPING_BYTES}

@@ -13,7 +13,7 @@ from autotune.core.step_time import StepTime
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import mixed_times
-from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Untraceable
@@ -66,7 +66,7 @@ def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bo
     traced = evaluator.traced_plan(candidate)
     plan = here.trainer.plan(candidate, here.setting)
     geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
-    alone = PlanTracer(traces, here.setting, gpu).memory(Sized(plan, geometry))
+    alone = PlanTracer(traces, here.setting, gpu).memory(SizedPlan(plan, geometry))
     assert estimate.memory is not None
     assert traced is not None
     assert (estimate.tokens_per_second is None) == (estimate.memory.step_seconds is None)
@@ -90,7 +90,7 @@ def test_the_time_of_several_ranks_is_that_of_the_largest_of_their_micro_batches
     assert geometry.ranks == 2
     tracer = PlanTracer(Traces(AnalyticTracer(), Cache(tmp_path), "model", {}), here.setting, find_gpu("H100-80GB"))
     times = []
-    for found in tracer.traced([Sized(plan, replace(geometry, ranks=ranks)) for ranks in (1, 2)], timed=True):
+    for found in tracer.traced([SizedPlan(plan, replace(geometry, ranks=ranks)) for ranks in (1, 2)], timed=True):
         assert not isinstance(found, Untraceable)
         times.append(found.memory.step_seconds or 0.0)
     assert 0.0 < 1.05 * times[0] < times[1]

@@ -12,13 +12,13 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache, ModelProfile
 from autotune.planning.vllm import (
-    ASLEEP_BYTES,
+    SLEEPING_BYTES,
     TYPE_BYTES,
     Engine,
     Reservation,
     cache_bytes,
     engine_of,
-    sequences_held,
+    num_sequences,
 )
 from autotune.units import GIB
 from tests.settings import setting, workload
@@ -37,12 +37,12 @@ def reservation(item: Engine, of: ModelProfile, total_bytes: int) -> Reservation
     return on(item, of, total_bytes).reservation
 
 
-def why_not(item: Engine, of: ModelProfile, total_bytes: int) -> str:
-    return on(item, of, total_bytes).why_not
+def start_error(item: Engine, of: ModelProfile, total_bytes: int) -> str:
+    return on(item, of, total_bytes).start_error
 
 
 def together(training: MemoryEstimate, item: Engine, of: ModelProfile, total_bytes: int) -> MemoryEstimate:
-    return on(item, of, total_bytes).together(training)
+    return on(item, of, total_bytes).with_training(training)
 
 
 def block_bytes(of: ModelProfile, parallel: int = 1) -> int | None:
@@ -101,7 +101,7 @@ def test_blocks_and_sequences_are_those_that_vllm_logged(
     block = block_bytes(model(cache))
     assert block is not None
     assert gib * GIB / block == pytest.approx(blocks, abs=0.005 * GIB / block + 1)
-    assert sequences_held(blocks * block, block, tokens) == pytest.approx(sequences, abs=0.01)
+    assert num_sequences(blocks * block, block, tokens) == pytest.approx(sequences, abs=0.01)
 
 
 def test_weights_and_heads_are_divided_among_gpus() -> None:
@@ -140,7 +140,7 @@ def test_awake_all_the_time_its_request_comes_on_top_of_training_s_peak() -> Non
 
 def test_asleep_it_leaves_a_rest_while_the_model_is_trained() -> None:
     found = together(TRAINING, engine(utilization=0.1, sleeps=True), model(QWEN3_8B), 80 * GIB)
-    assert found.device_bytes == 40 * GIB + ASLEEP_BYTES == sum(found.breakdown.values())
+    assert found.device_bytes == 40 * GIB + SLEEPING_BYTES == sum(found.breakdown.values())
 
 
 def test_awake_it_has_the_gpu_with_what_training_keeps() -> None:
@@ -153,7 +153,7 @@ def test_while_it_gets_the_weights_it_has_woken_them_and_not_its_cache() -> None
     asked = engine(utilization=0.5, sleeps=True)
     gathering = replace(TRAINING, generation_bytes=5 * GIB, synchronisation_bytes=35 * GIB)
     found = together(gathering, asked, model(QWEN3_8B), 80 * GIB)
-    woken_bytes = 8_000_000_000 * TYPE_BYTES + ASLEEP_BYTES
+    woken_bytes = 8_000_000_000 * TYPE_BYTES + SLEEPING_BYTES
     assert found.device_bytes == 35 * GIB + woken_bytes == sum(found.breakdown.values())
     assert found.breakdown == {"training at rest": 34 * GIB, "vLLM": woken_bytes, "context": GIB}
 
@@ -181,19 +181,19 @@ def test_no_time_is_said_of_a_step_that_vllm_generates_for() -> None:
 
 def test_vllm_does_not_start_without_room_for_one_sequence() -> None:
     # 16 GB of weights and 2 GiB beside: 16.9 GiB of 80 are a share of 0.212.
-    assert "less than its weights" in why_not(engine(utilization=0.2), model(QWEN3_8B), 80 * GIB)
-    assert why_not(engine(utilization=0.22), model(QWEN3_8B), 80 * GIB) == ""
+    assert "less than its weights" in start_error(engine(utilization=0.2), model(QWEN3_8B), 80 * GIB)
+    assert start_error(engine(utilization=0.22), model(QWEN3_8B), 80 * GIB) == ""
     long = engine(utilization=0.22, tokens=131_072)
-    assert "does not hold one sequence of 131,072 tokens" in why_not(long, model(QWEN3_8B), 80 * GIB)
-    assert why_not(engine(on_server=True, utilization=0.01), model(QWEN3_8B), 80 * GIB) == ""
+    assert "does not hold one sequence of 131,072 tokens" in start_error(long, model(QWEN3_8B), 80 * GIB)
+    assert start_error(engine(on_server=True, utilization=0.01), model(QWEN3_8B), 80 * GIB) == ""
 
 
 # Qwen2.5-7B: 28 layers of linear modules with 233 million weights each, of 7.6 billion weights in all.
 def test_weights_that_training_holds_in_4_bits_are_quantised_by_vllm_too() -> None:
     whole = replace(model(QWEN2_5_1_5B, 7_615_616_512), quantizable=28 * 233_046_016)
     card = round(23.5 * GIB)
-    assert "less than its weights" in why_not(engine(), whole, card)
-    assert why_not(engine(in_4_bits=True), whole, card) == ""
+    assert "less than its weights" in start_error(engine(), whole, card)
+    assert start_error(engine(in_4_bits=True), whole, card) == ""
     saved = (
         reservation(engine(in_4_bits=True), whole, card).cache_bytes - reservation(engine(), whole, card).cache_bytes
     )
@@ -202,7 +202,7 @@ def test_weights_that_training_holds_in_4_bits_are_quantised_by_vllm_too() -> No
 
 def test_a_model_whose_cache_is_not_known_is_not_refused_for_it() -> None:
     assert reservation(engine(), model(None), 80 * GIB).sequences is None
-    assert why_not(engine(), model(None), 80 * GIB) == ""
+    assert start_error(engine(), model(None), 80 * GIB) == ""
 
 
 def of_model(profile: ModelProfile) -> Setting:

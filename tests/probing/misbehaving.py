@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import REPLY_FILE, Job, ProbeRequest
+from autotune.core.protocol import RANK_FOLDER, REPLY_FILE, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext
@@ -79,6 +79,16 @@ def _kill_itself_at_first(folder: Path) -> None:
     if not first.exists():
         first.touch()
         _kill_itself(folder)
+
+
+def _kill_rank_0(folder: Path) -> None:
+    if folder.name == RANK_FOLDER.format(rank=0):
+        _kill_itself(folder)
+
+
+def _kill_rank_0_at_first(folder: Path) -> None:
+    if folder.name == RANK_FOLDER.format(rank=0):
+        _kill_itself_at_first(folder)
 
 
 def _kill_the_server(folder: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from autotune.probing import JobServer
-from autotune.probing.channel import Channel, environment_of
+from autotune.probing.channel import Channel, child_environment
 from tests.virtual.alone import apart
 
 MPI = [
@@ -27,7 +27,7 @@ def test_a_process_that_mpi_started_starts_processes_that_are_no_ranks(
 ) -> None:
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    assert not any(name in environment_of({}) for name in launched)
+    assert not any(name in child_environment({}) for name in launched)
 
 
 def state_of(environment: Mapping[str, str]) -> tuple[int, bool] | str:
@@ -47,7 +47,7 @@ def test_accelerate_takes_such_a_process_for_one_alone(job_server: JobServer, mo
     for launched in MPI:
         for name, value in launched.items():
             monkeypatch.setenv(name, value)
-    assert apart(job_server, state_of, environment_of({})) == (1, False)
+    assert apart(job_server, state_of, child_environment({})) == (1, False)
     assert "MASTER_ADDR" in str(apart(job_server, state_of, dict(os.environ)))
 
 

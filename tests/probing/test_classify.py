@@ -30,7 +30,7 @@ ENDED = JobExit(wall_seconds=3.0, code=1)
     ],
 )
 def test_host_out_of_memory_needs_a_rise_of_the_kernels_count(ending: JobExit, kills: int, status: ProbeStatus) -> None:
-    ending = replace(ending, kills=kills)
+    ending = replace(ending, oom_kills=kills)
     assert classify(ending, "reply.json is absent", [], device="cuda", limit_bytes=None).status is status
 
 

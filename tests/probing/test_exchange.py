@@ -55,5 +55,5 @@ def test_a_document_that_cannot_be_written_leaves_the_old_one_and_nothing_beside
 
 def test_a_request_that_is_no_document_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(ExchangeError, match=r"request\.json has another shape"):
+    with pytest.raises(ExchangeError, match=r"request\.json has the wrong structure"):
         read_request(tmp_path)

@@ -47,8 +47,8 @@ def test_a_process_that_a_probe_leaves_behind_is_killed(misbehaving_server: JobS
         ("exit_with_3", "ended with exit status 1; its log ends with 'SystemExit: 3'"),
         ("exit_without_reply", "its reply.json is absent"),
         ("print_garbage", "its reply.json is not JSON"),
-        ("reply_without_a_document", "its reply.json has another shape than it should"),
-        ("reply_in_another_shape", "its reply.json has another shape than it should"),
+        ("reply_without_a_document", "its reply.json has the wrong structure"),
+        ("reply_in_another_shape", "its reply.json has the wrong structure"),
         ("raise", "ArithmeticError: two and two are five"),
         ("abort", "killed by signal 6 (SIGABRT)"),
     ],
@@ -64,6 +64,18 @@ def test_a_probe_that_ends_badly_is_crashed_and_says_how(
 
 def test_a_probe_that_something_killed_runs_once_more(misbehaving_server: JobServer, tmp_path: Path) -> None:
     assert probe(misbehaving_server, request("kill_itself_at_first"), tmp_path, timeout_seconds=30.0).ok
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"), [("kill_rank_0_at_first", ""), ("kill_rank_0", "twice rank 0: killed")]
+)
+def test_a_probe_of_which_something_killed_a_rank_runs_once_more(
+    misbehaving_server: JobServer, tmp_path: Path, behaviour: str, reason: str
+) -> None:
+    asked = request(behaviour)
+    asked = replace(asked, plan=replace(asked.plan, launch=Launch(2)))
+    measurement = probe(misbehaving_server, asked, tmp_path, timeout_seconds=30.0)
+    assert (measurement.ok, measurement.reason.startswith(reason)) == (not reason, True)
 
 
 @pytest.mark.parametrize(("limit_seconds", "runs"), [(None, 2), (250.0, 2), (150.0, 1)])
@@ -144,7 +156,7 @@ class Rank(Worker):
             write_reply(folder, Measurement(ProbeStatus.CRASHED, "connection closed by peer"))
             return JobExit(1.0, code=0)
         assert self.killed.wait(60)
-        return JobExit(1.0, signal=signal.SIGKILL, kills=self.kills)
+        return JobExit(1.0, signal=signal.SIGKILL, oom_kills=self.kills)
 
     def interrupt(self) -> None:
         self.killed.set()

@@ -60,7 +60,7 @@ def test_the_kernel_s_kills_during_a_job_are_counted(
     counts = iter((3, 5))
     monkeypatch.setattr("autotune.probing.server.out_of_memory_kills", lambda: next(counts))
     ending = Worker(server).run(Job.PROBE, request("kill_itself"), tmp_path)
-    assert (ending.signal, ending.kills, ending.ran_out_of_memory) == (signal.SIGKILL, 2, True)
+    assert (ending.signal, ending.oom_kills, ending.ran_out_of_memory) == (signal.SIGKILL, 2, True)
 
 
 def test_a_job_that_takes_too_long_is_killed_with_all_that_it_started(server: JobServer, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_rows_of_one_length_are_neither_cut_nor_dropped() -> None:
 
 def test_a_trainer_that_does_both_says_so() -> None:
     text = shown(report_of(BOTH))
-    assert "are cut, or dropped where nothing would be left to train on" in text
+    assert "are cut, or dropped if no token would be left to train on" in text
     assert "rows cut" in text
     assert "rows dropped" in text
 
@@ -92,7 +92,7 @@ def test_rows_with_images_have_a_section_of_their_sizes() -> None:
     in_row, pixels, elements, ends = map(LengthDistribution, counts)
     dataset = replace(report.workload.dataset, images=ImageProfile(in_row, pixels, elements, ends))
     text = shown(replace(report, workload=replace(report.workload, dataset=dataset)))
-    assert "fails where it cuts a token of an image: below 300." in " ".join(text.split())
+    assert "fails if it cuts a token of an image: below a max_length of 300." in " ".join(text.split())
     lines = [line.split() for line in text.partition("images in a row")[2].splitlines()]
     assert ["median", "1", "5,400", "3,072", "12.00", "KiB"] in lines
     assert ["most", "3", "9,000", "9,216", "36.00", "KiB"] in lines

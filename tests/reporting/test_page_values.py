@@ -174,7 +174,7 @@ def test_packing_that_moves_overflow_into_the_next_row_cuts_none(packing: str) -
 
 def test_rows_that_are_dropped_are_not_called_cut() -> None:
     dropped = limit(Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)]), 512)
-    section, *_ = sections.lengths((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
+    section, *_ = sections.length_sections((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
     text = "100 rows of up to 1,024 tokens; the recommendation drops 10 (max_length 512)."
     assert section.blocks[0] == Paragraph(text)
 
@@ -198,7 +198,7 @@ def test_a_length_that_only_changes_scoring_limits_no_row() -> None:
 
 
 def test_without_rows_there_is_no_histogram() -> None:
-    assert list(sections.lengths((), None, "it")) == []
+    assert list(sections.length_sections((), None, "it")) == []
 
 
 def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:

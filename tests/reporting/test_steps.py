@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.memory_timeline import BESIDE_TENSORS, MemoryTimeline
+from autotune.core.memory_timeline import OUTSIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
 from autotune.reporting.document import Bar, Charts, Step, Table
 from autotune.reporting.page.charts import charts
@@ -31,7 +31,7 @@ def course(timeline: MemoryTimeline, budget_bytes: int = 24 * GIB) -> Any:
 
 def on_a_cpu(timeline: MemoryTimeline) -> MemoryTimeline:
     """Return a timeline with the process in the place of what a GPU's allocator and driver hold."""
-    tensors = {name: size for name, size in timeline.breakdown.items() if name not in BESIDE_TENSORS}
+    tensors = {name: size for name, size in timeline.breakdown.items() if name not in OUTSIDE_TENSORS}
     return replace(timeline, breakdown={**tensors, "process": 4 * GIB})
 
 

@@ -11,13 +11,13 @@ from datasets import Dataset
 
 from autotune.core.measurement import Schedule
 from autotune.step.rows import RowSizes
-from autotune.step.run.batches import StepSize, drawn, plan_batches
+from autotune.step.run.batches import StepSize, plan_batches, sampler_order
 from autotune.step.run.worst import worst_order
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Collation
 
 PADDED = Collation()
-SFT = adapter("sft")
+SFT = find_adapter("sft")
 
 
 def sizes(tokens: list[int], trainable: list[int] | None = None) -> RowSizes:
@@ -80,11 +80,11 @@ def test_a_shorter_row_beside_equal_ones_matters_only_where_rows_are_padded() ->
 
 
 def test_rows_are_drawn_each_once_before_any_again() -> None:
-    order = drawn(5, 13, seed=1)
+    order = sampler_order(5, 13, seed=1)
     assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
     assert list(order[:5]) != list(order[5:10])
-    assert list(order) == list(drawn(5, 13, seed=1))
-    assert list(order) != list(drawn(5, 13, seed=2))
+    assert list(order) == list(sampler_order(5, 13, seed=1))
+    assert list(order) != list(sampler_order(5, 13, seed=2))
 
 
 def test_worst_micro_batches_end_steps_and_typical_ones_follow() -> None:
@@ -125,7 +125,7 @@ def test_a_rehearsed_step_runs_just_before_it_is_timed(micro_batches: int, whole
     rows, schedule = sizes([*range(1, 60)]), Schedule(whole_steps=whole, min_micro_batches=4, max_micro_batches=12)
     given = StepSize(2, micro_batches), PADDED, schedule
     plain = plan_batches(rows, *given, seed=0, packed_from=None)
-    found = plan_batches(rows, *given, seed=0, packed_from=None, rehearsed=True)
+    found = plan_batches(rows, *given, seed=0, packed_from=None, rehearse=True)
     steps = found.order.reshape(found.steps, -1).tolist()
     timed = [any(step) for step in found.timed.reshape(found.steps, -1).tolist()]
     assert sum(timed) >= 2
@@ -136,7 +136,7 @@ def test_a_rehearsed_step_runs_just_before_it_is_timed(micro_batches: int, whole
 
 def test_micro_batches_of_one_size_are_not_rehearsed() -> None:
     rows, given = sizes([7] * 20), (StepSize(2, 2), PADDED, Schedule(max_micro_batches=8))
-    plain, found = (plan_batches(rows, *given, seed=0, packed_from=None, rehearsed=one) for one in (False, True))
+    plain, found = (plan_batches(rows, *given, seed=0, packed_from=None, rehearse=one) for one in (False, True))
     assert found.order.tolist() == plain.order.tolist()
     assert found.timed.tolist() == plain.timed.tolist()
 

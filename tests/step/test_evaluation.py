@@ -24,9 +24,15 @@ from autotune.probing import JobServer, prepare, probe
 from autotune.step.rows import RowSizes
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import as_trained_on, build_trainer, rows_at_once, train, whole_evaluation
+from autotune.step.run.training import (
+    build_trainer,
+    evaluation_batch_rows,
+    evaluation_rows_as_training,
+    extrapolate_evaluation,
+    train,
+)
 from autotune.step.run.worst import worst_order
-from autotune.step.trainers import Adapter, adapter
+from autotune.step.trainers import Adapter, find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import MIB
@@ -40,7 +46,7 @@ EVALUATED = [11, 57, 23, 8, 70, 38, 52, 14, 45, 29, 33]
 
 def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
     """Return the sizes of the rows that a trainer evaluates on, after it has packed or dropped some."""
-    with as_trained_on(trainer, rows_at_once(trainer, known)):
+    with evaluation_rows_as_training(trainer, evaluation_batch_rows(trainer, known)):
         return known.sizes(trainer)
 
 
@@ -90,7 +96,7 @@ def probed(server: JobServer, request: ProbeRequest, folder: Path) -> Measuremen
 def built(request: ProbeRequest, folder: Path) -> Any:
     from datasets import load_from_disk
 
-    rows = adapter(request.plan.trainer).cut(load_from_disk(request.tokenized_directory), request.plan)
+    rows = find_adapter(request.plan.trainer).cut(load_from_disk(request.tokenized_directory), request.plan)
     return build_trainer(request, rows, folder, Progress(request.schedule, METERS["cpu"]()))
 
 
@@ -117,20 +123,22 @@ def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated
     evaluated = tokens(EVALUATED) if trainer == "sft" else preference_rows(texts)
     found = workload_of(trainer, tokens(TRAINED) if trainer == "sft" else preference_rows(texts[::-1]), evaluated)
     request = request_of(found, {**args, "per_device_eval_batch_size": rows}, trainer)
-    real, known = built(request, tmp_path), adapter(trainer)
+    real, known = built(request, tmp_path), find_adapter(trainer)
     # In the order of a random sampler too: evaluation may be given rows in another order.
     shuffled = real.eval_dataset.shuffle(seed=1)
     batches = [batch for data in (None, shuffled) for batch in real.get_eval_dataloader(data)]
-    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))
+    largest = worst_order(evaluated_sizes(real, known), evaluation_batch_rows(real, known), known.collation(real))
     chosen = [real.data_collator([real.eval_dataset[int(row)] for row in order]) for order in largest]
-    most = max(known.loaded(real, batch)[1] for batch in chosen)
-    drawn = [known.loaded(real, batch)[1] for batch in batches]
+    most = max(known.rows_and_tokens(real, batch)[1] for batch in chosen)
+    drawn = [known.rows_and_tokens(real, batch)[1] for batch in batches]
     assert max(drawn) <= most
     flat = "packing" in args or "padding_free" in args
     if not flat:
         # Padded rows: the micro-batch that has the longest row is as large, unless that is the last and not full.
         longest = int(np.argmax(evaluated_sizes(real, known).widest))
-        full = longest < len(real.eval_dataset) // rows_at_once(real, known) * rows_at_once(real, known)
+        full = longest < len(real.eval_dataset) // evaluation_batch_rows(real, known) * evaluation_batch_rows(
+            real, known
+        )
         assert max(drawn) == most or not full
 
 
@@ -140,9 +148,9 @@ WORST = Shape(4, 64, filled=0.852)
 
 def evaluated_batch(request: ProbeRequest, folder: Path) -> tuple[int, int]:
     """Return the rows and the tokens of the largest micro-batch that a probe evaluates."""
-    real, known = built(request, folder), adapter("sft")
-    largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))[0]
-    return known.loaded(real, real.data_collator([real.eval_dataset[int(row)] for row in largest]))
+    real, known = built(request, folder), find_adapter("sft")
+    largest = worst_order(evaluated_sizes(real, known), evaluation_batch_rows(real, known), known.collation(real))[0]
+    return known.rows_and_tokens(real, real.data_collator([real.eval_dataset[int(row)] for row in largest]))
 
 
 def planned_geometry(found: Workload, request: ProbeRequest) -> BatchGeometry:
@@ -216,7 +224,7 @@ def test_a_probe_evaluates_and_the_confirming_run_saves(
     ],
 )
 def test_what_comes_once_in_an_evaluation_is_not_multiplied(ended: list[float], whole: float, seconds: float) -> None:
-    assert whole_evaluation(10.0, ended, np.array([30, 20, 20]), whole) == pytest.approx(seconds)
+    assert extrapolate_evaluation(10.0, ended, np.array([30, 20, 20]), whole) == pytest.approx(seconds)
 
 
 def test_the_micro_batches_of_the_last_step_are_held_while_a_probe_evaluates_as_trainer_holds_them(

@@ -22,9 +22,10 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.child import execute
-from autotune.step.job import JobContext, failure_of
-from autotune.step.jobs.probe import _failed, probe
-from autotune.step.run.failures import judge
+from autotune.step.job import JobContext
+from autotune.step.jobs.build import raised_at
+from autotune.step.jobs.probe import _failed_measurement, probe
+from autotune.step.run.failures import classify_error
 from autotune.step.run.meters import CpuMeter, CudaMeter, HostMemory
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
@@ -35,7 +36,7 @@ from tests.step.requests import BRIEF, plan
 def kind(
     error: Exception, *, began: bool = False, limit_bytes: int | None = None, headroom_bytes: int | None = None
 ) -> ProbeStatus:
-    return judge(
+    return classify_error(
         error, began_training=began, device="cpu", limit_bytes=limit_bytes, headroom_bytes=headroom_bytes
     ).status
 
@@ -56,7 +57,7 @@ def test_a_full_disk_in_a_training_is_no_result_of_its_candidate(
 def test_a_tensor_that_does_not_fit_is_out_of_memory_with_its_size() -> None:
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**52, dtype=torch.uint8)
-    verdict = judge(raised.value, began_training=True, device="cpu")
+    verdict = classify_error(raised.value, began_training=True, device="cpu")
     assert verdict.status is ProbeStatus.OUT_OF_MEMORY
     assert verdict.requested_bytes == 2**52
 
@@ -69,7 +70,7 @@ def test_python_objects_that_do_not_fit_are_out_of_memory() -> None:
 
 def test_cudas_message_tells_the_size() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of …")
-    verdict = judge(error, began_training=False, device="cuda")
+    verdict = classify_error(error, began_training=False, device="cuda")
     assert (verdict.status, verdict.requested_bytes) == (ProbeStatus.OUT_OF_MEMORY, int(1.5 * GIB))
 
 
@@ -77,7 +78,7 @@ def test_an_allocation_on_the_host_that_fails_beside_a_gpu_is_none_of_the_gpu() 
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**52, dtype=torch.uint8)
     for error in (raised.value, MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
-        verdict = judge(error, began_training=True, device="cuda")
+        verdict = classify_error(error, began_training=True, device="cuda")
         assert (verdict.status, verdict.requested_bytes) == (ProbeStatus.HOST_OUT_OF_MEMORY, None)
 
 
@@ -91,13 +92,13 @@ def test_an_allocation_on_the_host_that_fails_beside_a_gpu_is_none_of_the_gpu() 
     ],
 )
 def test_what_cuda_could_not_allocate_is_of_the_gpu(error: Exception) -> None:
-    assert judge(error, began_training=True, device="cuda").status is ProbeStatus.OUT_OF_MEMORY
+    assert classify_error(error, began_training=True, device="cuda").status is ProbeStatus.OUT_OF_MEMORY
 
 
 def test_a_probe_beside_a_gpu_says_in_which_phase_the_hosts_memory_ran_out_and_nothing_of_the_gpus() -> None:
     model, meter = ModelSource("small", "random"), CpuMeter()
     request = ProbeRequest(plan(), model, "cuda", "tokenized", BRIEF, limit_bytes=GIB)
-    shown = _failed(MemoryError(), request, Progress(BRIEF, meter), meter, 0.0)
+    shown = _failed_measurement(MemoryError(), request, Progress(BRIEF, meter), meter, 0.0)
     assert (shown.status, shown.reason) == (ProbeStatus.HOST_OUT_OF_MEMORY, "in construction: MemoryError")
     assert shown.out_of_memory == OutOfMemory(CONSTRUCTION, requested_bytes=None, held_bytes=None, limit_bytes=None)
 
@@ -136,12 +137,12 @@ def test_a_refusal_comes_before_the_first_step_is_done() -> None:
 
 
 def test_a_reason_is_the_first_lines_and_not_a_page() -> None:
-    verdict = judge(
+    verdict = classify_error(
         ValueError("\n".join(f"line {i} " + "x" * 200 for i in range(50))), began_training=True, device="cpu"
     )
     assert verdict.reason.startswith("ValueError: line 0 ")
     assert len(verdict.reason) <= 400
-    assert judge(KeyError(), began_training=True, device="cpu").reason == "KeyError"
+    assert classify_error(KeyError(), began_training=True, device="cpu").reason == "KeyError"
 
 
 def test_these_tests_ran_without_a_limit() -> None:
@@ -233,7 +234,7 @@ def test_memory_that_others_took_during_a_probe_is_named(
     meter = CudaMeter.__new__(CudaMeter)
     meter._total_bytes, meter._others_before_bytes = 24 * GIB, GIB
     monkeypatch.setattr(CudaMeter, "_others_bytes", lambda _: others_bytes)
-    found = meter.crowded(20 * GIB)
+    found = meter.other_causes(20 * GIB)
     assert grown in found
     assert bool(found) == bool(grown)
 
@@ -250,6 +251,6 @@ def test_a_library_s_line_is_named_only_where_a_training_runs_and_not_where_it_i
 ) -> None:
     with pytest.raises((ValueError, ZeroDivisionError)) as raised:
         run()
-    named = failure_of(raised.value).raised_at
+    named = raised_at(raised.value)
     assert named.startswith(line)
     assert bool(named) == bool(line)

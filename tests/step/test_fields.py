@@ -14,12 +14,12 @@ from autotune.step.fields import mismatch, same
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import absent_entries
 from autotune.step.jobs.read_command import read_command
-from autotune.step.trainers import adapter, adapters
+from autotune.step.trainers import adapters, find_adapter
 
 
 @pytest.mark.parametrize("name", adapters())
 def test_the_installed_trl_has_every_field(name: str) -> None:
-    assert absent_entries(adapter(name)) == ()
+    assert absent_entries(find_adapter(name)) == ()
 
 
 def test_a_field_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_a_field_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
         packing: bool = False
 
-    known = adapter("sft")
+    known = find_adapter("sft")
     monkeypatch.setattr(type(known), "config", Later)
     found = absent_entries(known)
     assert "args.packing" not in found

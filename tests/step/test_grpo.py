@@ -25,10 +25,10 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, probe
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Drawing
-from autotune.step.trainers.prompts import WANTED, reward_function
-from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
+from autotune.step.trainers.prompts import COMPLETION_TOKENS, reward_function
+from autotune.step.trainers.vllm import FixedCompletions, set_completion_tokens, with_random_weights
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import REFERENCE_PASS
@@ -132,7 +132,7 @@ def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prep
     progress, _ = trained(request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=8), tmp_path)
     whole, generation = progress.whole_step, progress.timed.generations[0]
     passes = sum(seconds for name, seconds in generation.phases.items() if "log-probabilities" in name)
-    assert whole.whole(generation) == pytest.approx(generation.seconds + 3 * passes)
+    assert whole.whole_seconds(generation) == pytest.approx(generation.seconds + 3 * passes)
 
 
 def test_worst_completions_are_as_long_as_they_may_be_and_each_micro_batch_has_a_mask(
@@ -159,7 +159,7 @@ def test_the_loss_counts_completions_where_trl_masks_those_that_do_not_end_by_th
     trainer: str, prompts: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[list[int]] = []
-    known = adapter(trainer).trainer
+    known = find_adapter(trainer).trainer
     compute = known.compute_loss
 
     def watched(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +178,7 @@ def test_as_many_rows_are_yielded_as_a_process_completes_though_its_completions_
 ) -> None:
     sizes = {"per_device_train_batch_size": 4, "steps_per_generation": together}
     trainer = SimpleNamespace(args=SimpleNamespace(**sizes), num_generations=8, num_iterations=1)
-    drawing = adapter("grpo").drawing(trainer)
+    drawing = find_adapter("grpo").drawing(trainer)
     assert drawing == Drawing(prompts, copies, uses=together, shared=shared)
     assert drawing.rows * drawing.copies == 4 * together
     plan = TrainingPlan("grpo", {**sizes, "gradient_accumulation_steps": together, "num_generations": 8})
@@ -201,7 +201,7 @@ def test_typical_completions_are_as_long_as_a_column_says(small_model_directory:
     assert lengths.rows == len(TEXTS)
     progress, trainer = trained(request_of(found), tmp_path)
     is_worst = np.repeat(progress.batches.is_worst, progress.batches.order.shape[1])
-    wanted = np.array(trainer.train_dataset[WANTED])[:, 0]
+    wanted = np.array(trainer.train_dataset[COMPLETION_TOKENS])[:, 0]
     assert 1 <= wanted[~is_worst].min() < wanted[~is_worst].mean() < wanted[~is_worst].max() <= MOST
     assert wanted[is_worst].min() == MOST - 1
 
@@ -247,7 +247,7 @@ def test_a_traced_pass_over_a_generation_batch_runs_one_of_the_chunks_that_the_g
 
 def test_vllm_generates_as_many_tokens_as_a_probe_wants() -> None:
     generation = SimpleNamespace(max_completion_length=16, generation_kwargs={"seed": 1})
-    make_long(generation, 40)
+    set_completion_tokens(generation, 40)
     assert generation.max_completion_length == 40
     assert generation.generation_kwargs == {"seed": 1, "min_tokens": 40, "ignore_eos": True}
 
@@ -255,8 +255,8 @@ def test_vllm_generates_as_many_tokens_as_a_probe_wants() -> None:
 def test_what_stands_for_vllm_gives_completions_of_that_length() -> None:
     state = SimpleNamespace(deepspeed_plugin=None)
     accelerator = SimpleNamespace(device=torch.device("cpu"), state=state)
-    given = GivenCompletions(model=None, accelerator=accelerator)
-    make_long(given, 3)
+    given = FixedCompletions(model=None, accelerator=accelerator)
+    set_completion_tokens(given, 3)
     prompts, completions, probabilities, _ = given.generate([[1, 2], [1]], num_generations=2)
     assert prompts == [[1, 2], [1]]
     assert [len(ids) for ids in completions] == [3, 3]
@@ -267,10 +267,10 @@ def test_what_stands_for_vllm_gives_completions_of_that_length() -> None:
 def test_vllm_starts_without_reading_weights() -> None:
     module: Any = ModuleType("trl.generation.vllm_generation")
     module.LLM = lambda **given: given
-    with without_weights(module):
+    with with_random_weights(module):
         assert module.LLM(model="x") == {"model": "x", "load_format": "dummy"}
     assert module.LLM(model="x") == {"model": "x"}
-    with without_weights(ModuleType("without vllm")):
+    with with_random_weights(ModuleType("without vllm")):
         pass
 
 
@@ -279,7 +279,7 @@ def test_on_a_virtual_device_no_vllm_starts_and_no_server_is_asked() -> None:
     module.LLM = module.VLLMClient = None
 
     def run(device: torch.device) -> None:
-        with without_weights(module):
+        with with_random_weights(module):
             module.LLM(model="x").sleep(level=2)
             info = module.VLLMClient(base_url="x").get_server_info()
             assert info["model_config"]["logprobs_mode"] == "processed_logprobs"

@@ -22,7 +22,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import check_no_images
 from autotune.step.images.limits import image_limits
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers import trainers
 from tests.step.test_images_tokenised import rows_of
 from tests.trainers.samples import sample_rows
@@ -144,7 +144,9 @@ def changed(processor: Any, setting: str) -> Any:
 def trained_on(processor: Any, rows: Dataset) -> tuple[int, list[int]]:
     """Return the tokens of all rows as TRL's collator makes them, and the pixel values of each, in ascending order."""
     collator = DataCollatorForVisionLanguageModeling(processor)
-    found = adapter("sft").tokenized(SimpleNamespace(train_dataset=rows, data_collator=collator), Rollouts(), "rows")
+    found = find_adapter("sft").tokenized(
+        SimpleNamespace(train_dataset=rows, data_collator=collator), Rollouts(), "rows"
+    )
     return sum(map(len, found["input_ids"])), sorted(number for (number,) in found["image_elements"])
 
 

@@ -25,7 +25,7 @@ from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import image_end
 from autotune.step.jobs.prepare import _check_space
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from tests.vision import picture, small_processor, write_small_vision_model
 
 SIZES = [[(90, 60)], [], [(40, 90), (64, 64)], [(90, 60)]]
@@ -104,7 +104,7 @@ def of_trl(trainer: str, processor: Any, row: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto"])
 def test_rows_with_images_keep_every_column_that_the_collator_of_trl_reads(trainer: str) -> None:
-    known = adapter(trainer)
+    known = find_adapter(trainer)
     of_trl: Any = object.__new__(known.trainer)
     of_trl._signature_columns, of_trl._is_vision_dataset = None, True
     of_trl._set_signature_columns_if_needed()

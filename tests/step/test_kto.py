@@ -25,8 +25,8 @@ from autotune.errors import InputError
 from autotune.probing import JobServer
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import build_trainer, rows_at_once
-from autotune.step.trainers import adapter
+from autotune.step.run.training import build_trainer, evaluation_batch_rows
+from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from tests.small import small_config, small_tokenizer
@@ -37,7 +37,7 @@ from tests.trainers.prepared import Prepared, prepared_rows, prepared_sample
 from tests.vision import picture
 
 SCHEDULE = Schedule(warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2)
-KTO, ADAPTER = find_trainer("kto"), adapter("kto")
+KTO, ADAPTER = find_trainer("kto"), find_adapter("kto")
 UNPAIRED, PAIRED = "prompt+completion+label", "prompt+chosen+rejected"
 
 
@@ -245,7 +245,7 @@ def test_blocks_of_pictured_rows_are_those_of_trl_s_loader(pictured: Prepared, e
     loader = trainer.get_eval_dataloader() if evaluated else trainer.get_train_dataloader()
     real, rows = sizes_of(loader), EVALUATED if evaluated else TRAINED
     sizes = evaluated_sizes(trainer, ADAPTER) if evaluated else ADAPTER.sizes(trainer)
-    assert rows_at_once(trainer, ADAPTER) == EVALUATED
+    assert evaluation_batch_rows(trainer, ADAPTER) == EVALUATED
     blocks = blocks_of(sizes.widest, sizes.beside, rows, 1, sizes.image_elements)
     assert [(block.rows, block.tokens, block.beside, block.image_elements) for block in blocks] == real
     geometry = whole_geometry(KTO, pictured_request(pictured).plan, pictured.workload)

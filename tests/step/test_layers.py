@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from autotune.planning.points import traced_depths
 from autotune.step.data.profile import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
-from autotune.step.models.shrink import _keep, first_layers, shrunken_model
+from autotune.step.models.shrink import _select_layers, first_layers, shrunken_model
 from tests.small import small_config
 from tests.vision import small_vision_config
 
@@ -80,11 +80,11 @@ def test_layers_that_are_listed_by_index_are_listed_by_their_new_index(
 ) -> None:
     config = AutoConfig.for_model(model_type)
     setattr(config, field, listed)
-    _keep(config, (0, 3), sharing=0)
+    _select_layers(config, (0, 3), sharing=0)
     assert getattr(config, field) == kept
 
 
-def test_a_shrunken_copy_keeps_the_widths_of_its_layers() -> None:
+def test_a_shrunken_copy_select_layerss_the_widths_of_its_layers() -> None:
     # Unlike full attention, a sliding window has heads of 16: no copy with narrower ones can be built.
     config = config_of("gemma4_text", 10)
     few = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=3)

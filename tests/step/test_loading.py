@@ -20,11 +20,11 @@ from autotune.probing import JobServer, prepare
 from autotune.step.models import loading
 from autotune.step.models.heads import LANGUAGE_MODEL
 from autotune.step.models.loading import (
+    cached_vocabularies,
     load_config,
     load_processor,
     processor_for,
     virtual_model,
-    vocabularies_read_once,
 )
 from autotune.units import GIB, MIB
 from tests.small import messages_rows, write_rows, write_small_model
@@ -170,7 +170,7 @@ def test_one_whose_words_or_truncation_a_trainer_changed_is_loaded_again(source:
 
 def test_its_words_are_read_once_until_some_are_added(source: ModelSource) -> None:
     fresh = load_processor(source, AutoProcessor).get_vocab()
-    with vocabularies_read_once():
+    with cached_vocabularies():
         first, second = (processor_for(source, AutoProcessor) for _ in range(2))
         assert first.get_vocab() is second.get_vocab()
         assert first.get_vocab() == fresh

@@ -26,7 +26,7 @@ from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.data.profile import dataset_profile
 from autotune.step.images.sizes import ImageSize, image_sizes
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from tests.settings import pictured_workload
@@ -72,7 +72,7 @@ def by_path(files: list[list[str]]) -> Dataset:
 
 def tokenised(family: str, rows: Dataset) -> Dataset:
     trainer = SimpleNamespace(train_dataset=rows, data_collator=collator_of(family))
-    return adapter("sft").tokenized(trainer, Rollouts(), "rows")
+    return find_adapter("sft").tokenized(trainer, Rollouts(), "rows")
 
 
 def profile_of(rows: Dataset, found: Dataset) -> DatasetProfile:

@@ -93,7 +93,7 @@ def test_worst_completions_fill_their_maximum_and_one_token_less_so_that_there_i
     found: Prepared, tmp_path: Path
 ) -> None:
     trainer = found.built(found.plan(WHOLE), tmp_path)
-    trainer.train_dataset = found.adapter.arranged(trainer, np.array([[5, 4], [0, 1]]), np.array([True, False]))
+    trainer.train_dataset = found.adapter.select_batches(trainer, np.array([[5, 4], [0, 1]]), np.array([True, False]))
     trainer.args.train_sampling_strategy = "sequential"
     worst, typical = trainer.get_train_dataloader()
     kept: list[Any] = []
@@ -138,7 +138,7 @@ def test_an_error_names_the_phase_in_which_memory_ran_out(
 
 def test_prompts_and_completions_are_cut_together_but_no_completion_is() -> None:
     sizes = RowSizes(
-        np.array([[9, 9], [2, 2]]), np.array([9, 2]), generated=np.array([[4, 5], [3, 7]]), most_generated=8
+        np.array([[9, 9], [2, 2]]), np.array([9, 2]), generated=np.array([[4, 5], [3, 7]]), max_generated=8
     )
     chosen = np.array([[0, 1]])
     assert Collation().tokens(sizes, chosen).tolist() == [4 * (9 + 7)]
@@ -183,7 +183,7 @@ def test_completions_of_vllm_are_padded_as_trl_pads_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(OnlineDPOTrainer, "_generate_vllm", lambda *_: (ids, ids, ids, ids))
     trainer: Any = object.__new__(online_dpo._OnTokenizedPrompts)
     trainer.generation_config, trainer.args = SimpleNamespace(), SimpleNamespace(max_new_tokens=8)
-    trainer._tokenizer, trainer._wanted = SimpleNamespace(pad_token_id=0), np.array([3, 2])
-    *_, completions, mask = trainer._from_vllm([], None, 3)
+    trainer._tokenizer, trainer._completion_tokens = SimpleNamespace(pad_token_id=0), np.array([3, 2])
+    *_, completions, mask = trainer._generate_with_vllm([], None, 3)
     assert completions.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
     assert mask.sum(dim=1).tolist() == [3, 2]

@@ -26,8 +26,8 @@ from autotune.emit.rows import write_rows
 from autotune.errors import InputError
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
-from autotune.step.run.failures import judge
-from autotune.step.trainers import adapter
+from autotune.step.run.failures import classify_error
+from autotune.step.trainers import find_adapter
 from autotune.step.trainers.prompts import RewardError, check_columns, reward_function
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
@@ -121,10 +121,10 @@ def test_a_reward_function_of_messages_needs_prompts_that_are_messages(
 def test_an_error_of_the_user_s_own_reward_function_names_it(judges: str) -> None:
     names = [f"{judges}.{name}" for name in ("failing", "waiting", "scorer")]
     plan = TrainingPlan("grpo", {}, rewards=(*names, "accuracy_reward"))
-    failing, waiting, scorer, own = adapter("grpo").arguments(plan)["reward_funcs"]
+    failing, waiting, scorer, own = find_adapter("grpo").arguments(plan)["reward_funcs"]
     with pytest.raises(RewardError) as raised:
         failing(completions=["a"])
-    reason = judge(raised.value, began_training=False, device="cpu").reason
+    reason = classify_error(raised.value, began_training=False, device="cpu").reason
     assert reason == f"Your reward function {judges}.failing failed: RuntimeError: the endpoint returned 503"
     with pytest.raises(RewardError, match=r"judging_rewards.waiting failed: RuntimeError: the endpoint returned 429"):
         asyncio.run(waiting(completions=["a"]))
@@ -274,7 +274,7 @@ def test_the_widest_prompts_are_completed_in_an_evaluation_of_the_size_that_is_p
     request = request_of(found, per_device_eval_batch_size=4)
     trained: list[int] = []
     evaluated: list[tuple[int, int]] = []
-    whole = adapter(trainer).trainer.compute_loss
+    whole = find_adapter(trainer).trainer.compute_loss
 
     def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         widths = [inputs[name].shape[1] for name in ("prompt_ids", "completion_ids")]
@@ -284,7 +284,7 @@ def test_the_widest_prompts_are_completed_in_an_evaluation_of_the_size_that_is_p
             evaluated.append((len(inputs["prompt_ids"]), sum(widths)))
         return whole(self, model, inputs, *args, **kwargs)
 
-    monkeypatch.setattr(adapter(trainer).trainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(find_adapter(trainer).trainer, "compute_loss", compute_loss)
     shown = probed_here(request, tmp_path)
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
     assert EVALUATE in shown.peaks
@@ -335,14 +335,14 @@ def test_a_probe_evaluates_with_as_many_completions_as_the_plan_says(
     own = {"num_generations_eval": 1, "per_device_eval_batch_size": 3}
     request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
     evaluated: list[int] = []
-    whole = adapter("grpo").trainer.compute_loss
+    whole = find_adapter("grpo").trainer.compute_loss
 
     def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.model.training:
             evaluated.append(len(inputs["prompt_ids"]))
         return whole(self, model, inputs, *args, **kwargs)
 
-    monkeypatch.setattr(adapter("grpo").trainer, "compute_loss", compute_loss)
+    monkeypatch.setattr(find_adapter("grpo").trainer, "compute_loss", compute_loss)
     shown = probed_here(request, tmp_path)
     assert (shown.status, shown.reason, EVALUATE in shown.peaks) == (ProbeStatus.OK, "", True)
     assert set(evaluated) == {len(EVALUATED)}
@@ -360,7 +360,7 @@ def test_evaluated_completions_form_whole_groups_as_trl_demands(
     args = of.trainer.plan(candidate, of.setting).args
 
     def configure() -> None:
-        adapter(trainer).config(**{**args, "output_dir": str(tmp_path), "bf16": False, "model_init_kwargs": None})
+        find_adapter(trainer).config(**{**args, "output_dir": str(tmp_path), "bf16": False, "model_init_kwargs": None})
 
     if rows == 4:
         assert of.trainer.illegal(candidate, of.setting) is None

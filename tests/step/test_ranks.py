@@ -103,7 +103,7 @@ def _slow_where_reduced() -> None:
         now[0] += _REDUCED_SECONDS * self.sync_gradients
 
     accelerator.backward = slow
-    for name in ("followed", "meters", "progress"):
+    for name in ("instrument", "meters", "progress"):
         timing: Any = importlib.import_module(f"autotune.step.run.{name}")
         timing.time = SimpleNamespace(monotonic=lambda: now[0])
 
@@ -207,7 +207,7 @@ def test_an_engine_that_a_library_silently_replaces_is_unsupported(
 @pytest.mark.parametrize(
     ("seed", "status", "reason"),
     [
-        (_KILLED, ProbeStatus.CRASHED, "rank 1: killed by signal 9 (SIGKILL)"),
+        (_KILLED, ProbeStatus.CRASHED, "twice rank 1: killed by signal 9 (SIGKILL)"),
         (_HELD, ProbeStatus.OUT_OF_MEMORY, "rank 1: in construction: "),
     ],
 )

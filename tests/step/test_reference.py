@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
-from autotune.step.rows import spread
+from autotune.step.rows import quantile_indices
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.step.trainers.reference import OnTokenizedRows
 from autotune.trainers import find_trainer
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
@@ -45,7 +45,7 @@ class Engine(torch.nn.Module):
 
 def built(name: str, folder: Path) -> Any:
     """Return an adapter's trainer, with a reference, on rows of several lengths."""
-    known = adapter(name)
+    known = find_adapter(name)
     args = {
         "output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True,
         "per_device_train_batch_size": ROWS_AT_ONCE, "max_length": 64,
@@ -144,7 +144,7 @@ def test_the_time_of_a_pass_over_the_dataset_is_that_of_all_its_rows(
         def __init__(self) -> None:
             pass
 
-        def _ask(self, dataset: Dataset, batch: Any) -> None:
+        def _run_reference(self, dataset: Dataset, batch: Any) -> None:
             now[0] += float(wide[batch].sum())
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
@@ -155,5 +155,5 @@ def test_the_time_of_a_pass_over_the_dataset_is_that_of_all_its_rows(
 
 def test_sizes_are_spread_as_all_of_them_are() -> None:
     sizes = np.random.default_rng(0).permutation(np.arange(1, 101))
-    assert list(sizes[spread(sizes, 4)]) == [13, 38, 63, 88]
-    assert sorted(spread(np.array([7, 5]), 4)) == [0, 1]
+    assert list(sizes[quantile_indices(sizes, 4)]) == [13, 38, 63, 88]
+    assert sorted(quantile_indices(np.array([7, 5]), 4)) == [0, 1]

@@ -23,7 +23,7 @@ from autotune.step.models.loading import load_config, load_processor, loaded_mod
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from tests.small import long_tailed_texts, preference_rows, small_config, small_tokenizer
 from tests.step.requests import probed_here, trained
@@ -32,7 +32,7 @@ from tests.trainers.samples import Rows
 
 SCHEDULE = Schedule(warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2)
 REWARD = find_trainer("reward")
-HEAD = adapter("reward").head
+HEAD = find_adapter("reward").head
 ADAPTERS = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear", "lora_task_type": "SEQ_CLS"}
 
 
@@ -102,7 +102,7 @@ def test_its_profile_is_of_the_model_that_is_trained(pairs: Prepared) -> None:
             {"dtype": "float32", "attn_implementation": "sdpa"},
             None,
             "cpu",
-            adapter("sft").head,
+            find_adapter("sft").head,
         ).parameters()
     )
 
@@ -112,7 +112,7 @@ def test_a_model_that_cannot_score_is_refused_by_its_family(tmp_path: Path) -> N
     config.architectures = ["MambaForCausalLM"]
     config.save_pretrained(tmp_path)
     source = ModelSource(str(tmp_path))
-    assert load_config(source, adapter("sft").head).architectures == ["MambaForCausalLM"]
+    assert load_config(source, find_adapter("sft").head).architectures == ["MambaForCausalLM"]
     with pytest.raises(InputError, match="no AutoModelForSequenceClassification for models of type mamba"):
         load_config(source, HEAD)
 
@@ -122,7 +122,7 @@ def test_a_reward_model_can_be_trained_on_and_is_no_language_model(tmp_path: Pat
     source = ModelSource(str(tmp_path))
     assert load_config(source, HEAD).architectures == ["LlamaForSequenceClassification"]
     with pytest.raises(InputError, match="is not a causal language model"):
-        load_config(source, adapter("sft").head)
+        load_config(source, find_adapter("sft").head)
 
 
 def test_attention_is_checked_on_the_class_that_is_trained_and_packing_is_none_of_its_business(
@@ -136,7 +136,7 @@ def test_attention_is_checked_on_the_class_that_is_trained_and_packing_is_none_o
 
 
 def test_its_tokenizer_is_loaded_as_trl_loads_it(small_model_directory: Path) -> None:
-    known = adapter("reward")
+    known = find_adapter("reward")
     processor = load_processor(ModelSource(str(small_model_directory)), known.processor)
     assert processor.pad_token == small_tokenizer().pad_token
 

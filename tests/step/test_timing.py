@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from autotune.core.measurement import Schedule
-from autotune.step.process import counted_stops
+from autotune.step.process import count_suspensions
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.timing import Timed, TimedMicroBatch, WholeStep, enough, timing
+from autotune.step.run.timing import TimedMicroBatch, Timings, WholeStep, estimate_timing, is_enough
 
 UPDATE_SECONDS = 3.0
 STEP = WholeStep(micro_batches=10, mean_collated=100.0)
@@ -33,7 +33,7 @@ def micro_batch(tokens: int, *, first: bool = False, noise: float = 1.0, saved: 
 
 def test_a_step_is_its_micro_batches_and_one_update() -> None:
     timed = [micro_batch(tokens, first=place == 0) for tokens in (60, 100, 180) for place in range(2)]
-    known = timing(Timed(timed, [UPDATE_SECONDS] * 3), STEP)
+    known = estimate_timing(Timings(timed, [UPDATE_SECONDS] * 3), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 - 0.2 + UPDATE_SECONDS)
     assert known.update_seconds == pytest.approx(UPDATE_SECONDS)
     assert known.micro_batch_seconds == pytest.approx((10 * 1.5 - 0.2) / 10)
@@ -42,12 +42,12 @@ def test_a_step_is_its_micro_batches_and_one_update() -> None:
 
 def test_a_step_reduces_gradients_once_however_many_micro_batches_it_has() -> None:
     timed = [TimedMicroBatch(0.30 + 0.35 * last, 100, special=last) for _ in range(10) for last in (False, True)]
-    known = timing(Timed(timed, [0.05] * 10), WholeStep(micro_batches=8, mean_collated=100.0, special=-1))
+    known = estimate_timing(Timings(timed, [0.05] * 10), WholeStep(micro_batches=8, mean_collated=100.0, special=-1))
     assert known.step_seconds == pytest.approx(8 * 0.30 + 0.35 + 0.05)
 
 
 def test_micro_batches_that_happen_to_be_small_do_not_make_a_step_short() -> None:
-    known = timing(Timed([micro_batch(tokens) for tokens in (10, 20, 40, 30)], [UPDATE_SECONDS]), STEP)
+    known = estimate_timing(Timings([micro_batch(tokens) for tokens in (10, 20, 40, 30)], [UPDATE_SECONDS]), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
 
 
@@ -56,14 +56,14 @@ def test_a_disturbed_micro_batch_among_equal_ones_is_no_trend(disturbed: int) ->
     # 13 packed rows that are all but full, one of them slow; the mean of all rows is shorter than any of them. A line
     # through their times says -5.3 s and 5.8 s there.
     timed = [TimedMicroBatch(0.02, 255 + 256 - disturbed, False)] * 12 + [TimedMicroBatch(0.5, disturbed, False)]
-    known = timing(Timed(timed, [UPDATE_SECONDS] * 13), WholeStep(micro_batches=1, mean_collated=244.0))
+    known = estimate_timing(Timings(timed, [UPDATE_SECONDS] * 13), WholeStep(micro_batches=1, mean_collated=244.0))
     assert known.micro_batch_seconds == pytest.approx((12 * 0.02 + 0.5) / 13)
     assert known.error is not None
     assert known.error > 0
 
 
 def test_a_single_micro_batch_says_nothing_of_its_error() -> None:
-    known = timing(Timed([micro_batch(100)], [UPDATE_SECONDS]), STEP)
+    known = estimate_timing(Timings([micro_batch(100)], [UPDATE_SECONDS]), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
     assert known.error is None
 
@@ -78,7 +78,7 @@ def test_errors_are_those_that_repetition_shows(saved: float) -> None:
             for _ in range(12)
             for place in range(2)
         ]
-        known = timing(Timed(timed, [source.gauss(UPDATE_SECONDS, 0.3) for _ in range(12)]), STEP)
+        known = estimate_timing(Timings(timed, [source.gauss(UPDATE_SECONDS, 0.3) for _ in range(12)]), STEP)
         assert known.error is not None
         composed.append(known.step_seconds)
         errors.append(known.error)
@@ -103,7 +103,7 @@ def test_timing_stops_when_it_knows_enough_or_may_not_go_on(
     seconds: list[float], schedule: Schedule, stops: bool
 ) -> None:
     timed = [TimedMicroBatch(took, 100, special=True) for took in seconds]
-    assert enough(schedule, Timed(timed, [0.1] * len(seconds)), WholeStep(1, 100.0)) is stops
+    assert is_enough(schedule, Timings(timed, [0.1] * len(seconds)), WholeStep(1, 100.0)) is stops
 
 
 @pytest.mark.parametrize(("timed", "passed_seconds", "stops"), [(1, 449.0, False), (1, 450.0, True), (0, 500.0, False)])
@@ -112,7 +112,9 @@ def test_timing_ends_with_what_there_is_shortly_before_the_time_limit(
 ) -> None:
     schedule = Schedule(min_micro_batches=6, latest_seconds=450.0)
     known = [TimedMicroBatch(60.0, 100, special=True)] * timed
-    assert enough(schedule, Timed(known, [0.1] * timed), WholeStep(1, 100.0), passed_seconds=passed_seconds) is stops
+    assert (
+        is_enough(schedule, Timings(known, [0.1] * timed), WholeStep(1, 100.0), passed_seconds=passed_seconds) is stops
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_timing_ends_early_once_a_candidate_is_certain_to_be_slower_than_the_one
     schedule = Schedule(min_micro_batches=30, min_seconds=60.0, rate_to_beat=rate_to_beat)
     timed = [TimedMicroBatch(took, 100, special=True) for took in seconds]
     step = WholeStep(1, 100.0, tokens=110.0)
-    assert enough(schedule, Timed(timed, [0.1] * len(seconds)), step) is stops
+    assert is_enough(schedule, Timings(timed, [0.1] * len(seconds)), step) is stops
 
 
 STEPS = 5
@@ -154,7 +156,7 @@ class Training:
     """Steps of one micro-batch, each of which is typical but for the first."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.progress = Progress(schedule, CpuMeter(), counted_stops())
+        self.progress = Progress(schedule, CpuMeter(), count_suspensions())
         timed = np.arange(STEPS) > 0
         self.progress.batches = SimpleNamespace(  # type: ignore[assignment]
             step_micro_batches=1, worst_steps=1, steps=STEPS, timed=timed, collated=np.ones(STEPS)

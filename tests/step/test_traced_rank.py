@@ -25,6 +25,6 @@ def test_of_the_ranks_of_zero_2_the_one_that_reserves_the_most_is_traced(
     plan = TrainingPlan("sft", zero(2), launch=Launch(2))
     request = TraceRequest(plan=plan, model=ModelSource("model"), target="cuda", worst=((8,),))
 
-    traced = job._of_worst_rank(lambda _: None, request, TraceFacts(gradients=(1, 2)), is_whole=True)
+    traced = job._trace_worst(lambda _: None, request, TraceFacts(gradients=(1, 2)), is_whole=True)
 
     assert reserved[traced] == max(reserved)

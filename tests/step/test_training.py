@@ -22,7 +22,7 @@ from autotune.step.objects import (
     quantization_config,
     teacher_init_kwargs,
 )
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from tests.step.requests import plan, probe_request, trained
 
 SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batches=4)
@@ -43,7 +43,7 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
 ) -> None:
     progress, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     assert progress.steps_done == progress.batches.steps
-    assert trainer._total_train_tokens == adapter("sft").sizes(trainer).tokens.sum()
+    assert trainer._total_train_tokens == find_adapter("sft").sizes(trainer).tokens.sum()
     assert progress.phase == FORWARD
     timed = progress.batches.timed
     micro_batches = progress.timed.micro_batches
@@ -70,7 +70,7 @@ class Seen(SFTTrainer):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
-    monkeypatch.setattr(type(adapter("sft")), "trainer", Seen)
+    monkeypatch.setattr(type(find_adapter("sft")), "trainer", Seen)
     monkeypatch.setattr(Seen, "lengths", [])
     monkeypatch.setattr(Seen, "collated", [])
     return Seen
@@ -127,10 +127,10 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
         __module__ = SFTTrainer.__module__
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            held.append(len(self._beside))
+            held.append(len(self._extra_batches))
             return super().training_step(*args, **kwargs)
 
-    monkeypatch.setattr(type(adapter("sft")), "trainer", Counting)
+    monkeypatch.setattr(type(find_adapter("sft")), "trainer", Counting)
     request = probe_request(small_workload, plan(rows=2, micro_batches=7), schedule=SCHEDULE)
     progress, _ = trained(request, tmp_path)
     worst = progress.batches.worst_steps * 2
@@ -159,7 +159,7 @@ def test_rows_cut_beforehand_lose_their_tail_and_go_when_no_label_is_left(
     masked.save_to_disk(str(tmp_path / "masked"))
     request = probe_request(small_workload, plan({"max_length": None}, truncate_to=12))
     request = type(request)(**{**vars(request), "tokenized_directory": str(tmp_path / "masked")})
-    rows = adapter("sft").cut(load_from_disk(request.tokenized_directory), request.plan)
+    rows = find_adapter("sft").cut(load_from_disk(request.tokenized_directory), request.plan)
     kept = [row for row in saved["input_ids"][:] if len(row) > 10]
     assert rows["input_ids"][:] == [row[:12] for row in kept]
     assert 0 < len(rows) < len(saved)

@@ -44,7 +44,6 @@ class TableProblem:
     """240 spellings of 200 candidates, of which 140 are legal and come to 120 plans; 73 of those fit.
 
     Attributes:
-        only_in: by knob, the only phase that depends on it.
         forbidden: by knob, a choice that is illegal.
         fixed: by knob, its only choice.
     """
@@ -53,7 +52,6 @@ class TableProblem:
     recipes: Sequence[Candidate] = ()
     ordered: frozenset[str] = frozenset({"batch"})
     longer: frozenset[str] = frozenset({"batch"})
-    only_in: Mapping[str, str] = field(default_factory=dict)
     forbidden: Mapping[str, Choice] = field(default_factory=dict)
     fixed: Mapping[str, Choice] = field(default_factory=dict)
 

@@ -51,10 +51,9 @@ def claim(
     log: TrialLog,
     candidate: Candidate = BASELINE,
     plan: str = PLAN,
-    purpose: Purpose = Purpose.SEARCH,
     most: int = 9,
 ) -> int | None:
-    return log.claim(candidate, plan, purpose, None, most)
+    return log.claim(candidate, plan, Purpose.SEARCH, None, most)
 
 
 def states(storage: InMemoryStorage) -> list[TrialState]:
@@ -104,15 +103,13 @@ def test_what_another_has_finished_since_is_not_probed_again(workers: tuple[Tria
     assert number is not None
     first.finish(number, measurement(BASELINE))
     assert claim(second, OTHER) is None
-    assert [record.number for record in second.news()] == [number]
+    assert [record.number for record in second.take_new_records()] == [number]
 
 
 def test_the_last_trials_are_not_exceeded_by_many_who_take_them_at_once(workers: tuple[TrialLog, TrialLog]) -> None:
     first, second = workers
     assert claim(first, most=1) == 0
     assert claim(second, OTHER, OTHER_PLAN, most=1) is None
-    assert claim(second, OTHER, OTHER_PLAN, Purpose.AUDIT, most=1) is not None
-    assert claim(first, OTHER.but(batch=1), "a third", Purpose.AUDIT, most=1) is None
 
 
 def test_a_claim_that_was_stored_twice_is_one(

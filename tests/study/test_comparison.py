@@ -231,10 +231,9 @@ def test_the_search_leaves_the_time_that_confirmation_and_comparison_need(
 
     run.problem.recipes = (GOOD,)
     run(probe, trials=2, effort=EFFORT, timeout_seconds=1000.0)
-    # Beside the 5 s that are timed, a probe takes 3 s: to start, to warm up, and for the worst batch.
-    short = 3 + max(EFFORT.comparison.max_seconds, 0.5 * EFFORT.comparison.min_micro_batches)
-    # Of the two, TRL's default alone is known by then.
-    settling = (3 + EFFORT.confirmation.max_seconds) + 3 * short
+    # A further run takes as long as a probe, and the confirmation beside that its timed steps. Of the two that are
+    # compared, TRL's default alone is known by then.
+    settling = (8 + EFFORT.confirmation.max_seconds) + 3 * 8
     assert limits[1] == pytest.approx(1000 - settling)
 
 
@@ -311,11 +310,8 @@ def test_short_runs_are_fewer_where_they_take_long_and_at_least_two() -> None:
 
 
 def test_a_slow_baseline_makes_a_pair_long() -> None:
-    winner = replace(rate(5600.0), wall_seconds=3.0, micro_batches_timed=20, micro_batch_seconds=0.1)
-    baseline = replace(rate(560.0), wall_seconds=19.0, micro_batches_timed=6, micro_batch_seconds=1.5)
-    short = replace(EFFORT.comparison, max_seconds=3.0, min_micro_batches=6)
+    winner, baseline = (replace(rate(1000.0), wall_seconds=seconds) for seconds in (3.0, 19.0))
     records = Record(1, GOOD, Purpose.SEARCH, winner), Record(0, BASELINE, Purpose.BASELINE, baseline)
-    # The winner is timed for 3 s and the baseline for six micro-batches, in addition to what is not timed.
-    assert pair_seconds(*records, short) == pytest.approx((1 + 3) + (10 + 9))
-    assert pair_seconds(records[1], records[1], short) == pytest.approx(10 + 9)
-    assert pair_seconds(records[0], replace(records[1], measurement=RAN_OUT), short) == pytest.approx(1 + 3)
+    assert pair_seconds(*records) == 3 + 19
+    assert pair_seconds(records[1], records[1]) == 19
+    assert pair_seconds(records[0], replace(records[1], measurement=RAN_OUT)) == 3

@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank_key
 from autotune.study import search_by_traces
 from autotune.study.conflicts import nearest_legal
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Reordered, Table, legal_candidates, read_table
@@ -65,7 +65,7 @@ class Formulas:
 
 
 def best_of(found: Iterable[Estimate]) -> Estimate:
-    return min((each for each in found if each.memory is not None), key=rank)
+    return min((each for each in found if each.memory is not None), key=rank_key)
 
 
 def assert_as_good(found: Estimate, best: Estimate, share: float = 0.01) -> None:
@@ -241,8 +241,8 @@ def test_what_may_not_fit_by_its_error_is_shown_beside_what_does() -> None:
     search_by_traces(TableProblem(), runner)
     found = [runner.estimate(candidate) for candidate in runner.asked]
     best = best_of(found)
-    safe = [each for each in found if each.fits and each.sure]
-    assert best.sure or (safe and rank(best_of(safe)) > rank(best))
+    safe = [each for each in found if each.fits and each.fits_with_error]
+    assert best.fits_with_error or (safe and rank_key(best_of(safe)) > rank_key(best))
     assert replace(best, reason="") == best
 
 

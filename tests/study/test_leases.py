@@ -23,7 +23,7 @@ from autotune.study import ProbeRun, Purpose, StudyStorage
 from autotune.study.durations import Clock
 from autotune.study.problem import Sharing
 from autotune.study.queue import NextAction, Queue
-from autotune.study.roster import Doing, Roster, Worker, elapsed_seconds
+from autotune.study.roster import Activity, Roster, Worker, elapsed_seconds
 from autotune.study.session import Session
 from autotune.study.storage import OpenStudy, opened
 from autotune.study.trial_log import TrialLog
@@ -83,7 +83,7 @@ def test_a_lapse_counts_before_the_lease_is_renewed_and_once(clock: HandSet, sta
     assert roster.lapses == 0
     clock.now += 1.0
     assert roster.lapses == 1
-    roster.set_activity(Doing.WAITING)
+    roster.set_activity(Activity.WAITING)
     assert roster.lapses == 1
     clock.now += LAPSED_SECONDS
     assert roster.lapses == 2
@@ -100,7 +100,7 @@ def test_a_lease_runs_from_before_it_is_written_since_another_may_see_it_at_once
         clock.now += 10.0
 
     monkeypatch.setattr(roster, "_write", slowly)
-    roster.set_activity(Doing.WAITING)
+    roster.set_activity(Activity.WAITING)
     clock.now += SHARING.lease_seconds - 5.0
     assert roster.lapses == 1
 
@@ -215,9 +215,9 @@ def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_
         if look == 0:
             # The second has taken the first for dead, and settles.
             clock.now += LAPSED_SECONDS
-            second.set_activity(Doing.WAITING, 5)
+            second.set_activity(Activity.WAITING, 5)
         if look == 3:
-            second.set_activity(Doing.LEFT)
+            second.set_activity(Activity.LEFT)
         read()
 
     monkeypatch.setattr(session, "refresh", meanwhile)

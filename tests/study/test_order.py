@@ -1,10 +1,9 @@
-"""Which candidates wait: those that are predicted to need as much as one that ran out of memory, or not predicted."""
+"""What comes next after a candidate ran out of memory, or where traces fail."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,16 +12,32 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD
 from autotune.core.status import Ending, ProbeStatus
-from autotune.study import ProbeRun, Purpose, Record
-from autotune.study.judge import Judge
 from tests.study.foretold import Foretold, legal
-from tests.study.replayed import BASELINE, LIMIT_BYTES, MEMORY, ReplayedTable, TableProblem, peak_bytes
+from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, peak_bytes
 from tests.study.running import PATIENT, Run, probed
 
 RAN_OUT = Measurement(
     ProbeStatus.OUT_OF_MEMORY, "in backward", out_of_memory=OutOfMemory(BACKWARD, 400, 300, LIMIT_BYTES)
 )
 SMALLEST = min(legal(), key=peak_bytes)
+
+
+@dataclass
+class Raised(Foretold):
+    """Raises what is predicted until a candidate that ran out of memory is over the limit."""
+
+    factor: float = 1.0
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict."""
+        guess = super().predict(candidate)
+        return guess and replace(guess, need_bytes=int(self.factor * guess.need_bytes))
+
+    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
+        """Remember, and raise what is predicted."""
+        super().learn(candidate, measurement)
+        if not measurement.ok:
+            self.factor = max(self.factor, (LIMIT_BYTES + 1) / self.need(candidate))
 
 
 @dataclass
@@ -49,94 +64,14 @@ class Partly(Foretold):
         return min((item for item in legal() if not self.unknown(item)), key=self.need, default=None)
 
 
-def too_low(seed: int) -> Partly:
-    """Return a predictor that is off by up to half for each of two choices, and does not know a third."""
-    drawn = random.Random(seed)
-    knobs = [(knob, choice) for knob in ("attention", "packing", "checkpointing", "liger") for choice in MEMORY[knob]]
-    low: Mapping[object, float] = {picked: drawn.uniform(0.5, 0.9) for picked in drawn.sample(knobs, 4)}
-    unknown = drawn.choice(knobs)
-
-    def planned(candidate: Candidate) -> Candidate:
-        """Candidates with the same plan have the same prediction."""
-        return candidate.but(packing="bfd") if candidate["packing"] == "bfd_split" else candidate
-
-    def need(candidate: Candidate) -> int:
-        factor = 1.0
-        for item in planned(candidate).items():
-            factor *= low.get(item, 1.0)
-        return int(factor * peak_bytes(candidate))
-
-    rough = drawn.random() < 0.5
-    return Partly(
-        need=need,
-        is_traced=lambda _: not rough,
-        unknown=lambda candidate: planned(candidate)[unknown[0]] == unknown[1],
-        speeds=drawn.random() < 0.8,
-    )
-
-
-@dataclass
-class Watched(ReplayedTable):
-    """A replayed table that notes each probe whose turn had not come."""
-
-    predictor: Partly = field(default_factory=Partly)
-    problem: TableProblem = field(default_factory=TableProblem)
-    too_early: list[Candidate] = field(default_factory=list)
-    ran_out: list[Candidate] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Judge by itself."""
-        self.judge = Judge(self.problem, self.predictor, LIMIT_BYTES)
-
-    def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
-        """Answer a probe."""
-        if run.purpose not in (Purpose.BASELINE, Purpose.CONFIRMATION, Purpose.COMPARISON):
-            self._watch(run)
-        shown = super().__call__(run, seconds_left)
-        self.judge.learn(Record(run.number, run.candidate, run.purpose, shown))
-        if not shown.ok:
-            self.ran_out.append(run.candidate)
-        return shown
-
-    def _watch(self, run: ProbeRun) -> None:
-        mine = self._need(run.candidate)
-        bound = min((need for need in map(self._need, self.ran_out) if need is not None), default=None)
-        if mine is not None and (bound is None or mine < bound):
-            return
-        before = [need for other in legal() if self._waits(other) and (need := self._need(other)) is not None]
-        if mine is None and run.purpose is not Purpose.CONTRIBUTION:
-            self.too_early += [run.candidate] * bool(before)
-        elif mine is not None and any(need < (bound or 0) for need in before):
-            self.too_early.append(run.candidate)
-
-    def _waits(self, candidate: Candidate) -> bool:
-        return self.judge.is_open(candidate) and self.judge.veto(candidate) is None
-
-    def _need(self, candidate: Candidate) -> int | None:
-        guess = self.predictor.predict(candidate)
-        return None if guess is None else guess.need_bytes
-
-
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 60))])
-def test_nothing_is_probed_above_what_ran_out_while_anything_below_is_left(seed: int) -> None:
-    predictor = too_low(seed)
-    run = Run("sqlite://")
-    run.problem.recipes = tuple(random.Random(seed).sample(legal(), 3))
-    table = Watched(predictor=predictor, limit_bytes=random.Random(seed).choice([LIMIT_BYTES, 400, 230]))
-    outcome = run(table, trials=14, effort=replace(PATIENT, patience=14), seed=seed, predictor=predictor)
-    assert table.too_early == []
-    assert sum(record.purpose is not Purpose.AUDIT for record in probed(outcome)) <= 14
-
-
 def test_after_a_surprise_the_smallest_predicted_need_comes_next_and_then_the_search_goes_on(run: Run) -> None:
-    predictor = Foretold(need=lambda candidate: peak_bytes(candidate) // 3)
+    predictor = Raised(need=lambda candidate: peak_bytes(candidate) // 3)
     table = ReplayedTable(shown={BASELINE: RAN_OUT})
     outcome = run(table, trials=6, predictor=predictor)
     first, second, third, *_ = probed(outcome)
     assert first.candidate == BASELINE
     assert second.candidate == SMALLEST
-    assert third.prediction is not None
-    assert third.prediction.need_bytes < predictor.need(BASELINE)
+    assert predictor.need(third.candidate) < predictor.need(BASELINE)
     assert outcome.winner is not None
     assert outcome.smallest is None
 
@@ -201,7 +136,7 @@ def test_the_last_probe_is_kept_for_the_smallest_predicted_need(run: Run) -> Non
 
 
 def test_a_winner_that_runs_out_of_memory_later_is_learnt_and_the_search_goes_on_below_it(run: Run) -> None:
-    predictor = Foretold()
+    predictor = Raised()
     table = ReplayedTable()
     undisturbed = Run("sqlite://")(ReplayedTable(), trials=9, predictor=Foretold()).winner
     assert undisturbed is not None

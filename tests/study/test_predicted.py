@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -19,7 +19,6 @@ from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, peak_byte
 from tests.study.running import PATIENT, Run, probed
 
 LARGE = BASELINE.but(attention="eager")
-AUDITING = replace(PATIENT, audits=3)
 
 
 def test_what_is_predicted_not_to_fit_is_not_probed_and_the_reason_says_the_sizes(run: Run) -> None:
@@ -101,16 +100,6 @@ def test_after_a_default_that_runs_out_the_fastest_that_is_predicted_to_fit_come
     assert second.tokens_per_second == max(map(tokens_per_second, fitting))
 
 
-@dataclass
-class FewSpeeds(Foretold):
-    """Predicts nothing with sdpa, and few speeds."""
-
-    def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict."""
-        guess = None if candidate["attention"] == "sdpa" else super().predict(candidate)
-        return replace(guess, tokens_per_second=None) if guess and candidate["liger"] == "on" else guess
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_choice_with_which_probes_crash_is_given_up_soon(seed: int) -> None:
     crash = Measurement(ProbeStatus.CRASHED, "RuntimeError: no kernel image is available")
@@ -121,15 +110,6 @@ def test_a_choice_with_which_probes_crash_is_given_up_soon(seed: int) -> None:
     assert outcome.winner is not None
     assert outcome.winner.candidate == best
     assert best in [record.candidate for record in probed(outcome)][:6]
-
-
-def test_of_the_recipes_those_predicted_to_be_the_fastest_come_first_and_none_that_is_not_predicted(run: Run) -> None:
-    unknown = (BASELINE.but(batch=1), BASELINE.but(batch=2))
-    slow, fast = (BASELINE.but(attention="flash", batch=batch) for batch in (1, 4))
-    run.problem.recipes = (*unknown, slow, fast)
-    outcome = run(ReplayedTable(), trials=6, predictor=FewSpeeds())
-    assert [record.candidate for record in outcome.records][1:3] == [fast, slow]
-    assert [record.candidate for record in probed(outcome, Purpose.RECIPE)] == [fast, slow]
 
 
 def test_recipes_come_first_where_no_speed_is_predicted(run: Run) -> None:
@@ -180,17 +160,6 @@ def test_a_change_back_that_an_earlier_search_vetoed_is_not_measured_and_says_wh
     assert changed["attention"].reason == "predicted to need 968 B of the 600 B, within 10.0 %"
 
 
-def test_an_audit_probes_some_that_were_vetoed_and_tells_which_of_them_fit(run: Run) -> None:
-    def need(candidate: Candidate) -> int:
-        return peak_bytes(candidate) + (0 if candidate["liger"] == "on" else 10 * LIMIT_BYTES)
-
-    outcome = run(ReplayedTable(), effort=AUDITING, predictor=Foretold(need=need))
-    audited = probed(outcome, Purpose.AUDIT)
-    assert len(audited) == AUDITING.audits
-    assert outcome.contradicted == tuple(record for record in audited if record.measurement.ok) != ()
-    assert all(record.prediction and record.prediction.over(LIMIT_BYTES) for record in outcome.contradicted)
-
-
 def test_a_vetoed_candidate_that_is_not_predicted_any_more_stays_vetoed(durable: Run) -> None:
     durable.problem.recipes = (LARGE,)
     durable(ReplayedTable(), trials=2, predictor=Foretold(speeds=False))
@@ -198,32 +167,14 @@ def test_a_vetoed_candidate_that_is_not_predicted_any_more_stays_vetoed(durable:
     assert LARGE not in {record.candidate for record in probed(after)}
 
 
-def test_an_audit_finds_nothing_where_predictions_are_right(run: Run) -> None:
-    outcome = run(ReplayedTable(), effort=AUDITING, predictor=Foretold())
-    assert len(probed(outcome, Purpose.AUDIT)) == AUDITING.audits
-    assert outcome.contradicted == ()
-
-
 def test_that_nothing_fits_is_not_said_on_the_word_of_predictions_alone(run: Run) -> None:
     wrong = Foretold(need=lambda candidate: 10 * peak_bytes(candidate) + 10 * LIMIT_BYTES)
     small = ReplayedTable(shown={BASELINE: Measurement(ProbeStatus.OUT_OF_MEMORY)})
     outcome = run(small, predictor=wrong)
-    (audited,) = probed(outcome, Purpose.AUDIT)
-    assert peak_bytes(audited.candidate) == min(map(peak_bytes, legal()))
+    _, smallest, *_ = probed(outcome)
+    assert peak_bytes(smallest.candidate) == min(map(peak_bytes, legal()))
     assert outcome.winner is not None
-    assert outcome.winner.candidate == audited.candidate
-
-
-def test_audits_are_beside_the_trials_and_are_not_repeated(durable: Run) -> None:
-    outcome = durable(ReplayedTable(), effort=AUDITING, trials=5, predictor=Foretold())
-    assert len(probed(outcome)) == 5 + AUDITING.audits
-    again = durable(ReplayedTable(), effort=AUDITING, trials=5, predictor=Foretold(), resume=True)
-    assert len(probed(again, Purpose.AUDIT)) == AUDITING.audits
-
-
-def test_without_audits_nothing_that_is_vetoed_is_probed(run: Run) -> None:
-    outcome = run(ReplayedTable(), predictor=Foretold())
-    assert probed(outcome, Purpose.AUDIT) == []
+    assert outcome.winner.candidate == smallest.candidate
 
 
 @pytest.mark.nightly

@@ -19,7 +19,7 @@ from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, SearchOutcome
 from autotune.study.durations import Clock
 from autotune.study.problem import Sharing
-from autotune.study.trial_documents import DEATHS
+from autotune.study.trial_documents import MAX_DEATHS
 from tests.probing.processes import wait_until
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import ReplayedTable, measurement
@@ -184,7 +184,7 @@ def test_who_settles_by_other_limits_settles_for_itself(durable: Run) -> None:
 
 def test_a_candidate_over_which_workers_are_lost_again_and_again_is_given_up(durable: Run, tmp_path: Path) -> None:
     fatal: Candidate | None = None
-    for death in range(DEATHS):
+    for death in range(MAX_DEATHS):
         log = tmp_path / f"log-{death}"
         # The first is killed in its fourth probe; those that follow repeat that one first.
         begun = kill_in_the_middle(durable.url, log, 4 if death == 0 else 1)

@@ -12,10 +12,10 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import Ending
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
 from autotune.reporting.progress import PlainListener
-from autotune.study import ProbeRun, Purpose, SearchOutcome, check_storage
+from autotune.study import ProbeRun, SearchOutcome, check_storage
 from tests.study.foretold import Foretold
 from tests.study.killed import kill_in_the_middle
-from tests.study.replayed import BASELINE, ReplayedTable, measurement
+from tests.study.replayed import ReplayedTable, measurement
 from tests.study.running import FINGERPRINT, PATIENT, Run, probed
 
 
@@ -192,13 +192,3 @@ def test_a_resumed_search_tells_how_many_probes_it_holds_and_the_best_of_them(du
 def test_a_new_search_has_nothing_to_tell_of_earlier_ones(run: Run) -> None:
     run(ReplayedTable(), trials=1)
     assert not any(isinstance(event, StudyResumed) for event in run.events)
-
-
-def test_audits_of_earlier_runs_are_not_counted(durable: Run) -> None:
-    durable.problem.recipes = (BASELINE.but(attention="eager"),)
-    auditing = replace(PATIENT, audits=1)
-    outcome = durable(ReplayedTable(), trials=3, effort=auditing, predictor=Foretold(speeds=False))
-    assert probed(outcome, Purpose.AUDIT)
-    durable(ReplayedTable(), trials=3, effort=auditing, resume=True, predictor=Foretold(speeds=False))
-    (resumed,) = (event for event in durable.events if isinstance(event, StudyResumed))
-    assert resumed.probes == 3

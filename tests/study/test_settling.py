@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.judge import Judge
@@ -247,8 +247,8 @@ def test_candidates_that_come_to_one_plan_share_a_record() -> None:
     packed = Candidate({**GOOD, "packing": "bfd"})
     shown = Record(3, packed, Purpose.SEARCH, rate(1))
     judge.learn(shown)
-    assert judge.known(packed.but(packing="bfd_split")) == shown
-    assert judge.known(packed.but(packing="none")) is None
+    assert judge.record_for(packed.but(packing="bfd_split")) == shown
+    assert judge.record_for(packed.but(packing="none")) is None
 
 
 def test_one_that_is_as_fast_on_less_memory_is_worth_a_confirmation_of_its_own() -> None:
@@ -261,17 +261,3 @@ def test_one_that_is_as_fast_on_less_memory_is_worth_a_confirmation_of_its_own()
     on_device = replace(confirmed, measurement=on_gpu(100, 1000, 1300))
     in_less = record(1, on_gpu(99, 1001, 1005))
     assert leader([on_device, in_less], judge) == in_less
-
-
-def test_memory_that_ran_out_before_a_knob_matters_runs_out_with_all_its_choices() -> None:
-    problem = TableProblem(ordered=frozenset(), only_in={"batch": "evaluate"})
-    smaller = GOOD.but(batch=1)
-    for phase, vetoed in (("forward", True), ("evaluate", False)):
-        judge = Judge(problem)
-        lacked = OutOfMemory(phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
-        shown = Measurement(ProbeStatus.OUT_OF_MEMORY, f"in {phase}", out_of_memory=lacked)
-        judge.learn(Record(1, GOOD.but(batch=2), Purpose.SEARCH, shown))
-        veto = judge.veto(smaller)
-        assert (veto is not None) == vetoed
-        if veto is not None:
-            assert veto.reason == "trial 1 ran out of memory in forward, where batch=1 makes no difference"

@@ -14,7 +14,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import Purpose, Record
-from autotune.study.gaussian import OF_ERRORS, OF_TRACES, Codes, Figure, Process
+from autotune.study.gaussian import ERROR_VARIANCES, TRACED_VARIANCE, Codes, FigureModel, Process
 from autotune.study.surrogate import Surrogate
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
@@ -30,20 +30,20 @@ def probe(number: int, candidate: Candidate, rate: float) -> Record:
 
 def order(predictor: Foretold, records: list[Record], *candidates: Candidate) -> list[Candidate]:
     standing = [record.candidate for record in records]
-    return Surrogate(CHOICES, records, LIMIT_BYTES, predictor).promising_first(candidates, standing)
+    return Surrogate(CHOICES, records, LIMIT_BYTES, predictor).rank_by_gain(candidates, standing)
 
 
 def test_a_process_is_a_joint_normal_distribution_conditioned_on_its_values() -> None:
     source = np.random.default_rng(0)
     rows = source.integers(0, 3, (40, 2)).astype(np.int16)
     shared = np.array([[sum(one == other) for other in rows] for one in rows])
-    kernel = OF_TRACES.choice * shared + OF_TRACES.combination * np.exp(-(2 - shared) / 2)
+    kernel = TRACED_VARIANCE.choice * shared + TRACED_VARIANCE.combination * np.exp(-(2 - shared) / 2)
     # Two values and a third one, drawn together so often that those near the two show what the third is then.
     three = [0, 1, 2]
     drawn = source.multivariate_normal(np.zeros(3), kernel[np.ix_(three, three)], 400_000)
     values = np.array([0.3, -0.3])
     near = drawn[np.abs(drawn[:, :2] - values).max(axis=1) < 0.05]
-    mean, deviation = Process(rows[:2], values, replace(OF_TRACES, noise=1e-6))(rows[2:3])
+    mean, deviation = Process(rows[:2], values, replace(TRACED_VARIANCE, noise=1e-6))(rows[2:3])
     assert len(near) > 100
     assert mean[0] == pytest.approx(near[:, 2].mean(), abs=0.04)
     assert deviation[0] == pytest.approx(near[:, 2].std(), abs=0.04)
@@ -59,12 +59,14 @@ def test_the_likelihood_of_values_is_their_density_whatever_they_have_in_common(
             np.linalg.inv(
                 Process(rows, values, level)._kernel(rows) + level.noise * np.eye(6) + common * np.ones((6, 6))
             )
-            for level in (OF_ERRORS[-1], OF_ERRORS[0])
+            for level in (ERROR_VARIANCES[-1], ERROR_VARIANCES[0])
         )
         found = [(np.linalg.slogdet(each)[1] - values @ each @ values) / 2 for each in (trusting, doubting)]
         return float(found[0] - found[1])
 
-    trusting, doubting = (Process(rows, values + 5, level).log_likelihood for level in (OF_ERRORS[-1], OF_ERRORS[0]))
+    trusting, doubting = (
+        Process(rows, values + 5, level).log_likelihood for level in (ERROR_VARIANCES[-1], ERROR_VARIANCES[0])
+    )
     assert trusting - doubting == pytest.approx(difference(1e5), rel=1e-3)
 
 
@@ -74,9 +76,9 @@ def test_predictions_that_eight_probes_confirm_are_trusted_for_others(factor: fl
     predicted = {each: math.log(tokens_per_second(each)) for each in legal()}
     slower = math.log(factor)
     measured = {each: predicted[each] - slower * (each["checkpointing"] == "on") + 0.1 for each in probes}
-    unsure = Figure(Codes(CHOICES), predicted, {})([other]).unmeasured[0]
+    unsure = FigureModel(Codes(CHOICES), predicted, {})([other]).unmeasured[0]
     assert unsure > 0.4
-    assert (Figure(Codes(CHOICES), predicted, measured)([other]).unmeasured[0] < 0.2) == trusted
+    assert (FigureModel(Codes(CHOICES), predicted, measured)([other]).unmeasured[0] < 0.2) == trusted
 
 
 def test_the_order_of_traced_candidates_is_that_of_their_predictions() -> None:

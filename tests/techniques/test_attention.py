@@ -11,7 +11,7 @@ from autotune.core.machine import Machine
 from autotune.core.workload import KeyValueCache
 from autotune.techniques import find
 from autotune.techniques.base import CrashReason
-from autotune.techniques.versions import taken
+from autotune.techniques.versions import accepted_versions
 from autotune.units import GIB
 from tests.settings import GPU, separates, setting, workload
 from tests.techniques.test_rules import SFT, candidate, evaluated
@@ -93,7 +93,7 @@ def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[in
     packages = {
         **GPU.packages,
         "flash-attn-3": "3.0.0",
-        "kernels": taken("kernels").split("=")[-1],
+        "kernels": accepted_versions("kernels").split("=")[-1],
     }
     machine = replace(GPU, hardware=replace(GPU.hardware, compute_capability=capability), packages=packages)
     assert (find("attention", SFT.techniques).unavailable(choice, machine) is None) is there
@@ -105,7 +105,7 @@ def test_the_kernel_that_transformers_takes_in_place_of_a_package_is_named() -> 
     attention = find("attention", SFT.techniques)
     packages = {name: version for name, version in GPU.packages.items() if not name.startswith("flash-attn")}
     hopper = replace(GPU.hardware, compute_capability=(9, 0))
-    with_kernels = {**packages, "kernels": taken("kernels").split("=")[-1]}
+    with_kernels = {**packages, "kernels": accepted_versions("kernels").split("=")[-1]}
     for choice in ("flash_attention_2", "flash_attention_3"):
         instead = FLASH_ATTN_KERNEL_FALLBACK[choice]
         assert attention.parse(instead) == instead
@@ -121,7 +121,7 @@ def test_a_missing_package_is_a_conflict_where_the_training_is_for_this_machine(
     without = {name: version for name, version in GPU.packages.items() if not name.startswith("flash-attn")}
     elsewhere = replace(GPU, packages=without, planned=True)
     here = replace(elsewhere, host_bytes=64 * GIB)
-    with_kernels = replace(here, packages={**without, "kernels": taken("kernels").split("=")[-1]})
+    with_kernels = replace(here, packages={**without, "kernels": accepted_versions("kernels").split("=")[-1]})
     attention = find("attention", SFT.techniques)
 
     def conflict(machine: Machine, choice: str) -> str | None:
@@ -146,7 +146,7 @@ def test_a_missing_package_is_a_conflict_where_the_training_is_for_this_machine(
 def test_kernels_of_the_hub_need_the_versions_of_the_installed_transformers(
     monkeypatch: pytest.MonkeyPatch, versions: str, kernels: str, there: bool
 ) -> None:
-    monkeypatch.setattr("autotune.techniques.versions.taken", lambda _: versions)
+    monkeypatch.setattr("autotune.techniques.versions.accepted_versions", lambda _: versions)
     machine = replace(GPU, packages={**GPU.packages, "kernels": kernels})
     for technique, choice in (("hub_kernels", "on"), ("attention", "kernels-community/flash-attn2")):
         reason = find(technique, SFT.techniques).unavailable(choice, machine)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.machine import Hardware, Machine
-from autotune.techniques.versions import installed, taken
+from autotune.techniques.versions import accepted_versions, installed
 from tests.settings import GPU, setting
 from tests.techniques.test_rules import SFT, candidate
 
@@ -58,7 +58,7 @@ def test_a_package_in_a_version_that_is_refused_is_as_good_as_none(
     machine = replace(GPU, packages={**GPU.packages, package: version})
     here = setting(machine=machine, allowed=frozenset({"quantization", "lora", "optimizer"}))
     why = str(SFT.illegal(candidate(here, **choices), here))
-    assert f"{package}{taken(package)} is needed" in why
+    assert f"{package}{accepted_versions(package)} is needed" in why
     assert f"{version} is installed" in why
 
 

@@ -23,7 +23,7 @@ from autotune.step.jobs.prepare import prepare
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer
-from autotune.step.trainers import Adapter, adapter
+from autotune.step.trainers import Adapter, find_adapter
 from autotune.trainers import Trainer
 from tests.settings import CPU, problem, separates
 from tests.small import write_rows
@@ -62,7 +62,7 @@ class Prepared:
     @property
     def adapter(self) -> Adapter:
         """The child's side of the trainer."""
-        return adapter(self.trainer.name)
+        return find_adapter(self.trainer.name)
 
     @cached_property
     def rows(self) -> Dataset:

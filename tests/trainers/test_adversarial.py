@@ -167,7 +167,7 @@ class Formed:
 
     def tokens(self, batches: Sequence[Sequence[int]]) -> list[int]:
         """Return the tokens, padding included, of micro-batches."""
-        return [self.found.adapter.loaded(self.built, self.collated(chosen))[1] for chosen in batches]
+        return [self.found.adapter.rows_and_tokens(self.built, self.collated(chosen))[1] for chosen in batches]
 
     def most_trainable(self, batches: Sequence[Sequence[int]], tokens: int) -> int:
         """Return the most trainable tokens of the micro-batches of so many tokens, padding included."""

@@ -27,7 +27,7 @@ from autotune.inspection.space_file import default_file, load
 from autotune.step.trainers import adapters
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.declared import DatasetFormat
-from autotune.userconfig.edit import Wanted, edits_of, rewritten
+from autotune.userconfig.edit import EditTarget, edited_text, edits_of
 from tests.app.bases import ROWS, a_base, disagreements, started
 from tests.reporting.examples import a_result
 from tests.settings import CPU, GPU, problem, separates, setting
@@ -132,16 +132,16 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     lengths = known.lengths(found.rows)
     documents = len(TEXTS) * form.documents
     assert lengths.shape == (documents, len(trainer.parts))
-    kept_from = known.kept_from(found.rows).tolist()
+    min_kept_length = known.min_kept_length(found.rows).tolist()
     said = [trainer.document(tuple(row)) for row in lengths.tolist()]
-    counted = Counter((max(one[0], least), *one[1:]) for one, least in zip(said, kept_from, strict=True))
+    counted = Counter((max(one[0], least), *one[1:]) for one, least in zip(said, min_kept_length, strict=True))
     assert Counter(dict(of_groups(profile.documents))) == counted
     # Long-tailed rows were asked for; all of one length would leave most of this suite without a meaning.
     assert len(counted) > len(TEXTS) // 4
     assert profile.documents.rows == documents
     if trainer.ordered:
         assert profile.documents.in_order(None).tolist() == [
-            [max(one[0], least), *one[1:]] for one, least in zip(said, kept_from, strict=True)
+            [max(one[0], least), *one[1:]] for one, least in zip(said, min_kept_length, strict=True)
         ]
     assert profile.lengths.longest == max(max(document[1:]) for document in counted)
     assert profile.trainable_tokens == known.trainable(found.rows).sum() > 0
@@ -272,6 +272,6 @@ def test_the_baseline_trains_as_trl_does_by_the_file(
     assert search.problem.choices["optimizer"] == ("adafactor",)
     other = search.problem.normal(search.problem.baseline.but(gradient_checkpointing="on"))
     plan = trainer.plan(other, search.problem.setting)
-    text = rewritten(base, edits_of(base, Wanted(plan), trainer, search.problem.setting))
+    text = edited_text(base, edits_of(base, EditTarget(plan), trainer, search.problem.setting))
     assert "learning_rate: 1e-5  # mine\n" in text
     assert disagreements(a_base(tmp_path, text.removeprefix(ROWS), trainer.name, "after.yaml"), plan) == {}

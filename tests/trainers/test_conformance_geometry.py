@@ -107,7 +107,7 @@ def real(found: Prepared, plan: TrainingPlan, folder: Path) -> Real:
     built = found.built(plan, folder)
     loader = built.get_train_dataloader()
     epochs = max(EPOCHS, -(-MICRO_BATCHES // len(loader)))
-    batches = [[found.adapter.loaded(built, batch) for batch in loader] for _ in range(epochs)]
+    batches = [[found.adapter.rows_and_tokens(built, batch) for batch in loader] for _ in range(epochs)]
     yielded = rows_yielded(found, plan, built)
     tokens = int(found.adapter.sizes(built).tokens.sum())
     return Real(len(built.train_dataset) * yielded, batches, tokens * yielded, built)
@@ -162,7 +162,7 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
         mean, doubt = fmean(drawn), stdev(drawn) / math.sqrt(len(drawn))
         typical = said.typical.rows * said.typical.tokens * said.sequences
         # How full packed rows are is known in the mean only, and so not what rounding each up adds.
-        rounding = (plan.multiple) / 2 if said.layout is Layout.FLAT else 0
+        rounding = (plan.pad_multiple) / 2 if said.layout is Layout.FLAT else 0
         assert typical == pytest.approx(mean, rel=SHARE, abs=STANDARD_ERRORS * doubt + rounding)
         assert typical <= per_row
 

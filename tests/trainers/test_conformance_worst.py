@@ -68,7 +68,7 @@ def worst_batches(found: Prepared, trainer: Any, packed_from: int | None, plan: 
         packed_from,
     )  # fmt: skip
     given, shuffled = trainer.train_dataset, trainer.args.train_sampling_strategy
-    trainer.train_dataset = known.arranged(trainer, chosen.order, chosen.is_worst)
+    trainer.train_dataset = known.select_batches(trainer, chosen.order, chosen.is_worst)
     trainer.args.train_sampling_strategy = "sequential"
     for _ in range(2):
         loader = trainer.get_train_dataloader()
@@ -88,7 +88,7 @@ def peaks(found: Prepared, choices: Choices, epochs: int, folder: Path) -> tuple
 
     def run(_device: Any) -> None:
         run_each(built, worst_batches(found, built, packed_from, plan), WORST)
-        built.train_dataset = found.adapter.arranged(built, each[:, None], each >= 0)
+        built.train_dataset = found.adapter.select_batches(built, each[:, None], each >= 0)
         run_each(built, (batch for _ in range(epochs) for batch in built.get_train_dataloader()), DRAWN)
 
     taken = {name: seen.peak_bytes - seen.start_bytes for name, seen in run_on_cpu(run, phases=(WORST, DRAWN)).items()}

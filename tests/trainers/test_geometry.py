@@ -186,7 +186,7 @@ def test_the_largest_micro_batch_of_many_ranks_is_far_above_the_mean(ranks: int)
     drawn = fmean(max(source.choices(lengths, k=ranks)) for _ in range(20_000))
     for flat in (False, True):
         found = unpacked(documents, rows=1, length=None, multiple=1, flat=flat).in_steps(1, ranks)
-        largest = mean_shape(found.awaited).tokens
+        largest = mean_shape(found.step_sizes).tokens
         assert 0.85 * drawn < largest < 1.02 * drawn
         assert largest > 1.3 * found.typical.tokens
 

@@ -78,9 +78,9 @@ def test_passes_without_gradients_are_the_phases_of_the_program(case: Case, prep
     seen: list[str] = []
 
     class Heard(Progress):
-        def inside(self, phase: str) -> Any:
+        def in_phase(self, phase: str) -> Any:
             seen.append(phase)
-            return super().inside(phase)
+            return super().in_phase(phase)
 
     progress = Heard(SCHEDULE, CpuMeter())
     train(request, tmp_path, progress)

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from autotune.probing import JobServer
-from autotune.probing.server import received_reply
+from autotune.probing.server import load_reply
 from autotune.step.job import JobContext
 
 MODULE = "tests.virtual.alone"
@@ -56,7 +56,7 @@ def apart(server: JobServer, function: Callable[..., T], *arguments: object) -> 
     with TemporaryDirectory() as name:
         folder = Path(name)
         server.run(JOB, Pickled.of(_returned, function, arguments), folder)
-        reply = received_reply(folder, Pickled)
+        reply = load_reply(folder, Pickled)
     assert isinstance(reply, Pickled), reply
     returned: T = reply.values[0]
     return returned

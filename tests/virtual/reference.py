@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -71,14 +72,13 @@ def phases_on_cpu(fn: Callable[[torch.device], object], wanted: Callable[[str], 
     allocations.sort(key=lambda item: item[0])
     # The profiler's total starts from what it has recorded earlier in this process.
     zero = allocations[0][2] - allocations[0][1]
+    times = [time for time, *_ in allocations]
     found = []
     for start, end, name in sorted(spans):
-        inside = _lasting(
-            (size, total - zero, parent) for time, size, total, parent in allocations if start <= time <= end
-        )
-        earlier = [total - zero for time, _, total, _ in allocations if time < start]
+        first, beyond = bisect_left(times, start), bisect_right(times, end)
+        inside = _lasting((size, total - zero, parent) for _, size, total, parent in allocations[first:beyond])
         # A phase may allocate nothing.
-        before = earlier[-1] if earlier else 0
+        before = allocations[first - 1][2] - zero if first else 0
         levels = [before, *(total for _, total, _ in inside)]
         found.append(RealPhase(name, before, max(levels), levels[-1], tuple(inside)))
     return tuple(found)

@@ -148,7 +148,7 @@ def test_every_gpu_whose_speed_is_known_has_rates_below_its_peaks_with_their_sou
     for gpu in gpus():
         if gpu.speeds is not None:
             rates = gpu.speeds.achieved
-            shares = [rates.passing(access) for access in Access] + [rates.half, rates.single, rates.attention]
+            shares = [rates.bandwidth_share(access) for access in Access] + [rates.half, rates.single, rates.attention]
             shares += [share for _, share in (*rates.attention_kernels, *rates.links)]
             assert all(0 < share < 1 for share in shares), gpu.name
             assert not rates.cache_bytes or rates.cache_bandwidth > rates.pointwise * gpu.speeds.bandwidth, gpu.name

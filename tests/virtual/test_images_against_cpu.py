@@ -28,7 +28,7 @@ from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
@@ -118,7 +118,7 @@ def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
     else:
         trainer.chat_template_kwargs = {}
         trainer._tokenize_prompts = partial(RLOOTrainer._tokenize_prompts, trainer)
-    adapter(name).tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
+    find_adapter(name).tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
     return TracedRows([], chosen=ChosenRows(str(folder), "", (0, 1)))
 
 

@@ -10,7 +10,7 @@ import torch
 from autotune.inspection.gpus import gpus
 from autotune.virtual import trace
 from autotune.virtual.costs import Kind
-from autotune.virtual.recency import _MOST_BYTES, Recency
+from autotune.virtual.recency import _MAX_BYTES, Recency
 
 COUNT = 1000
 SIZE = 4 * COUNT
@@ -84,8 +84,8 @@ def test_a_freed_block_is_taken_once_and_by_a_tensor_of_its_size() -> None:
 
 def test_blocks_are_forgotten_that_no_cache_can_hold() -> None:
     recency = Recency()
-    for storage, size in ((1, 10), (2, _MOST_BYTES - 9)):
+    for storage, size in ((1, 10), (2, _MAX_BYTES - 9)):
         recency.allocate(storage, size)
         recency.touch([storage])
     assert recency.since([1, 2]) == (None, 0)
-    assert max(gpu.speeds.achieved.cache_bytes for gpu in gpus() if gpu.speeds) <= _MOST_BYTES
+    assert max(gpu.speeds.achieved.cache_bytes for gpu in gpus() if gpu.speeds) <= _MAX_BYTES

@@ -14,7 +14,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.program import CONSTRUCTION
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows, build_virtual
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
@@ -47,7 +47,7 @@ PLANS: dict[str, tuple[TrainingPlan, list[tuple[int, ...]]]] = {
 def test_a_reference_keeps_the_settings_that_trl_changes_in_the_model_that_it_trains(name: str, tmp_path: Path) -> None:
     plan, rows = PLANS[name]
     sizes, cpu = TracedRows(rows), torch.device("cpu")
-    trainer: Any = build_virtual(adapter(name), plan, config_of("llama"), small_tokenizer(), sizes, cpu, tmp_path)
+    trainer: Any = build_virtual(find_adapter(name), plan, config_of("llama"), small_tokenizer(), sizes, cpu, tmp_path)
 
     trainer.model.config.use_cache = False
 
@@ -55,10 +55,10 @@ def test_a_reference_keeps_the_settings_that_trl_changes_in_the_model_that_it_tr
 
 
 def test_a_trainer_that_extends_one_of_trl_s_gets_its_reference_from_the_same_source() -> None:
-    known, made = adapter("dpo"), object()
+    known, made = find_adapter("dpo"), object()
     extended = type("ExtendedTrainer", (known.trainer,), {"__module__": __name__})
 
-    with mock.patch.object(type(known), "trainer", extended), known.building(lambda: made):
+    with mock.patch.object(type(known), "trainer", extended), known.loading_models_from(lambda: made):
         loaded = sys.modules[extended.__mro__[1].__module__].create_model_from_path("none")
 
     assert loaded is made

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from autotune.virtual import phase, trace
+from autotune.virtual.costs import Kind
 from autotune.virtual.dispatch import UnknownShapeError
 from autotune.virtual.records import Category, Place
 from tests.virtual.reference import phases_on_cpu, run_on_cpu
@@ -163,3 +164,21 @@ def test_layers_whose_kernels_are_not_installed_are_assumed_to_run_reference_cod
     assumed = [each for each in trace(fn, target="cpu").assumptions if "flash-linear-attention" in each]
     assert len(assumed) == 1
     assert "chunk_gated_delta_rule" in assumed[0]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_a_product_with_a_weight_in_4_bits_counts_its_multiplications_in_both_passes() -> None:
+    from bitsandbytes import matmul_4bit
+    from bitsandbytes.functional import QuantState
+
+    rows, width = 1024, 256
+
+    def multiply(device: torch.device) -> None:
+        given = torch.empty(4, rows // 4, width, dtype=torch.bfloat16, device=device, requires_grad=True)
+        weight = torch.empty(width * width // 2, 1, dtype=torch.uint8, device=device)
+        scales, code = torch.empty(width * width // 64, device=device), torch.empty(16, device=device)
+        state = QuantState(scales, torch.Size((width, width)), code, 64, "nf4", torch.bfloat16)
+        matmul_4bit(given, weight, quant_state=state).sum().backward()
+
+    products = [each.work for each in trace(multiply, capability=(8, 0)).operators if each.work.kind is Kind.MATMUL]
+    assert [(work.flops, work.dtype) for work in products] == [(2 * rows * width * width, "bfloat16")] * 2

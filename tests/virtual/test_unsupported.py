@@ -115,6 +115,16 @@ def test_data_is_loaded_without_workers() -> None:
     assert seen == [(4, 10), (4, 10)]
 
 
+def test_a_shape_of_unknown_values_is_refused_where_pytorch_has_no_rule_for_it() -> None:
+    def align(device: torch.device) -> None:
+        scores = torch.randn(6, 2, 4, device=device, requires_grad=True)
+        lengths = torch.full((2,), 3, dtype=torch.int64, device=device)
+        nn.functional.ctc_loss(scores, torch.ones(2, 3, dtype=torch.int64, device=device), 2 * lengths, lengths)
+
+    with pytest.raises(UnknownShapeError, match=r"aten\._ctc_loss\.Tensor returns depends on data"):
+        trace(align)
+
+
 def test_a_mask_of_unknown_values_is_refused_with_the_operator_that_chooses_by_it() -> None:
     def choose(device: torch.device) -> None:
         row = torch.randn(8, device=device)
@@ -122,6 +132,16 @@ def test_a_mask_of_unknown_values_is_refused_with_the_operator_that_chooses_by_i
 
     with pytest.raises(UnknownShapeError, match=r"aten\.index\.Tensor.*depends on data"):
         trace(choose)
+
+
+def test_an_operator_that_fails_in_a_backward_pass_is_refused_by_name() -> None:
+    def pool(device: torch.device) -> None:
+        given = torch.randn(1, 2, 6, 6, 6, device=device, requires_grad=True)
+        nn.FractionalMaxPool3d(2, output_size=2)(given).sum().backward()
+
+    refused = r"cannot derive the shapes of aten\.fractional_max_pool3d_backward\.default\. Use autotune dry-run"
+    with pytest.raises(UnsupportedError, match=refused):
+        trace(pool)
 
 
 @pytest.mark.parametrize("package", [autotune, virtual])

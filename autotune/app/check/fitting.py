@@ -1,4 +1,4 @@
-"""The second half of a check: whether a readable configuration fits, and its silent behaviour."""
+"""The second half of a check: whether a configuration that TRL accepts fits, and its silent behaviour."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.app.arguments import SearchArguments, time_limit
-from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, probed, studied, traced
+from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, judge_by_probe, judge_by_study, judge_by_traces
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
 from autotune.app.notes import host_notes, notes_on_assumptions
-from autotune.app.options import Options, check_evaluation, checked_options
+from autotune.app.options import MOST_TOKENS, Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import BatchGeometry
@@ -21,62 +21,56 @@ from autotune.core.events import TRACING, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.setting import GLOBAL_BATCH
-from autotune.core.traced import TraceRequest
-from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
+from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.traced import BuildRequest
+from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, has_error
 from autotune.core.workload import CUSTOM_CODE, Workload
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
-from autotune.inspection.yaml_edit import Edit, edited, unified_diff
-from autotune.planning.points import chosen_rows
-from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
+from autotune.inspection.yaml_edit import Edit, apply_edits, unified_diff
+from autotune.planning.points import trace_request, traced_depths
+from autotune.planning.single import PlanTracer, SizedPlan, UntraceableError, VllmError
 from autotune.planning.tracing.cache import Cache
-from autotune.probing.jobs import FAILED, build
+from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.max_length import least_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
+from autotune.units import counted
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import as_candidate, setting_of
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
-from autotune.userconfig.fields import UserPlan
+from autotune.userconfig.fields import UserPlan, further_arguments, with_nulls
 from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building, of_error
 from autotune.userconfig.reading import plan_of
 from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, teacher_of
 
-# A job waits for its check, and a chat template may loop forever.
+# A chat template may loop forever, while the user's job waits for the check.
 _READING_SECONDS = 3600.0
+# A trainer is built twice, and trains as long as a trace.
+_BUILDING_SECONDS = 240.0
 _SHRINKS = "auto_find_batch_size"
 """The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
-
-_REFUSED_IN_A_STEP = {
-    # accelerate/utils/fsdp_utils.py; by default it takes ``_no_split_modules``, which some models have in part.
-    "Could not find the transformer layer class": (
-        "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
-    ),
-    # torch/amp/grad_scaler.py
-    "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
-    # autotune/virtual/unsupported.py
-    "CUDA does not scale gradients in bfloat16": (
-        "fp16 ends the first step of trained weights in bfloat16: those of dtype: bfloat16, or the adapters that TRL"
-        " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
-    ),
-}
-"""Beginnings of errors that occur only in a step, each with its remedy."""
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """Checks whether a configuration that TRL accepts fits."""
+    """Checks whether a configuration fits that TRL accepts; :meth:`verdict` is the result.
+
+    Attributes:
+        read: the command as TRL's parser reads it.
+        config: the trainer's configuration.
+        findings: the findings so far.
+    """
 
     task: Task
     read: ReadCommand
     config: Configuration
     launching: Launching
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     tracer: ServerTracer
     cache: Cache
 
@@ -99,15 +93,15 @@ class Fitting:
         try:
             return self._verdict()
         except UnreadError as error:
-            return self.task.unknown(error, self.found)
+            return self.task.unknown(error, self.findings)
         except InputError as error:
             # Findings on the keys are reported even if memory cannot be checked.
-            return self.task.wrong((*self.found, of_error(self.task.written, error)))
+            return self.task.wrong((*self.findings, of_error(self.task.written, error)))
         except ProbeServerError:
             raise
         except AutotuneError as error:
             # A job was killed, timed out or failed, which proves nothing about the memory.
-            return self.task.unknown(error, self.found)
+            return self.task.unknown(error, self.findings)
 
     def _verdict(self) -> Verdict:
         task, trainer, planned, user = self.task, self.task.trainer, self.planned, self.user
@@ -120,14 +114,19 @@ class Fitting:
                 raise
             own = "" if needs_code else f" {script} may do otherwise, which cannot be known."
             raise UnreadError(f"{error.message}{own}", hint="" if needs_code else error.hint) from error
+        longest = plan.cut_to or workload.longest
+        longest = longest if plan.args.get("packing") else min(workload.longest, longest)
+        if plan.rows * longest > MOST_TOKENS:
+            each = f"{counted(plan.rows, 'row')} of up to {counted(longest, 'token')}"
+            raise UnreadError(f"A micro-batch of {each} is not traced: {MOST_TOKENS:,} tokens are the most.")
         geometry = whole_geometry(trainer, plan, workload)
         setting = setting_of(plan, trainer, workload, planned, max(1, round(geometry.documents)))
         setting = replace(setting, checked=plan)
-        built = self._built(plan, geometry, workload)
-        known = as_candidate(plan, trainer, setting, options.file)
-        given = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
+        built = self._built(plan, geometry, setting)
+        nearest = as_candidate(plan, trainer, setting, options.file)
+        keys_set = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         drops_last = self.config.values.get("dataloader_drop_last") is True
-        silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
+        silent = [*silent_findings(plan, geometry, trainer, setting, nearest, keys_set, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         if self.config.values.get(_SHRINKS):
             message = "After running out of memory, training continues with micro-batch and global batch 10 % smaller."
@@ -136,21 +135,21 @@ class Fitting:
         silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []
         if task.written.file is not None:
             silent += planned_findings(self.config, plan, task.written.file.path.parent)
-        found = (*self.found, *self._placed(silent))
-        found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
+        found = (*self.findings, *self._with_lines(silent))
+        found = (*found, *of_building(task.written, built, found, here=task.arguments.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Assumed: {assumption}.") for assumption in user.assumptions)
-        if rewards is not None and (sentence := rewards.sentence(probed=task.asked.probe)):
+        if rewards is not None and (sentence := rewards.sentence(probed=task.arguments.probe)):
             found += (finding(task.written, Severity.NOTE, "reward_funcs", sentence),)
         answer, remedy = None, None
-        if not fatal(found):
+        if not has_error(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
-            answer = self._answer(Sized(self._explicit(plan), geometry), steps, workload)
+            answer = self._answer(SizedPlan(with_nulls(plan, self.config), geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None else None
             texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
             texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
             found += tuple(Finding(Severity.NOTE, text) for text in texts)
             entries = writable(task.written.values, self.config, self.launching, on_cpu=planned.gpu is None)
-            remedy = self._remedy(answer, Remedies(plan, known, trainer, setting, options.file, steps, entries))
+            remedy = self._remedy(answer, Remedies(plan, nearest, trainer, setting, options.file, steps, entries))
         verdict = task.wrong(found)
         if answer is not None:
             verdict = task.verdict(answer.outcome, found, reason=answer.reason, need=answer.need)
@@ -171,13 +170,13 @@ class Fitting:
             InputError: one of them is missing or cannot be used.
         """
         task, trainer = self.task, self.task.trainer
-        named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
+        named = sources(self.read, self.config, task.arguments.model, task.arguments.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         teacher = teacher_of(self.config) if trainer.has_teacher else None
         options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
         rewards = None
         if trainer.scores:
-            own, imports = task.written.own_command, task.asked.imports
+            own, imports = task.written.own_command, task.arguments.imports
             rewards = rewards_of(self.read, self.config, by_command=own, imports=imports)
             options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
         return named, rewards, options, *self._workload(named, options)
@@ -188,8 +187,8 @@ class Fitting:
         over = answer.outcome is Outcome.TOO_CLOSE and need is not None and need.bytes > budget_bytes
         if answer.outcome is not Outcome.DOES_NOT_FIT and not over:
             return None
-        self.task.asked.listener(StageStarted("Looking for the smallest change that fits"))
-        setting, coverage = remedies.setting, least_coverage(remedies.known.candidate, remedies.setting)
+        self.task.arguments.listener(StageStarted("Looking for the smallest change that fits"))
+        setting, coverage = remedies.setting, least_coverage(remedies.nearest.candidate, remedies.setting)
         kept = replace(setting, token_coverage=coverage, allowed=setting.allowed - {GLOBAL_BATCH})
         extra_bytes, now = CPU_PROCESS_BYTES if on_cpu else 0, need.memory if need is not None else None
         stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
@@ -203,23 +202,15 @@ class Fitting:
         keys = {".".join(path): value for path, value in changed.keys.items()}
         return Remedy(keys, self._diff(changed.keys), memory.device_bytes, memory.most_bytes + extra_bytes, slower)
 
-    def _built(self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> Built:
-        """Return the messages of TRL's trainer for the plan's own sizes, from which a trace's may differ."""
-        dataset = workload.dataset
-        trainable = dataset.trainable_tokens / dataset.documents.tokens
-        rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
-        explicit, kind, chosen = self._explicit(plan), self.planned.hardware.kind, chosen_rows(geometry.worst, workload)
-        request = TraceRequest(explicit, workload.model_source, kind, rows, gpu=self.planned.gpu, chosen=chosen)
-        return build(self.tracer.server, request, self.tracer.new_folder())
-
-    def _explicit(self, plan: TrainingPlan) -> TrainingPlan:
-        """Return a plan with the fields that the configuration sets to null, against TRL's default."""
-        defaults = self.config.defaults
-        nothing = {name: None for name, value in self.config.values.items() if value is None is not defaults.get(name)}
-        return replace(plan, args={**nothing, **plan.args})
+    def _built(self, plan: TrainingPlan, geometry: BatchGeometry, setting: Setting) -> Built:
+        """Return the messages of TRL's trainer for the plan's own sizes, and the error that ends its training."""
+        explicit, layers = with_nulls(plan, self.config), traced_depths(setting.workload.model.layer_kinds)[0]
+        trained = trace_request(explicit, geometry.layout, geometry.worst, layers, setting, self.planned.gpu)
+        request = BuildRequest(explicit, trained, further_arguments(self.config))
+        return build(self.tracer.server, request, self.tracer.new_folder(), _BUILDING_SECONDS)
 
     def _workload(self, named: Sources, options: Options) -> tuple[TrainingPlan, Workload]:
-        plan, trainer, tracer, listener = self.user.plan, self.task.trainer, self.tracer, self.task.asked.listener
+        plan, trainer, tracer, listener = self.user.plan, self.task.trainer, self.tracer, self.task.arguments.listener
         attention = str(plan.model.get("attn_implementation") or "sdpa")
         technique = next(item for item in trainer.techniques if item.name == "attention")
         packs = bool(plan.args.get("padding_free")) or strategy_of(plan) in SEPARATING
@@ -231,7 +222,7 @@ class Fitting:
             named.dataset,
             tracer,
             # A module of rewards may have changed since.
-            None if self.task.asked.probe or self.task.asked.imports else self.cache,
+            None if self.task.arguments.probe or self.task.arguments.imports else self.cache,
             listener,
             named.evaluation,
             checked=wanted,
@@ -242,48 +233,40 @@ class Fitting:
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
-    def _answer(self, sized: Sized, steps: PlanTracer, workload: Workload) -> CheckAnswer:
+    def _answer(self, sized: SizedPlan, steps: PlanTracer, workload: Workload) -> CheckAnswer:
         planned = self.planned
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
-        if self.task.asked.probe:
-            self.task.asked.listener(StageStarted("Running the worst micro-batches"))
+        if self.task.arguments.probe:
+            self.task.arguments.listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
-                folder, seconds = self.tracer.new_folder(), time_limit(self.task.asked.timeout)
-                return probed(sized, workload, planned, budget_bytes, server, folder, seconds)
+                folder, seconds = self.tracer.new_folder(), time_limit(self.task.arguments.timeout)
+                return judge_by_probe(sized, workload, planned, budget_bytes, server, folder, seconds)
         if file is not None:
-            known = studied(self.config, sized, file.path.parent, workload, planned, budget_bytes)
+            known = judge_by_study(self.config, sized, file.path.parent, workload, planned, budget_bytes)
             if known is not None:
                 return known
-        self.task.asked.listener(TRACING)
+        self.task.arguments.listener(TRACING)
         try:
-            return traced(steps, sized, planned, budget_bytes)
+            return judge_by_traces(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
-            reason, written, line = one_line(error).removeprefix(FAILED), self.task.written, error.raised_at
-            for beginning, about in _REFUSED_IN_A_STEP.items():
-                _, refused, rest = reason.partition(beginning)
-                if refused:
-                    raise InputError(f"{about} {refused}{rest}") from error
-            if line.startswith("raise ") or mentioned(written, line):
-                subject = mentioned(written, f"{reason} {line}") or "A step"
-                raise InputError(f"{subject} ends the training: {reason}") from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
 
     def _diff(self, keys: Mapping[Key, object]) -> str:
-        """Return the change of the file; empty where options of the command override it, or only a person can edit."""
+        """Return the change of the file; empty if options of the command override it, or it cannot be edited."""
         file = self.task.written.file
         options = options_of(self.task.written.command.words)
         if file is None or any(path[0] in options for path in keys):
             return ""
         edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in keys.items()]
         try:
-            return unified_diff(file.text, edited(file, edits), str(file.path))
+            return unified_diff(file.text, apply_edits(file, edits), str(file.path))
         except InputError:
             return ""
 
-    def _placed(self, findings: Iterable[Finding]) -> Iterable[Finding]:
+    def _with_lines(self, findings: Iterable[Finding]) -> Iterable[Finding]:
         for item in findings:
             own = item.severity is not Severity.NOTE
             key = item.key or (mentioned(self.task.written, item.message) if own else "")

@@ -1,4 +1,4 @@
-"""Rewrites the keys of a configuration file that TRL no longer has; comments and order stay."""
+"""Replaces removed keys of a TRL configuration file (``--fix-legacy``); comments and order stay."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of
 from autotune.inspection.paths import user_path
-from autotune.inspection.yaml_edit import Edit, edited, unified_diff
-from autotune.inspection.yaml_file import parsed, read_yaml
-from autotune.inspection.yaml_secrets import withheld
+from autotune.inspection.yaml_edit import Edit, apply_edits, unified_diff
+from autotune.inspection.yaml_file import parse_yaml, read_yaml
+from autotune.inspection.yaml_secrets import mask_secrets
 from autotune.userconfig.problems import finding
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 
 
 def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | Path | None = None) -> Fixed:
-    """Write a configuration file of TRL's with the keys that TRL has now.
+    """Write a TRL configuration file with its removed keys replaced.
 
     Args:
         output: file to write; None: the file itself.
@@ -27,11 +27,11 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     Raises:
         InputError: the file cannot be read or written, or does not determine its trainer.
     """
-    text = written(str(config), trainer)
+    text = read_written(str(config), trainer)
     file = text.file
     assert file is not None
-    # What is written is the user's own file, with all that is in it.
-    own = read_yaml(file.path)
+    # The written file keeps its secrets, which are masked in `file`.
+    unmasked = read_yaml(file.path)
     edits: dict[str, dict[str, object]] = {}
     left = []
     for key, value in file.values.items():
@@ -40,9 +40,9 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
             continue
         clash = next((name for name in old.write or () if name in file.values and name != key), None)
         if old.write is not None and clash is None:
-            write = dict((legacy_of(text.trainer, key, own.values[key]) or old).write or {})
+            write = dict((legacy_of(text.trainer, key, unmasked.values[key]) or old).write or {})
             for other in edits.values():
-                # A mapping that two keys become is made in the place of the first.
+                # If two keys become one mapping, it replaces the first.
                 for name in [name for name in write if name in other and isinstance(write[name], Mapping)]:
                     other[name] = {**mapping(other[name]), **mapping(write.pop(name))}
             edits[key] = write
@@ -51,12 +51,12 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
             left.append(finding(text, Severity.SILENT, key, f"{old.sentence()}{why}"))
         elif not old.accepted or old.no_effect:
             edits[key] = {}
-    after = edited(own, [Edit((key,), write) for key, write in edits.items()])
-    if after == own.text:
+    after = apply_edits(unmasked, [Edit((key,), write) for key, write in edits.items()])
+    if after == unmasked.text:
         return Fixed(str(file.path), "", tuple(left))
-    place = user_path(output) if output is not None else file.path
-    if place.is_dir():
-        raise InputError(f"{place} is a directory.", hint="Give the name of a file with --output.")
-    write_text(place, after)
-    diff = unified_diff(file.text, withheld(parsed(after, file.path)).text, str(file.path))
-    return Fixed(str(place), diff, tuple(left))
+    target = user_path(output) if output is not None else file.path
+    if target.is_dir():
+        raise InputError(f"{target} is a directory.", hint="Give the name of a file with --output.")
+    write_text(target, after)
+    diff = unified_diff(file.text, mask_secrets(parse_yaml(after, file.path)).text, str(file.path))
+    return Fixed(str(target), diff, tuple(left))

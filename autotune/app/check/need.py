@@ -17,11 +17,11 @@ from autotune.core.nested import merge
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.core.verdict import Need, Outcome, Source, judged
+from autotune.core.verdict import Need, Outcome, Source, outcome_for
 from autotune.core.workload import Workload
 from autotune.emit.bundle import RESULT
 from autotune.inspection.machine import environment
-from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.probing import JobServer, probe
 from autotune.techniques.packing import NAME as PACKING
 from autotune.trainers import find_trainer
@@ -29,30 +29,26 @@ from autotune.units import MIB, format_duration
 from autotune.userconfig.bundle import decoded, trains_like
 
 CPU_PROCESS_BYTES = 160 * MIB
-"""Memory of a process on a CPU outside its tensors: allocations of libraries, and freed blocks that malloc keeps. Runs
-of four configurations with 243 to 518 MiB of traced tensors needed a limit of 60 to 120 MiB above 1.1 times that, by
-bisection (tests/app/check/test_against_real_runs.py has these and six more)."""
-# Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published). If the
-# device has this multiple of the need, these traces and traces at full depth cannot change the outcome.
-_FAR = 1.5
+"""Memory of a process on a CPU outside its tensors: allocations of libraries, and freed blocks that malloc keeps. By
+bisection, runs of four configurations with 243 to 518 MiB of traced tensors needed a limit of 60 to 120 MiB above 1.1
+times that (tests/app/check/test_against_real_runs.py has these and six more)."""
+# If the budget is this multiple of the need, traces at full depth and after varied lengths cannot change the outcome:
+# varied lengths added at most 17 % in traces of published GPU runs (benchmarks/published).
+_AMPLE = 1.5
 _LENGTH = "max_length"
 
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """The outcome of a check with the need that it follows from.
-
-    Attributes:
-        reason: for an outcome without a need.
-    """
+    """The outcome of a check, and the need or the reason for it."""
 
     outcome: Outcome
     need: Need | None
     reason: str = ""
 
 
-def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEstimate:
-    """Return the memory of a plan; near the budget, it is traced at full depth and after varied lengths.
+def memory_near(tracer: PlanTracer, sized: SizedPlan, budget_bytes: int) -> MemoryEstimate:
+    """Return the memory of a plan, traced at full depth and after varied lengths if it is near the budget.
 
     Raises:
         UntraceableError: a step of it cannot be traced.
@@ -60,12 +56,12 @@ def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEs
     """
     memory = tracer.memory(sized)
     least_bytes = memory.device_bytes - memory.returned_bytes
-    if least_bytes * (1 - memory.error) <= budget_bytes < _FAR * memory.device_bytes:
+    if least_bytes * (1 - memory.error) <= budget_bytes < _AMPLE * memory.device_bytes:
         memory = tracer.memory(sized, whole=True)
     return memory.within(budget_bytes)
 
 
-def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> CheckAnswer:
+def judge_by_traces(tracer: PlanTracer, sized: SizedPlan, planned: Machine, budget_bytes: int) -> CheckAnswer:
     """Return the need of a plan according to traces.
 
     Raises:
@@ -85,7 +81,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
         tokens_per_second=geometry.tokens_per_step / step_seconds if step_seconds else None,
         varied_bytes=memory.varied_bytes,
     )
-    outcome = judged(need, budget_bytes)
+    outcome = outcome_for(need, budget_bytes)
     if outcome is Outcome.FITS and planned.gpu is not None and memory.lacks_host(planned.host_bytes):
         # A checkpoint in the trained type is memory-mapped from its file, so less host memory may be enough.
         outcome = Outcome.TOO_CLOSE
@@ -94,11 +90,11 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
 
 def needs_more(need: Need, budget_bytes: int) -> bool:
     """Return whether a need that was traced for a larger budget lacks the traces that a near budget requires."""
-    return need.varied_bytes is None and need.least_bytes <= budget_bytes < _FAR * need.bytes
+    return need.varied_bytes is None and need.least_bytes <= budget_bytes < _AMPLE * need.bytes
 
 
-def probed(
-    sized: Sized,
+def judge_by_probe(
+    sized: SizedPlan,
     workload: Workload,
     planned: Machine,
     budget_bytes: int,
@@ -121,11 +117,11 @@ def probed(
     if not measured.ok and measured.status not in OUT_OF_MEMORY:
         return CheckAnswer(Outcome.CANNOT_RUN, None, measured.reason)
     ended = measured.out_of_memory
-    need_bytes = ended.wanted_bytes if ended is not None else measured.held_bytes
+    need_bytes = ended.attempted_bytes if ended is not None else measured.held_bytes
     if need_bytes is None:
-        # Such as a run that the kernel killed, or that ran out of host memory.
+        # The kernel killed the run, or it ran out of host memory.
         return CheckAnswer(Outcome.DOES_NOT_FIT, None, measured.reason)
-    need = _measured(Source.PROBED, need_bytes, sized.geometry, measured)
+    need = _measured_need(Source.PROBED, need_bytes, sized.geometry, measured)
     if not measured.ok:
         need = replace(need, phase=ended.phase if ended is not None else "")
     return CheckAnswer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
@@ -138,8 +134,8 @@ def _on_device(plan: TrainingPlan, kind: DeviceKind) -> TrainingPlan:
     return replace(plan, args=args)
 
 
-def _measured(source: Source, need_bytes: int, geometry: BatchGeometry, figures: Measurement | Choosable) -> Need:
-    """Return a need without an error, in the phase with the highest peak, at the largest micro-batch of the plan."""
+def _measured_need(source: Source, need_bytes: int, geometry: BatchGeometry, figures: Measurement | Choosable) -> Need:
+    """Return a measured need, which has no error; its phase is the one with the highest peak."""
     worst, peaks = geometry.worst, figures.peaks
     return Need(
         source,
@@ -153,7 +149,7 @@ def _measured(source: Source, need_bytes: int, geometry: BatchGeometry, figures:
     )
 
 
-def _limited(plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+def _with_capped_length(plan: TrainingPlan, workload: Workload) -> TrainingPlan:
     """Return a plan with its maximum length capped at the longest row, so that limits without effect compare equal."""
     length = plan.number(_LENGTH)
     if _LENGTH not in plan.args or plan.args.get(PACKING) or (length is not None and length < workload.longest):
@@ -161,13 +157,13 @@ def _limited(plan: TrainingPlan, workload: Workload) -> TrainingPlan:
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 
 
-def studied(
-    config: Configuration, sized: Sized, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
+def judge_by_study(
+    config: Configuration, sized: SizedPlan, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
 ) -> CheckAnswer | None:
     """Return the need measured by the study whose bundle has the configuration; None if it measured another plan.
 
     Args:
-        folder: the configuration's.
+        folder: the folder of the configuration.
     """
     result = decoded(Result, folder / RESULT)
     if result is None or result.recommended is None or not result.confirmed:
@@ -183,9 +179,9 @@ def studied(
         result.workload.models_fingerprint == workload.models_fingerprint,
         rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned),
-        trains_like(_limited(trained, workload), _limited(sized.plan, workload), config),
+        trains_like(_with_capped_length(trained, workload), _with_capped_length(sized.plan, workload), config),
     )
     if not all(same):
         return None
-    need = _measured(Source.STUDIED, result.recommended.held_bytes or 0, sized.geometry, result.recommended)
-    return CheckAnswer(judged(need, budget_bytes), need)
+    need = _measured_need(Source.STUDIED, result.recommended.held_bytes or 0, sized.geometry, result.recommended)
+    return CheckAnswer(outcome_for(need, budget_bytes), need)

@@ -1,4 +1,4 @@
-"""Finds the smallest change of a configuration that makes it fit: of one technique, or of a few together."""
+"""Finds the smallest change of a configuration that makes it fit, by traces: of one technique, or of a few together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from autotune.app.check.need import memory_near
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.nested import Key, put
+from autotune.core.nested import Key, set_or_remove
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
+from autotune.planning.single import PlanTracer, SizedPlan, UntraceableError, VllmError
 from autotune.space import SpaceFile
 from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.trainers import Trainer
@@ -19,7 +19,7 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.keys import PARTS, Writable
 
-# Techniques that a change may involve before it is no longer small.
+# Maximum number of techniques in a change.
 _MOST_TECHNIQUES = 3
 
 
@@ -42,12 +42,12 @@ class Remedies:
     """Finds changes of one plan that keep the training the same.
 
     Attributes:
-        known: the plan in the words of techniques.
-        writable: entries that the user's file can set.
+        nearest: the plan as a candidate.
+        writable: the entries that the user's file can set.
     """
 
     plan: TrainingPlan
-    known: NearestCandidate
+    nearest: NearestCandidate
     trainer: Trainer
     setting: Setting
     file: SpaceFile
@@ -65,7 +65,7 @@ class Remedies:
             extra_bytes: memory of a process outside its tensors.
             heavy: whether the weights alone exceed the budget; changes that cannot reduce them are then not traced.
         """
-        candidate, entries = self.trainer.normal(self.known.candidate, self.setting), dict[str, object]()
+        candidate, entries = self.trainer.normal(self.nearest.candidate, self.setting), dict[str, object]()
         for already in range(_MOST_TECHNIQUES):
             tried = [
                 (other, {**entries, **changed}, memory)
@@ -89,7 +89,7 @@ class Remedies:
         own, seen = self.trainer.plan(candidate, self.setting), {candidate}
         for technique in self.trainer.techniques:
             name = technique.name
-            if name not in self.known.exact or not technique.matters(self.setting):
+            if name not in self.nearest.exact or not technique.matters(self.setting):
                 continue
             for spelling in self.file.choices.get(name, ()):
                 choice = technique.parse(spelling, self.setting)
@@ -104,7 +104,7 @@ class Remedies:
                     yield technique, other, changed
 
     def _same_training(self, technique: Technique, candidate: Candidate, other: Candidate) -> bool:
-        """Whether both train the same. ``exact`` compares a choice with TRL's default, not with every other choice."""
+        """Whether both train the same; ``exact`` alone compares a choice with TRL's default, not with other choices."""
         name, setting = technique.name, self.setting
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)
@@ -127,8 +127,8 @@ class Remedies:
 
     def _memory(self, entries: Mapping[str, object], budget_bytes: int | None = None) -> MemoryEstimate | None:
         """Return the memory with a change; None if it cannot be traced. With a budget, it is traced like a check."""
-        plan = _with(self.plan, entries)
-        sized = Sized(plan, whole_geometry(self.trainer, plan, self.setting.workload))
+        plan = _with_entries(self.plan, entries)
+        sized = SizedPlan(plan, whole_geometry(self.trainer, plan, self.setting.workload))
         try:
             if budget_bytes is not None:
                 return memory_near(self.tracer, sized, budget_bytes)
@@ -142,11 +142,11 @@ def _quickest_first(memory: MemoryEstimate) -> tuple[bool, float, int]:
     return memory.step_seconds is None, memory.step_seconds or 0.0, memory.device_bytes
 
 
-def _with(plan: TrainingPlan, entries: Mapping[str, object]) -> TrainingPlan:
+def _with_entries(plan: TrainingPlan, entries: Mapping[str, object]) -> TrainingPlan:
     parts = {part: dict(getattr(plan, part)) for part in PARTS}
     for path, value in entries.items():
         part, *names = path.split(".")
-        put(parts[part], names, value)
+        set_or_remove(parts[part], names, value)
     return replace(plan, args=parts["args"], model=parts["model"], env=parts["env"])
 
 

@@ -1,4 +1,4 @@
-"""Caches verdicts by files, software and options: a cached one needs neither torch nor TRL."""
+"""Computes the cache keys of verdicts, and judges cached verdicts for another budget, without torch and TRL."""
 
 from __future__ import annotations
 
@@ -14,61 +14,59 @@ from autotune.app.check.need import needs_more
 from autotune.app.planned import state_of
 from autotune.core.json_text import read_json
 from autotune.core.machine import Machine
-from autotune.core.verdict import Outcome, Verdict, headline, judged
+from autotune.core.verdict import Outcome, Verdict, headline, outcome_for
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
-from autotune.inspection.yaml_file import MAX_BYTES, parsed
+from autotune.inspection.yaml_file import MAX_BYTES, parse_yaml
 from autotune.planning.tracing.cache import fingerprint, package_digest
 from autotune.trainers.distillation import TEACHER
 from autotune.userconfig.bundle import DOCUMENTS
 from autotune.userconfig.launchers import TORCHRUN_VARIABLES
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 
-# Size up to which the key of a verdict has a file's content; other paths have names, sizes and times.
+# Up to this size, a verdict's key includes a file's content; of larger files and directories, names, sizes and times.
 _MOST_HASHED_BYTES = 1 << 20
-# Options outside the key: a cached verdict is judged by them again.
+# Options outside the key: a cached verdict is judged again for them.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
-"""The cached outcomes; any other may differ the next time."""
+"""The outcomes to cache; others may change without a change of files or versions."""
 
 
-def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
-    """Return a cached verdict for another budget, or None: what does not fit needs its own smallest change.
+def judged_for_budget(verdict: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
+    """Return a cached verdict for another budget; None if it needs a check, such as a new remedy or further traces.
 
     Args:
-        host_bytes: memory of the machine that the device is in; None where it is not known.
+        host_bytes: host memory of the device's machine; None if it is not known.
     """
-    need = known.need
-    if known.budget_bytes == budget_bytes or need is None:
-        return known
-    outcome = judged(need, budget_bytes)
+    need = verdict.need
+    if verdict.budget_bytes == budget_bytes or need is None:
+        return verdict
+    outcome = outcome_for(need, budget_bytes)
     if outcome is not Outcome.FITS or needs_more(need, budget_bytes):
         return None
     if need.memory is not None and need.memory.lacks_host(host_bytes):
         # Host memory is too small with any budget of the device.
         return None
     line = headline(outcome, need, budget_bytes, "")
-    return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
+    return replace(verdict, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
 
 
-def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | None:
-    """Return a hash of everything that a verdict depends on; None if some of it is not on this machine.
+def key_of(args: CheckArguments, written: WrittenConfig, planned: Machine) -> str | None:
+    """Return a hash of everything that a verdict depends on but the budget; None if a part is not on this machine.
 
-    The hash excludes the budget, since a machine's free memory varies.
-
-    It includes every file that a word of the command or a value of the configuration names, and the files named in
-    these documents, as accelerate's names DeepSpeed's. Of directories, it includes those of models and data; others may
-    be large, and a training may write to them.
+    It includes every file named by a word of the command or a value of the configuration, and the files named in these
+    documents, as accelerate's file names DeepSpeed's. It includes the directories of models and data, but no others,
+    which may be large or written by a training.
     """
     # An imported module may depend on more than its own text.
-    if asked.probe or asked.imports:
+    if args.probe or args.imports:
         return None
-    local = _local(asked, written)
+    local = _local_names(args, written)
     if not all(map(exists, local)):
         return None
-    named = {str(file): _state(file) for file in (*map(Path, local), *_named(_words(asked, written)))}
+    named = {str(file): _state(file) for file in (*map(Path, local), *_named_files(_words(args, written)))}
     text = written.file.text if written.file is not None else ""
     of_torchrun = {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
     folder = written.file.path.parent if written.file is not None else None
@@ -77,19 +75,19 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     hardware = planned.hardware
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
-    settings = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
+    settings = {name: value for name, value in args.settings.items() if name not in _JUDGED_AGAIN}
     return fingerprint("verdict", settings, text, named, bundle, device, software, of_torchrun, package_digest())
 
 
-def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
+def _words(args: CheckArguments, written: WrittenConfig) -> Iterator[str]:
     command = written.command
-    yield from (*asked.command, *command.launch, *command.words, command.script or "")
-    yield from (str(asked.model or ""), str(asked.dataset or ""), str(written.default or ""))
-    yield from (word.partition("=")[2] for word in (*asked.command, *command.words) if word.startswith("--"))
+    yield from (*args.command, *command.launch, *command.words, command.script or "")
+    yield from (str(args.model or ""), str(args.dataset or ""), str(written.default or ""))
+    yield from (word.partition("=")[2] for word in (*args.command, *command.words) if word.startswith("--"))
     yield from _strings(written.values)
 
 
-def _named(words: Iterable[str]) -> list[Path]:
+def _named_files(words: Iterable[str]) -> list[Path]:
     """Return the files that words name, directly or through the documents that they name.
 
     A relative path starts at the working directory, or at the folder of a document
@@ -116,7 +114,7 @@ def _inside(file: Path) -> frozenset[str]:
     with suppress(ValueError):
         return frozenset(_strings(read_json(text)))
     with suppress(InputError):
-        return frozenset(_strings(parsed(text, file).values))
+        return frozenset(_strings(parse_yaml(text, file).values))
     return frozenset()
 
 
@@ -128,10 +126,10 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _local(asked: CheckArguments, written: Written) -> list[str]:
+def _local_names(args: CheckArguments, written: WrittenConfig) -> list[str]:
     """Return the names of the models and the data: a verdict on remote ones is not cached."""
     given = written.given
-    model, data = asked.model or given.get("model_name_or_path"), asked.dataset or given.get("dataset_name")
+    model, data = args.model or given.get("model_name_or_path"), args.dataset or given.get("dataset_name")
     items = given.get("datasets")
     entries = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     files = DatasetSource("", "", mixture=entries).places

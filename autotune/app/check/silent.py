@@ -31,16 +31,16 @@ def silent_findings(
     geometry: BatchGeometry,
     trainer: Trainer,
     setting: Setting,
-    known: NearestCandidate,
-    given: Mapping[str, object],
+    nearest: NearestCandidate,
+    keys_set: Mapping[str, object],
     *,
     drops_last: bool = False,
 ) -> Iterator[Finding]:
     """Yield the behaviour of a training that its configuration does not show.
 
     Args:
-        known: the plan in the words of techniques.
-        given: the keys that the user wrote.
+        nearest: the plan as a candidate.
+        keys_set: the keys that the user wrote.
         drops_last: the configuration's ``dataloader_drop_last``.
     """
     epoch, at_once = rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
@@ -54,18 +54,18 @@ def silent_findings(
         if not facts(max_length.MaxLength, trainer.name).changes:
             yield from _rows(plan, profile, whose)
     rows = setting.workload.dataset
-    if given.get(_ANSWERS) is True and rows.trainable_tokens == rows.documents.tokens:
+    if keys_set.get(_ANSWERS) is True and rows.trainable_tokens == rows.documents.tokens:
         message = f"{_ANSWERS} has no effect on rows without a prompt of their own: the loss counts every token."
         yield Finding(Severity.SILENT, message, _ANSWERS)
     yield from _mixing(plan, setting)
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
         yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
-    yield from _weights(plan, given, setting.workload.model.dtype)
-    yield from _without_switch(plan, given)
+    yield from _weights(plan, keys_set, setting.workload.model.dtype)
+    yield from _without_switch(plan, keys_set)
     yield from _positions(geometry, setting)
     images = notes_on_images(plan.model.get("attn_implementation"), setting.workload)
     yield from (Finding(Severity.NOTE, note) for note in images)
-    yield from _rules(plan, trainer, setting, known)
+    yield from _rules(plan, trainer, setting, nearest)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
 
 
 def strategy_of(plan: TrainingPlan) -> str:
-    """Return how a plan packs rows, in the words of TRL's ``packing_strategy``, or ``none``."""
+    """Return a plan's ``packing_strategy``, or ``none`` if it does not pack."""
     return str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else NONE
 
 
@@ -158,20 +158,20 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
         yield Finding(Severity.SILENT, message, key)
 
 
-def _without_switch(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Finding]:
+def _without_switch(plan: TrainingPlan, keys_set: Mapping[str, object]) -> Iterator[Finding]:
     for switch, beginnings in _SWITCHED.items():
-        keys = [name for name in given if name.startswith(beginnings)]
+        keys = [name for name in keys_set if name.startswith(beginnings)]
         if keys and not plan.model.get(switch):
             have = "has" if len(keys) == 1 else "have"
             message = f"{', '.join(keys)} {have} no effect without {switch}: true."
             yield Finding(Severity.SILENT, message, keys[0])
 
 
-def _weights(plan: TrainingPlan, given: Mapping[str, object], stored: str) -> Iterator[Finding]:
+def _weights(plan: TrainingPlan, keys_set: Mapping[str, object], stored: str) -> Iterator[Finding]:
     """Yield the effects of the weights' type on a training.
 
     Args:
-        stored: the type that ``dtype: auto`` means.
+        stored: the type that ``dtype: auto`` selects.
     """
     dtype, adapters = str(plan.model.get("dtype")).replace("auto", stored), bool(plan.model.get("use_peft"))
     # In mixed precision, DeepSpeed keeps a copy in float32 (``zero/stage_1_and_2.py``, 0.19), and accelerate trains
@@ -183,7 +183,7 @@ def _weights(plan: TrainingPlan, given: Mapping[str, object], stored: str) -> It
             " weight is rounded away."
         )
         yield Finding(Severity.SILENT, message, "dtype")
-    if dtype == "float32" and adapters and "dtype" not in given and not plan.model.get("load_in_4bit"):
+    if dtype == "float32" and adapters and "dtype" not in keys_set and not plan.model.get("load_in_4bit"):
         message = "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of"
         yield Finding(Severity.NOTE, f"{message} that.")
 
@@ -201,13 +201,13 @@ def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: NearestCandidate) -> Iterator[Finding]:
+def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, nearest: NearestCandidate) -> Iterator[Finding]:
     """Yield the techniques' rules about choices that TRL refuses or undoes, or that conflict."""
     for technique in trainer.techniques:
-        if technique.name not in known.exact:
+        if technique.name not in nearest.exact:
             continue
-        choice = known.candidate[technique.name]
-        conflict = technique.conflict(choice, known.candidate, setting)
+        choice = nearest.candidate[technique.name]
+        conflict = technique.conflict(choice, nearest.candidate, setting)
         conflict = None if isinstance(conflict, UnsearchedReason) else conflict
         fails = isinstance(conflict, CrashReason)
         reason = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
@@ -218,6 +218,6 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: Neares
     refused = trainer.refused(plan, setting.workload)
     if refused:
         yield Finding(Severity.ERROR, f"{refused[:1].upper()}{refused[1:]}.")
-    spoilt = trainer.unintended(known.candidate, setting)
+    spoilt = trainer.unintended(nearest.candidate, setting)
     if spoilt:
         yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")

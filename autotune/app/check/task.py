@@ -1,4 +1,4 @@
-"""The input of a check: its options, command and device."""
+"""The input of a check (options, configuration, device), and the verdicts built from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.inspection.machine import environment
 from autotune.nullgpu.devices import has_null_device
 from autotune.trainers import Trainer, find_trainer
 from autotune.units import counted
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Task:
     """The input of a check.
 
     Attributes:
-        target: device to check for; None if none was named and this machine has none (then the file is only read).
+        target: machine to check for; None if none was named and this one has no GPU (then the file is only read).
         absent: why there is no device.
         processes: number of started processes; None: unknown.
     """
 
-    asked: CheckArguments
-    written: Written
+    arguments: CheckArguments
+    written: WrittenConfig
     target: Machine | None
     budget_bytes: int
     started: float
@@ -45,7 +45,7 @@ class Task:
     @property
     def gpus(self) -> int | None:
         """Number of this machine's GPUs, if the check is for them; None otherwise."""
-        if self.target is None or self.target.gpu is None or self.asked.gpu is not None:
+        if self.target is None or self.target.gpu is None or self.arguments.gpu is not None:
             return None
         return self.target.hardware.processes
 
@@ -67,8 +67,8 @@ class Task:
             findings=findings,
             processes=self.processes,
             environment=environment(self.target) if self.target is not None else {},
-            settings=self.asked.settings,
-            passes=self.asked.passes,
+            settings=self.arguments.settings,
+            passes=self.arguments.passes,
             wall_seconds=time.monotonic() - self.started,
         )
 
@@ -80,9 +80,9 @@ class Task:
     @property
     def _dry_run(self) -> str | None:
         """Sentence that suggests a dry run; None without a command, or without a null GPU for the device."""
-        words = hidden_words(self.asked.command)
+        words = hidden_words(self.arguments.command)
         if not words and self.written.own_command:
-            words = (*self.written.own_command.split(), CONFIG, str(self.asked.file))
+            words = (*self.written.own_command.split(), CONFIG, str(self.arguments.file))
         gpu = self.target.gpu if self.target is not None else None
         if not words or (self.target is not None and (gpu is None or not has_null_device(gpu))):
             return None

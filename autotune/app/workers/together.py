@@ -1,4 +1,4 @@
-"""Searches one study with several processes on this machine: this one, and one for each further share of devices."""
+"""Searches one study with several workers on this machine: this process, and one for each further share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from autotune.app.search import Run, run_search, storage_of
-from autotune.app.workers.worker import packed
+from autotune.app.workers.worker import serialize
 from autotune.confidential import hidden
 from autotune.core.events import (
-    ONCE_MORE,
+    REPEATED,
     CandidateVetoed,
     Event,
     Listener,
@@ -26,7 +26,7 @@ from autotune.core.events import (
     StageStarted,
 )
 from autotune.core.machine import Hardware, Share
-from autotune.probing.channel import end_of, started
+from autotune.probing.channel import read_tail, start_module
 from autotune.study import SearchOutcome, begin
 from autotune.units import counted
 
@@ -53,15 +53,15 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
     if not further:
         return run_search(run, listener)
     begin(storage_of(run), listener)
-    joined, forwarder = replace(run, asked=replace(run.asked, resume=True)), EventForwarder(listener)
+    joined, forwarder = replace(run, arguments=replace(run.arguments, resume=True)), EventForwarder(listener)
     forwarder(StageStarted(f"Starting {counted(len(further), 'further worker')}"))
-    with _started(joined, further, forwarder, module):
+    with _further_workers(joined, further, forwarder, module):
         return run_search(joined, forwarder)
 
 
 @contextmanager
-def _started(run: Run, further: Sequence[Share], forwarder: EventForwarder, module: str) -> Iterator[None]:
-    data = packed(run)
+def _further_workers(run: Run, further: Sequence[Share], forwarder: EventForwarder, module: str) -> Iterator[None]:
+    data = serialize(run)
     workers: list[_Worker] = []
     try:
         for number, share in enumerate(further, 1):
@@ -89,7 +89,7 @@ class _Worker:
         self._forwarder = forwarder
         self._closing = False
         # Ctrl-C in a terminal goes to the first worker, which ends the others.
-        self._process, end, self._output = started(module, (), {})
+        self._process, end, self._output = start_module(module, (), {})
         self._connection = Connection(end.detach())
         self._thread = threading.Thread(target=self._follow, args=(devices, data), name=f"worker {number}")
         self._thread.start()
@@ -133,7 +133,7 @@ class _Worker:
         code = self._process.returncode
         if code < 0:
             return f"signal {-code}"
-        lines = end_of(self._output).splitlines()
+        lines = read_tail(self._output).splitlines()
         return f"exit status {code}" + (f", {hidden(lines[-1])}" if lines else "")
 
 
@@ -192,7 +192,7 @@ class EventForwarder:
 def _mark(event: Event) -> object | None:
     """Return a key that is equal for duplicate events, or None for an event that is always new."""
     match event:
-        case ProbeFinished(number=number, purpose=purpose) if purpose not in ONCE_MORE:
+        case ProbeFinished(number=number, purpose=purpose) if purpose not in REPEATED:
             return ("finished", number)
         case CandidateVetoed(number=number):
             return ("vetoed", number)

@@ -3,7 +3,7 @@
 Protocol, over a socket that is this process's standard input: the first worker sends this worker's share and the
 hardware of each worker, and then the packed :class:`~autotune.app.search.Run`. This worker replies with events as they
 happen, and last with a text: the reason of its failure, or an empty text. When the first worker ends, the socket
-closes, and this worker interrupts itself as Ctrl-C would.
+closes, and this worker sends itself SIGINT.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from autotune.errors import AutotuneError
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 
-_OWN = {JobServer: "server", ServerTracer: "tracer"}
-"""Types whose objects each worker creates itself, with their references in a serialised search."""
+_REFERENCES = {JobServer: "server", ServerTracer: "tracer"}
+"""Types of objects that each worker creates itself, with the references that replace them in a serialised search."""
 
 
 class _Packer(pickle.Pickler):
     def persistent_id(self, obj: object) -> str | None:
         """Return the reference that replaces an object in a serialised search, or None to serialise the object."""
-        return _OWN.get(type(obj))
+        return _REFERENCES.get(type(obj))
 
 
 class _Unpacker(pickle.Unpickler):
@@ -42,22 +42,22 @@ class _Unpacker(pickle.Unpickler):
         return self._own[pid]
 
 
-def packed(run: Run) -> bytes:
+def serialize(run: Run) -> bytes:
     """Return a serialised search with its traces, without the sender's processes."""
     file = io.BytesIO()
     _Packer(file, pickle.HIGHEST_PROTOCOL).dump(run)
     return file.getvalue()
 
 
-def unpacked(data: bytes, server: JobServer, tracer: ServerTracer) -> Run:
-    """Return the search that :func:`packed` serialised, with this worker's own processes."""
+def deserialize(data: bytes, server: JobServer, tracer: ServerTracer) -> Run:
+    """Return the search that :func:`serialize` serialised, with this worker's own processes."""
     run = _Unpacker(data, server, tracer).load()
     assert isinstance(run, Run)
     return run
 
 
 def main(connection: Connection) -> None:
-    """Search until the study is complete or the first worker has ended; a failure is reported, not raised."""
+    """Search until the study is complete or the first worker has ended; a failure is sent to the first worker."""
     # A background command ignores Ctrl-C, but its workers must not. A scheduler may signal all processes at once.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -79,9 +79,9 @@ def main(connection: Connection) -> None:
 def _search(connection: Connection) -> None:
     share, hardware = connection.recv()
     with worker_servers(hardware, share, ignore) as (server, tracer):
-        run = unpacked(connection.recv_bytes(), server, tracer)
+        run = deserialize(connection.recv_bytes(), server, tracer)
         threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
-        with tracer.within(run.timeout_seconds):
+        with tracer.time_limit(run.timeout_seconds):
             run_search(run, connection.send)
 
 

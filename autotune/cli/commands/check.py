@@ -1,4 +1,4 @@
-"""``autotune check``: check before a job starts whether its configuration runs and fits."""
+"""The command ``autotune check``: checks before a job starts whether its configuration runs and fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DESCRIPTION = (
 )
 _FILES = (".yaml", ".yml")
 # Exit codes, the gravest last.
-_GRAVITY = (0, 3, 1, 2)
+_BY_SEVERITY = (0, 3, 1, 2)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,14 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
     several = len(words) > 1 and all(word.endswith(_FILES) for word in words)
     configurations = words if several or len(words) == 1 else [words]
     with watching(stderr_console()) as listener:
-        asked = [CheckArguments(each, **options, listener=listener) for each in configurations]
-        found = list(check_each(asked))
+        args = [CheckArguments(each, **options, listener=listener) for each in configurations]
+        verdicts = list(check_each(args))
     if as_json:
-        write_json(Verdicts(tuple(found)) if several else found[0])
+        write_json(Verdicts(tuple(verdicts)) if several else verdicts[0])
     else:
-        for number, (word, each) in enumerate(zip(words, found, strict=False)):
+        for number, (word, each) in enumerate(zip(words, verdicts, strict=False)):
             show(verdict_report(each, word if several else ""), stdout_console(), apart=number > 0)
-    return max(found, key=lambda each: _GRAVITY.index(each.exit_code)).exit_code
+    return max(verdicts, key=lambda each: _BY_SEVERITY.index(each.exit_code)).exit_code
 
 
 def _fix(words: list[str], options: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""``autotune dry-run``: run a training script for a few steps on null GPUs to check whether it fits."""
+"""The command ``autotune dry-run``: runs a training script for a few steps on null GPUs to check whether it fits."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     options.setdefault("command", [])
 
     from autotune.app.dry_run import dry_run
-    from autotune.cli.console import answer, stderr_console
+    from autotune.cli.console import stderr_console, write_result
     from autotune.reporting.dry_run import dry_run_report
     from autotune.reporting.watch import plain_lines
 
-    # The script draws on the same terminal.
-    found = dry_run(**options, listener=plain_lines(stderr_console()))
-    answer(found, dry_run_report, as_json=as_json)
-    return found.exit_code
+    # The script writes to the same terminal, so there is no live display.
+    result = dry_run(**options, listener=plain_lines(stderr_console()))
+    write_result(result, dry_run_report, as_json=as_json)
+    return result.exit_code

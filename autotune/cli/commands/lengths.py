@@ -1,4 +1,4 @@
-"""``autotune lengths``: how long a dataset's rows are in tokens, and how much each maximum length keeps."""
+"""The command ``autotune lengths``: shows the lengths of a dataset's rows in tokens."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     options, as_json = options_of(arguments)
 
     from autotune.app.lengths import lengths
-    from autotune.cli.console import answer, stderr_console
+    from autotune.cli.console import stderr_console, write_result
     from autotune.reporting.lengths import lengths_report
     from autotune.reporting.watch import watching
 
     with watching(stderr_console()) as listener:
         report = lengths(**options, listener=listener)
-    answer(report, lengths_report, as_json=as_json)
+    write_result(report, lengths_report, as_json=as_json)
     return 0

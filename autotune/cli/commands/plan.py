@@ -1,4 +1,4 @@
-"""``autotune plan``: search for the fastest configuration that fits by traces, with no GPU."""
+"""The command ``autotune plan``: predicts without a GPU which configurations fit and how fast they are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DESCRIPTION = (
     "autotune probe measures."
 )
 _LIST = "list"
-_OF_PLANS, _OF_TABLES = ({each.name for each in fields(kind)} for kind in (PlanArguments, RentArguments))
-_FOR_ONE_PLAN = {"html", "all"} | (_OF_PLANS - _OF_TABLES)
+_PLAN_OPTIONS, _RENT_OPTIONS = ({each.name for each in fields(kind)} for kind in (PlanArguments, RentArguments))
+_FOR_ONE_PLAN = {"html", "all"} | (_PLAN_OPTIONS - _RENT_OPTIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def epilog() -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, show the estimates, and return the exit code: 1 where nothing is predicted to fit."""
+    """Plan, show the estimates, and return the exit code: 1 if nothing is predicted to fit."""
     options, as_json = options_of(arguments)
     if "all" in options and not as_json:
         raise InputError("--all is for --json.", hint="Give both, or --top N for a longer table.")
@@ -75,19 +75,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(*, as_json: bool) -> int:
     """Show the known GPUs, and return the exit code."""
-    from autotune.cli.console import answer, stdout_console
+    from autotune.cli.console import stdout_console, write_result
     from autotune.inspection.gpus import gpus
     from autotune.reporting.catalogues import gpus_report
 
     width = stdout_console().width
-    answer(gpus(), lambda known: gpus_report(known, width), as_json=as_json)
+    write_result(gpus(), lambda known: gpus_report(known, width), as_json=as_json)
     return 0
 
 
 def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bool) -> int:
     """Plan for one GPU, show the estimates, and return the exit code."""
     from autotune.app.plan import plan
-    from autotune.cli.console import answer, stderr_console
+    from autotune.cli.console import stderr_console, write_result
     from autotune.emit.files import check_writable
     from autotune.inspection.paths import user_path
     from autotune.reporting.plan import plan_report
@@ -95,52 +95,52 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
 
     if page is not None:
         check_writable(user_path(page).absolute().parent, "--html")
-    found: Plan
+    result: Plan
     with watching(stderr_console()) as listener:
         try:
-            found, failure = plan(**options, listener=listener), None
+            result, failure = plan(**options, listener=listener), None
         except UnwrittenError as error:
-            found, failure = error.document, error
+            result, failure = error.document, error
     top = int(options.get("top", PlanArguments.top))
-    shown = found.summary(top) if as_json and not whole else found
-    answer(shown, lambda plan: plan_report(plan, top), as_json=as_json)
+    document = result.summary(top) if as_json and not whole else result
+    write_result(document, lambda plan: plan_report(plan, top), as_json=as_json)
     if page is not None:
-        _say(_page(found, page))
+        _print_message(_write_page(result, page))
     if failure is not None:
         raise failure
     if "output" not in options:
-        return 0 if found.fastest is not None else 1
-    where = f"wrote {found.bundle.directory}, planned and not measured" if found.bundle is not None else ""
-    _say(where or f"Nothing was written: {found.unwritten}.")
-    return 0 if found.bundle is not None else 1
+        return 0 if result.fastest is not None else 1
+    where = f"wrote {result.bundle.directory}, planned and not measured" if result.bundle is not None else ""
+    _print_message(where or f"Nothing was written: {result.unwritten}.")
+    return 0 if result.bundle is not None else 1
 
 
-def _page(found: Plan, page: str) -> str:
+def _write_page(plan: Plan, page: str) -> str:
     """Write the page, and return a message about it; the plan is valid without the page."""
     from autotune.app.report import report
 
     try:
-        return f"wrote {report(found, output=page)}"
+        return f"wrote {report(plan, output=page)}"
     except InputError as error:
         return f"There is no page: {error}"
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     from autotune.cli.console import stderr_console
 
     stderr_console().print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _compare(options: dict[str, Any], *, as_json: bool) -> int:
-    """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
+    """Compare GPUs, show the table, and return the exit code: 1 if nothing is predicted to fit on any."""
     from autotune.app.rent import rent
-    from autotune.cli.console import answer, stderr_console
+    from autotune.cli.console import stderr_console, write_result
     from autotune.reporting.rent import rent_report
     from autotune.reporting.watch import watching
 
-    # Without a name, it is this machine's GPU whose numbers are compared.
+    # Without --gpu, numbers of this machine's GPU are compared.
     options.setdefault("gpu", None)
     with watching(stderr_console()) as listener:
-        found = rent(**options, listener=listener)
-    answer(found, rent_report, as_json=as_json)
-    return 0 if any(offer.fits for offer in found.offers) else 1
+        result = rent(**options, listener=listener)
+    write_result(result, rent_report, as_json=as_json)
+    return 0 if any(offer.fits for offer in result.offers) else 1

@@ -1,4 +1,4 @@
-"""``autotune probe``: find the fastest configuration that fits."""
+"""The command ``autotune probe``: finds the fastest configuration that fits, by real training steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from contextlib import suppress
 
 from autotune.app.arguments import ProbeArguments
-from autotune.cli.arguments import add_json, add_options, listed, options_of, trainer_names
+from autotune.cli.arguments import add_json, add_options, indented, options_of, trainer_names
 from autotune.core.effort import EFFORTS
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.status import RunStatus
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def epilog() -> str:
-    """Return the end of the help: examples, and the knobs as the catalogue has them."""
+    """Return the end of the help: examples, knobs, efforts, trainers and exit codes."""
     from autotune.techniques import catalogue
     from autotune.techniques.base import how_changes
     from autotune.trainers import trainers
@@ -52,9 +52,9 @@ def epilog() -> str:
         "  autotune probe ./my-model chats.parquet --memory-budget 24GiB --allow lora,quantization\n"
         "  autotune probe ./my-model chats.parquet --fix packing=bfd --max-length 4096 --effort quick --json\n"
         "  autotune probe --base my-config.yaml --memory-budget 24GiB\n\n"
-        f"knobs (`autotune techniques` explains them):\n{listed(knob.name for knob in knobs)}\n\n"
-        f"--allow takes {GLOBAL_BATCH}, and of these:\n{listed(changing)}\n\n"
-        f"--effort takes:\n{listed(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
+        f"knobs (`autotune techniques` explains them):\n{indented(knob.name for knob in knobs)}\n\n"
+        f"--allow takes {GLOBAL_BATCH}, and of these:\n{indented(changing)}\n\n"
+        f"--effort takes:\n{indented(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 a candidate is recommended, 1 nothing fits, or every probe failed,\n"
         "2 the input cannot be used, 3 a limit ended the search before that was known"

@@ -1,4 +1,4 @@
-"""``autotune report``: write the result of a run as an HTML or Markdown page."""
+"""The command ``autotune report``: writes the result of a search as an HTML or Markdown page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def epilog() -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and return the exit code."""
     options = dict(vars(arguments))
-    shown = options.pop("open", False)
+    opens = options.pop("open", False)
 
     from autotune.app.report import report
     from autotune.cli.console import stdout_console
 
     file = report(**options)
     stdout_console().print(f"wrote {file}", soft_wrap=True, markup=False, highlight=False)
-    if shown:
+    if opens:
         import webbrowser
 
         webbrowser.open(Path(file).absolute().as_uri())

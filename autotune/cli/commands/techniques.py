@@ -1,4 +1,4 @@
-"""``autotune techniques``: list the knobs, their choices, and which of them this machine supports."""
+"""The command ``autotune techniques``: lists the knobs, their choices, and their support on this machine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     options, as_json = options_of(arguments)
 
     from autotune.app.catalogue import catalogue
-    from autotune.cli.console import answer
+    from autotune.cli.console import write_result
     from autotune.reporting.catalogues import techniques_report
 
     rows = catalogue(**options)
-    answer(rows, techniques_report, as_json=as_json)
+    write_result(rows, techniques_report, as_json=as_json)
     return 0

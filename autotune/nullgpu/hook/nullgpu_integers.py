@@ -1,12 +1,11 @@
-"""Computes small and integer operators on the host: branches, shapes and counts of programs depend on them.
+"""Computes operators on small or integer tensors on the host, because a program's branches and shapes depend on them.
 
-Device memory of a null GPU is host memory, so an operator's own CPU kernel can write the result. The CUDA kernel's host
-code runs first, so that everything is allocated as on a GPU. What depends on large tensors of floating-point numbers
-stays whatever was in memory; what is drawn from such, or is their largest, is the last index, which is a valid token.
+Device memory of a null GPU is host memory, so an operator's CPU kernel can write the result there. The CUDA kernel's
+host code runs first, so that it allocates as on a GPU. Results of large floating-point tensors stay uninitialised
+memory, except that sampling from such a tensor, or its argmax, gives the last index, which is a valid token.
 
-PyTorch calls :func:`hook` at the end of ``import torch``: the folder beside this file names it as an entry point of the
-group ``torch.backends``. Operators are replaced when the process first uses CUDA. ``NULLGPU_INTEGERS=0`` leaves all as
-it is.
+PyTorch calls :func:`hook` at the end of ``import torch``: ``nullgpu-0.dist-info`` declares it as an entry point of the
+group ``torch.backends``. The first use of CUDA replaces the operators. ``NULLGPU_INTEGERS=0`` disables this.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-# Operators, in-place forms included, whose results programs look at.
+# Operators, in-place forms included, whose results programs read.
 # fmt: off
 _OPERATORS = [
     "eq", "ne", "lt", "le", "gt", "ge", "isin", "equal", "logical_and", "logical_or",
@@ -38,8 +37,8 @@ _OPERATORS = [
     "_unique2", "unique_consecutive", "repeat_interleave",
 ]
 # fmt: on
-# Those whose result's shape depends on values, so that the CUDA kernel's host code cannot run first.
-_SHAPED_BY_VALUES = {
+# Operators whose output shape depends on values, so that the CUDA kernel's host code cannot run first.
+_DATA_DEPENDENT_SHAPES = {
     "nonzero",
     "masked_select",
     "unique_dim",
@@ -48,21 +47,20 @@ _SHAPED_BY_VALUES = {
     "repeat_interleave",
     "bincount",
 }  # fmt: skip
-# One kernel for all devices, which the dispatcher does not list under CUDA.
-_OF_ALL_DEVICES = {"copy_"}
-# Called with numbers that were wrapped into tensors on the device, which PyTorch cannot hand to Python: a number to the
-# power of a tensor.
-_OF_WRAPPED_NUMBERS = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
-_DRAWN = ("multinomial", "argmax")
-# The answers for floating-point numbers: none is NaN or infinite. Garbage may be, and DeepSpeed skips such an update.
+# Operators with one kernel for all devices, which the dispatcher does not list under CUDA.
+_DEVICE_INDEPENDENT = {"copy_"}
+# Overloads that PyTorch calls with a number wrapped into a device tensor (2 ** tensor), which it cannot pass to Python.
+_WRAPPED_NUMBER_OVERLOADS = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
+_INDEX_OPERATORS = ("multinomial", "argmax")
+# Results for floating-point numbers: uninitialised memory may be NaN or infinite, and DeepSpeed would skip the update.
 _FINITE = {"isnan": False, "isinf": False, "isfinite": True}
-# Elements up to which a call is computed: of integers and booleans alone, and with floating-point numbers among them.
-_MOST_INTEGERS = 1 << 22
-_MOST_NUMBERS = 1 << 15
+# Most elements of a computed call: of integers and booleans alone, and if there are floating-point numbers among them.
+_MAX_INTEGERS = 1 << 22
+_MAX_FLOATS = 1 << 15
 
-# Registrations last as long as this does.
+# Keeps the registrations alive.
 _libraries: list[Any] = []
-_SETTLED_SECONDS, _LONGEST_SETTLING_SECONDS = 0.02, 20.0
+_POLL_SECONDS, _MAX_WAIT_SECONDS = 0.02, 20.0
 
 
 def hook() -> None:
@@ -72,61 +70,58 @@ def hook() -> None:
 
 
 def install() -> int:
-    """Replace the CUDA kernels of the operators, and return of how many overloads."""
+    """Replace the CUDA kernels of the operators; return the number of overloads."""
     if _libraries:
         return 0
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
-    atexit.register(_settle)
-    for name in _DRAWN:
-        overload = getattr(torch.ops.aten, name).default
-        _replace(library, f"aten::{name}", _last_index(overload, torch.library.get_kernel(f"aten::{name}", "CUDA")))
+    atexit.register(_wait_for_autograd_threads)
+    for name in _INDEX_OPERATORS:
+        overload, original = getattr(torch.ops.aten, name).default, torch.library.get_kernel(f"aten::{name}", "CUDA")
+        _replace(library, f"aten::{name}", _last_index_kernel(overload, original))
     for name, answer in _FINITE.items():
-        overload = getattr(torch.ops.aten, name).default
-        _replace(
-            library, f"aten::{name}", _answered(overload, torch.library.get_kernel(f"aten::{name}", "CUDA"), answer)
-        )
+        overload, original = getattr(torch.ops.aten, name).default, torch.library.get_kernel(f"aten::{name}", "CUDA")
+        _replace(library, f"aten::{name}", _constant_kernel(overload, original, answer))
     count = 0
     for name in dict.fromkeys(_OPERATORS):
-        for form in (name, f"{name}_"):
-            for overload in _overloads(form):
-                full = (
-                    overload._schema.name + "." * bool(overload._schema.overload_name) + overload._schema.overload_name
-                )
-                if full in _OF_WRAPPED_NUMBERS or not _has_cuda_kernel(full, form):
+        for operator in (name, f"{name}_"):
+            for overload in _overloads(operator):
+                schema = overload._schema
+                full_name = schema.name + "." * bool(schema.overload_name) + schema.overload_name
+                if full_name in _WRAPPED_NUMBER_OVERLOADS or not _has_cuda_kernel(full_name, operator):
                     continue
-                original = torch.library.get_kernel(full, "CUDA")
-                _replace(library, full, _on_host(overload, original, shaped_by_values=form in _SHAPED_BY_VALUES))
+                original = torch.library.get_kernel(full_name, "CUDA")
+                by_value = operator in _DATA_DEPENDENT_SHAPES
+                _replace(library, full_name, _host_kernel(overload, original, data_dependent_shape=by_value))
                 count += 1
     return count
 
 
-def _settle() -> None:
-    """Wait until autograd's threads are idle, for some seconds at most.
+def _wait_for_autograd_threads() -> None:
+    """Wait until autograd's threads are idle, for 20 s at most.
 
-    A kernel of this module that ran in one of them leaves Python objects there to be freed. That takes the lock of the
-    interpreter, and a thread that asks for it while the interpreter ends is ended in the midst of a destructor, which
-    aborts the process.
+    A kernel of this module that ran in such a thread leaves Python objects to free there, which needs the GIL. CPython
+    ends a thread that requests the GIL during finalization; inside a C++ destructor that aborts the process.
     """
-    before, deadline = None, time.monotonic() + _LONGEST_SETTLING_SECONDS
-    while (now := _autograd_threads()) and time.monotonic() < deadline:
-        if now == before and all(state == "S" for state, _ in now.values()):
+    previous, deadline = None, time.monotonic() + _MAX_WAIT_SECONDS
+    while (current := _autograd_threads()) and time.monotonic() < deadline:
+        if current == previous and all(state == "S" for state, _ in current.values()):
             return
-        before = now
-        # Longer than the interval at which a thread that waits for the lock asks for it again (sys.getswitchinterval).
-        time.sleep(_SETTLED_SECONDS)
+        previous = current
+        # Longer than the interval at which a waiting thread requests the GIL again (sys.getswitchinterval).
+        time.sleep(_POLL_SECONDS)
 
 
 def _autograd_threads() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the state of autograd's threads, and how often they were switched, by their number."""
-    found = {}
+    """Return the state and the context switches of autograd's threads, by thread number."""
+    threads = {}
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
             if lines["Name"].startswith("pt_autograd"):
                 switches = tuple(lines[name] for name in ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"))
-                found[task.name] = lines["State"][0], switches
-    return found
+                threads[task.name] = lines["State"][0], switches
+    return threads
 
 
 def _overloads(name: str) -> Iterator[Any]:
@@ -135,43 +130,44 @@ def _overloads(name: str) -> Iterator[Any]:
         yield getattr(packet, overload)
 
 
-def _has_cuda_kernel(full: str, form: str) -> bool:
+def _has_cuda_kernel(full_name: str, operator: str) -> bool:
     try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CUDA")) or form in _OF_ALL_DEVICES
+        # The dispatcher comes first: it raises an error for an overload that it does not have.
+        return torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CUDA") or operator in _DEVICE_INDEPENDENT
     except RuntimeError:
-        return False  # an operator of TorchScript's own, which the dispatcher does not know
+        return False  # an operator of TorchScript alone, without an entry in the dispatcher
 
 
-def _replace(library: Any, full: str, kernel: Callable[..., Any]) -> None:
-    library.impl(full.removeprefix("aten::"), kernel, "CUDA", with_keyset=True, allow_override=True)
+def _replace(library: Any, full_name: str, kernel: Callable[..., Any]) -> None:
+    library.impl(full_name.removeprefix("aten::"), kernel, "CUDA", with_keyset=True, allow_override=True)
 
 
-def _on_host(overload: Any, original: Any, *, shaped_by_values: bool) -> Callable[..., Any]:
-    """Return a kernel that computes small calls of an operator on the host, and leaves the others to the original."""
-    of_tensors = [str(argument.type) == "Tensor" for argument in overload._schema.arguments]
+def _host_kernel(overload: Any, original: Any, *, data_dependent_shape: bool) -> Callable[..., Any]:
+    """Return a kernel that computes small calls of an operator on the host and passes the others to the original."""
+    takes_tensor = [str(argument.type) == "Tensor" for argument in overload._schema.arguments]
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        # Numbers that were wrapped into tensors arrive as numbers.
+        # PyTorch unwraps numbers that it had wrapped into tensors.
         args = tuple(
-            torch.tensor(each, device="cpu") if of_tensor and isinstance(each, (bool, int, float, complex)) else each
-            for each, of_tensor in zip(args, of_tensors, strict=False)
+            torch.tensor(each, device="cpu") if is_tensor and isinstance(each, (bool, int, float, complex)) else each
+            for each, is_tensor in zip(args, takes_tensor, strict=False)
         )
-        given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
-        if not _small(given):
-            return _reduced(original.call_boxed(keyset, *args, **kwargs), is_all=overload._schema.name == "aten::all")
-        device = next((each.device for each in given if each.device.type == "cuda"), None)
-        if shaped_by_values:
-            found = overload(*_host(args), **{name: _host(each) for name, each in kwargs.items()})
-            return torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: each.to(device), found)
+        tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        if not _is_small(tensors):
+            return _set_reductions(original.call_boxed(keyset, *args, **kwargs), overload._schema.name == "aten::all")
+        device = next((each.device for each in tensors if each.device.type == "cuda"), None)
+        if data_dependent_shape:
+            host_result = overload(*_to_host(args), **{name: _to_host(each) for name, each in kwargs.items()})
+            return torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: each.to(device), host_result)
         result = original.call_boxed(keyset, *args, **kwargs)
         results = list(_tensors(result))
-        if not _small(results):
+        if not _is_small(results):
             return result
-        found = overload(*_host(args), **{name: _host(each) for name, each in kwargs.items()})
+        host_result = overload(*_to_host(args), **{name: _to_host(each) for name, each in kwargs.items()})
         if isinstance(result, bool):
-            return found
-        for to, value in zip(results, _tensors(found), strict=False):
-            alias = _host(to)
+            return host_result
+        for to, value in zip(results, _tensors(host_result), strict=False):
+            alias = _to_host(to)
             if alias.data_ptr() != value.data_ptr() and alias.shape == value.shape:
                 alias.copy_(value)
         return result
@@ -179,51 +175,51 @@ def _on_host(overload: Any, original: Any, *, shaped_by_values: bool) -> Callabl
     return kernel
 
 
-def _reduced(result: Any, *, is_all: bool) -> Any:
-    """Set single numbers and truth values that large tensors come to: all are true, and everything else is zero."""
+def _set_reductions(result: Any, is_all: bool) -> Any:
+    """Fill scalar and boolean results of large tensors: with true for ``aten::all``, else with zero."""
     import torch
 
     for each in _tensors(result):
-        if each.numel() == 1 or (each.dtype == torch.bool and each.numel() <= _MOST_INTEGERS):
-            _host(each).fill_(is_all)
+        if each.numel() == 1 or (each.dtype == torch.bool and each.numel() <= _MAX_INTEGERS):
+            _to_host(each).fill_(is_all)
     return result
 
 
-def _answered(overload: Any, original: Any, answer: bool) -> Callable[..., Any]:
-    """Return a kernel with the same truth value for every floating-point number; that of integers is computed."""
-    on_host = _on_host(overload, original, shaped_by_values=False)
+def _constant_kernel(overload: Any, original: Any, answer: bool) -> Callable[..., Any]:
+    """Return a kernel with one truth value for all floating-point numbers; computes those of integers."""
+    host_kernel = _host_kernel(overload, original, data_dependent_shape=False)
 
     def kernel(keyset: Any, numbers: Any, *args: Any, **kwargs: Any) -> Any:
         if not numbers.is_floating_point():
-            return on_host(keyset, numbers, *args, **kwargs)
+            return host_kernel(keyset, numbers, *args, **kwargs)
         result = original.call_boxed(keyset, numbers, *args, **kwargs)
-        if result.numel() <= _MOST_INTEGERS:
-            _host(result).fill_(answer)
+        if result.numel() <= _MAX_INTEGERS:
+            _to_host(result).fill_(answer)
         return result
 
     return kernel
 
 
-def _last_index(overload: Any, original: Any) -> Callable[..., Any]:
-    """Return a kernel whose result is the last index of scores, which were never computed; that of integers is."""
-    on_host = _on_host(overload, original, shaped_by_values=False)
+def _last_index_kernel(overload: Any, original: Any) -> Callable[..., Any]:
+    """Return a kernel that gives the last index for floating-point scores; computes those of integers."""
+    host_kernel = _host_kernel(overload, original, data_dependent_shape=False)
 
     def kernel(keyset: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
         if not scores.is_floating_point():
-            return on_host(keyset, scores, *args, **kwargs)
-        drawn = original.call_boxed(keyset, scores, *args, **kwargs)
-        _host(drawn).fill_(scores.shape[-1] - 1)
-        return drawn
+            return host_kernel(keyset, scores, *args, **kwargs)
+        indices = original.call_boxed(keyset, scores, *args, **kwargs)
+        _to_host(indices).fill_(scores.shape[-1] - 1)
+        return indices
 
     return kernel
 
 
-def _host(value: Any) -> Any:
-    """Return the same arguments with CPU tensors on the same bytes in place of CUDA tensors."""
+def _to_host(value: Any) -> Any:
+    """Return the arguments with CUDA tensors replaced by CPU tensors on the same bytes."""
     if isinstance(value, torch.Tensor):
         return _alias(value) if value.device.type == "cuda" else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_host(each) for each in value)
+        return type(value)(_to_host(each) for each in value)
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return value
@@ -235,7 +231,7 @@ def _alias(tensor: Any) -> Any:
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     raw = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-    # Within DeepSpeed's zero.Init, torch.empty makes tensors of another device and type.
+    # DeepSpeed's zero.Init patches torch.empty, which then makes tensors of another device and type.
     flat = torch.frombuffer(raw, dtype=tensor.dtype, count=storage.nbytes() // tensor.element_size())
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -249,10 +245,10 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(each)
 
 
-def _small(tensors: list[Any]) -> bool:
-    """Return whether all are plain tensors, and few enough elements to be computed on the host."""
+def _is_small(tensors: list[Any]) -> bool:
+    """Return whether all are plain strided tensors with few enough elements to compute on the host."""
     if any(type(each) is not torch.Tensor or each.layout is not torch.strided for each in tensors):
         return False
-    numbers = sum(each.numel() for each in tensors if each.is_floating_point() or each.is_complex())
-    integers = sum(each.numel() for each in tensors) - numbers
-    return bool(numbers <= _MOST_NUMBERS and integers <= (_MOST_NUMBERS if numbers else _MOST_INTEGERS))
+    floats = sum(each.numel() for each in tensors if each.is_floating_point() or each.is_complex())
+    integers = sum(each.numel() for each in tensors) - floats
+    return bool(floats <= _MAX_FLOATS and integers <= (_MAX_FLOATS if floats else _MAX_INTEGERS))

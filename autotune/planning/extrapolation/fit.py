@@ -1,4 +1,4 @@
-"""Extrapolates the depth of a step from traces of few layers at one size, moment by moment."""
+"""Extrapolates a step to all layers from traces of few layers, moment by moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ others (other shapes, longer rows, a teacher) by -0.1 %, -12.9 to +5.7 %; with 0
 class Fit:
     """Extrapolates the traces of a training plan at one micro-batch size and one or two depths to all layers.
 
-    Example: traces at 2 and 3 layers give a forecast for 32 layers: at each moment, the figure at 2 layers plus 30
+    Example: the forecast for 32 layers from traces of 2 and 3 layers is, at each moment, the figure of 2 layers plus 30
     times the difference of the two.
 
     Args:
@@ -35,9 +35,9 @@ class Fit:
 
     Attributes:
         assumptions: the assumptions of the traces, in sentences.
-        aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment. If
-            not, only the peaks are extrapolated, which may belong to different moments. Saving with an engine is
-            excluded: only its peak is needed.
+        aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment;
+            else only peaks are, which may belong to different moments. Saving with an engine is excluded: only its peak
+            is needed.
     """
 
     def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: bool = False) -> None:
@@ -51,13 +51,13 @@ class Fit:
         self._between = next((reply.between for reply in self._replies), Occurrence.FURTHER)
         parts = dict.fromkeys(section.part for reply in self._replies for section in reply.sections)
         self._sections = {part: [_section(reply, part) for reply in self._replies] for part in parts}
-        # A checkpoint gathers one tensor after another, so the moments of its layers cannot be distinguished.
-        alike = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
-        aligned = {part: self._aligned(part) if part not in alike else None for part in parts}
-        self.aligned = all(found is not None or part in alike for part, found in aligned.items())
+        # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
+        unaligned = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
+        aligned = {part: self._aligned(part) if part not in unaligned else None for part in parts}
+        self.aligned = all(stretches is not None or part in unaligned for part, stretches in aligned.items())
         self._stretches: dict[Stretch, Aligned] = {}
-        for part, found in aligned.items():
-            self._stretches.update(found if found is not None else self._peaks(part))
+        for part, stretches in aligned.items():
+            self._stretches.update(stretches if stretches is not None else self._peaks(part))
 
     def forecast(self, micro_batches: int, expandable_segments: bool = False) -> Forecast:
         """Return the forecast for a number of micro-batches per optimizer step, and segments of the allocator."""
@@ -71,23 +71,23 @@ class Fit:
         tensors = [reply.device.bytes for reply in self._replies]
         # The allocator's overhead over tensor bytes is modelled as a share plus a constant: which blocks are split
         # varies irregularly with size, so extrapolating single figures would amplify random differences.
-        added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
-        always = max(0, min(added))
+        overheads = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
+        fixed = max(0, min(overheads))
         unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
         returned = ((each.reserved_bytes or 0) - (each.needed_bytes or 0) for each in replays)
         stretches = {
             stretch: aligned.highest().levels for stretch, aligned in self._stretches.items() if stretch[0] in sections
         }
-        peaks = [max(max(each[at].totals, default=0) for each in sections.values()) for at in range(len(replays))]
-        grown = max(sum(levels.values()) for levels in stretches.values()) / fmean(peaks)
-        host = (_weighted([section.host_bytes for section in each], weights) for each in sections.values())
-        machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
+        peaks = [max(max(each[index].totals, default=0) for each in sections.values()) for index in range(len(replays))]
+        growth = max(sum(levels.values()) for levels in stretches.values()) / fmean(peaks)
+        host = (_weighted_sum([section.host_bytes for section in each], weights) for each in sections.values())
+        machine = (_weighted_sum([section.machine_bytes for section in each], weights) for each in sections.values())
         return Forecast(
             stretches=stretches,
-            rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
-            workspace_bytes=always,
+            rounding_share=fmean((more - fixed) / max(1, size) for more, size in zip(overheads, tensors, strict=True)),
+            workspace_bytes=fixed,
             # `PlanTracer.whole` replaces this approximation at full depth.
-            unused_bytes=round(fmean(unused) * (1 + _UNUSED_GROWTH * (grown - 1))),
+            unused_bytes=round(fmean(unused) * (1 + _UNUSED_GROWTH * (growth - 1))),
             returned_bytes=round(fmean(returned)),
             host_bytes=max(0, round(max(host))),
             machine_bytes=max(0, round(max(machine))),
@@ -104,14 +104,14 @@ class Fit:
         return {part: mixed_times(each) for part, each in terms.items() if len(each) == len(self._weights)}
 
     def course(self, stretch: Stretch) -> list[Levels]:
-        """Return the bytes of tensors at each moment of a stretch.
+        """Return the bytes of tensors at each moment of a stretch; empty without the stretch.
 
-        At the peak alone if the moments could not be aligned; none if no trace has the stretch.
+        If moments could not be aligned, there is only the peak.
         """
         return list(self._stretches[stretch].course()) if stretch in self._stretches else []
 
     def highest_moment(self, stretch: Stretch) -> str:
-        """Return the name of the moment of a stretch with the most bytes; empty if no trace has the stretch."""
+        """Return the name of the moment of a stretch with the most bytes; empty without the stretch."""
         return self._stretches[stretch].highest().moment if stretch in self._stretches else ""
 
     def weighted(self) -> list[tuple[int, TraceReply, float]]:
@@ -133,57 +133,57 @@ class Fit:
         # Deeper traces are shallower ones with whole layers inserted.
         shortest = min(sections, key=lambda section: len(section.moments))
         # Names of moments include shapes, which distinguish the head from a layer with the same operators.
-        places: list[tuple[list[int], list[int]]] = []
+        matches: list[tuple[list[int], list[int]]] = []
         for section in sections:
-            first, last = (align(_named(shortest), _named(section)) for align in (from_start, from_end))
+            first, last = (align(_names(shortest), _names(section)) for align in (match_from_start, match_from_end))
             if first is None or last is None:
                 return None
-            places.append((first, last))
-        moved = [end - start for start, end in zip(*places[-1], strict=True)]
-        found_stretches = {}
+            matches.append((first, last))
+        moved = [end - start for start, end in zip(*matches[-1], strict=True)]
+        aligned = {}
         for backward in (False, True):
-            kept = _moments_of(shortest, in_backward=backward)
+            kept = _pass_slice(shortest, in_backward=backward)
             names = shortest.moments[kept]
             start, end = (
-                self._extrapolated([_cut(*each, kept) for each in zip(sections, side, strict=True)], len(names))
-                for side in zip(*places, strict=True)
+                self._extrapolated([_levels_at(*each, kept) for each in zip(sections, side, strict=True)], len(names))
+                for side in zip(*matches, strict=True)
             )
             if names:
-                found_stretches[part, backward] = Aligned(names, start, end, moved[kept], self._insertions, self._edges)
-        return found_stretches
+                aligned[part, backward] = Aligned(names, start, end, moved[kept], self._insertions, self._edges)
+        return aligned
 
     def _extrapolated(self, depths: Sequence[SeriesLevels], moments: int) -> SeriesLevels:
-        found: dict[str, Figures] = {}
+        totals: dict[str, Figures] = {}
         for weight, levels in zip(self._weights, depths, strict=True):
             for name, values in levels.items():
-                found[name] = found.get(name, np.zeros(moments)) + weight * values
-        return found
+                totals[name] = totals.get(name, np.zeros(moments)) + weight * values
+        return totals
 
 
-def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
-    """Return the weights of one or two known depths in the figures at the wanted depth, which are affine in layers.
+def layer_weights(depths: Sequence[int], layers: int) -> tuple[float, ...]:
+    """Return the weights of figures at one or two traced depths in those of ``layers`` layers: figures are affine.
 
     Raises:
-        ValueError: a single depth is known, and it is not the wanted one.
+        ValueError: there is a single depth, and it differs from ``layers``.
     """
-    if len(known) == 1:
-        if known[0] != wanted:
-            raise ValueError(f"{wanted} layers do not follow from {known[0]}")
+    if len(depths) == 1:
+        if depths[0] != layers:
+            raise ValueError(f"{layers} layers do not follow from {depths[0]}")
         return (1.0,)
-    short, long = known
-    share = (wanted - short) / (long - short)
+    short, long = depths
+    share = (layers - short) / (long - short)
     return (1.0 - share, share)
 
 
 def _section(reply: TraceReply, part: Part) -> Section:
-    """Return the section of a part, empty if there is none: a step of one micro-batch has no further micro-batch."""
+    """Return the section of a part; an empty one if the trace lacks it, such as further micro-batches of one."""
     return next((section for section in reply.sections if section.part == part), Section(part, (), {}))
 
 
 _FLAT = re.compile(r" \[\d+\]$")
 
 
-def _named(section: Section) -> list[str]:
+def _names(section: Section) -> list[str]:
     """Return the names of a section's moments without the lengths of 1D tensors, which may grow with depth.
 
     Examples: the norms of all weights for clipping, and an engine's buffers.
@@ -191,11 +191,11 @@ def _named(section: Section) -> list[str]:
     return [_FLAT.sub("", name) for name in section.moments]
 
 
-def _moments_of(section: Section, *, in_backward: bool) -> slice:
+def _pass_slice(section: Section, *, in_backward: bool) -> slice:
     return slice(section.backward, None) if in_backward else slice(0, section.backward)
 
 
-def _cut(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
+def _levels_at(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
     """Return the bytes at the moments ``places[kept]`` of a section."""
     moments = np.array(places[kept], dtype=np.intp)
     return {name: np.array(values, dtype=np.float64)[moments] for name, values in section.levels.items()}
@@ -203,7 +203,7 @@ def _cut(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
 
 def _peak(section: Section, *, in_backward: bool) -> tuple[tuple[str, ...], SeriesLevels]:
     """Return the name of the highest moment of a pass, if it has any, and its bytes."""
-    chosen = _moments_of(section, in_backward=in_backward)
+    chosen = _pass_slice(section, in_backward=in_backward)
     totals = section.totals[chosen]
     if not totals:
         return (), {}
@@ -212,18 +212,18 @@ def _peak(section: Section, *, in_backward: bool) -> tuple[tuple[str, ...], Seri
     return (section.moments[chosen][highest],), levels
 
 
-def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
+def _weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
-# Number of moments that have to match after an insertion to accept it, tried in this order. Long matches distinguish
-# layers with similar parts; short ones are needed if two insertions are close to each other.
-_AGREEING = (48, 24, 12, 6, 3)
-# Number of moments compared at once while nothing is inserted.
-_AT_ONCE = 64
+# Moments that have to match after an insertion, tried in this order. Long matches distinguish layers of similar parts,
+# and short ones find two insertions close to each other.
+_MATCH_LENGTHS = (48, 24, 12, 6, 3)
+# Moments compared at once where nothing is inserted.
+_BLOCK = 64
 
 
-def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
+def match_from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
     """Return, for each moment of ``short``, the index of the matching moment in ``long``, matching from the beginning.
 
     ``long`` has to be ``short`` with moments inserted, otherwise the result is None. Each insertion is assumed to be as
@@ -231,33 +231,33 @@ def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
 
     Example: ``short`` is ``a b``, ``long`` is ``a x x b``; the result is ``[0, 3]``.
     """
-    found: list[int] = []
+    matches: list[int] = []
     position = 0
-    while len(found) < len(short):
-        place = len(found)
-        alike = _AT_ONCE if short[place : place + _AT_ONCE] == long[position : position + _AT_ONCE] else 1
-        if position >= len(long) or short[place] != long[position]:
-            after = _after_insertion(short[place:], long, position)
+    while len(matches) < len(short):
+        index = len(matches)
+        alike = _BLOCK if short[index : index + _BLOCK] == long[position : position + _BLOCK] else 1
+        if position >= len(long) or short[index] != long[position]:
+            after = _after_insertion(short[index:], long, position)
             if after is None:
                 return None
             position = after
-        alike = min(alike, len(short) - place)
-        found.extend(range(position, position + alike))
+        alike = min(alike, len(short) - index)
+        matches.extend(range(position, position + alike))
         position += alike
-    return found
+    return matches
 
 
 def _after_insertion(rest: Sequence[str], long: Sequence[str], position: int) -> int | None:
     """Return the index at which ``long`` continues with ``rest``, or None if it does not."""
-    for count in _AGREEING:
-        wanted = list(rest[:count])
-        for start in range(position + 1, len(long) - len(wanted) + 1):
-            if long[start] == wanted[0] and list(long[start : start + len(wanted)]) == wanted:
+    for count in _MATCH_LENGTHS:
+        pattern = list(rest[:count])
+        for start in range(position + 1, len(long) - len(pattern) + 1):
+            if long[start] == pattern[0] and list(long[start : start + len(pattern)]) == pattern:
                 return start
     return None
 
 
-def from_end(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
-    """Return the same as :func:`from_start`, matching from the end."""
-    found = from_start(short[::-1], long[::-1])
-    return None if found is None else [len(long) - 1 - index for index in reversed(found)]
+def match_from_end(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
+    """Return the same as :func:`match_from_start`, matching from the end."""
+    matches = match_from_start(short[::-1], long[::-1])
+    return None if matches is None else [len(long) - 1 - index for index in reversed(matches)]

@@ -1,4 +1,4 @@
-"""The forecast of memory and time for one depth and shape, and the memory that a device needs for it."""
+"""Forecast of a step's memory and time at full depth, and the memory estimate for a device."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _figures = attrgetter(*_NAMES)
 def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     """Return the weighted sum of times; negative figures become 0.
 
-    The busy times of device, links and host are sums over operators, so they scale with sizes and layers. The total
-    does not: if small traces are bound by the links and a larger one by compute, the weighted sum of totals is too
-    small. So the total is at least the largest busy time.
+    The busy times of device, links and host are sums over operators, so they are affine in sizes and layers. The total
+    is not: if small traces are bound by the links and a larger one by compute, the weighted sum of totals is too small.
+    So the total is at least the largest busy time.
     """
     weights = [weight for _, weight in terms]
     columns = zip(*[_figures(time) for time, _ in terms], strict=True)
     sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
-    found = StepTime(**sums)
-    return replace(found, seconds=max(found.seconds, found.busiest_seconds))
+    mixed = StepTime(**sums)
+    return replace(mixed, seconds=max(mixed.seconds, mixed.busiest_seconds))
 
 
 Stretch = tuple[Part, bool]
@@ -98,16 +98,18 @@ class Forecast:
     def repeats(self, part: Part, micro_batches: int) -> int:
         """Return how often the time of a part counts in an optimizer step of ``micro_batches`` micro-batches.
 
-        A pass over the dataset before the first step is divided among the micro-batches (:meth:`spread`). Evaluation
-        and saving do not count.
+        A pass over the dataset before the first step is divided among the micro-batches (:meth:`with_pass_share`).
+        Evaluation and saving do not count.
         """
         if part.occurrence is self.between:
-            # Beside it, a step of several has one micro-batch of the other occurrence.
+            # The remaining micro-batch of a step has the other occurrence.
             return micro_batches - 1 if micro_batches > 1 or self.between is Occurrence.FURTHER else 1
         return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
 
-    def spread(self, pass_share: float) -> Forecast:
+    def with_pass_share(self, pass_share: float) -> Forecast:
         """Return this forecast with the time of passes before training, such as a reference's, divided among steps.
+
+        A pass runs once over the dataset.
 
         Args:
             pass_share: number of the pass's micro-batches per trained micro-batch.
@@ -118,34 +120,34 @@ class Forecast:
         }
         return replace(self, times=times)
 
-    def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
-        """Return this forecast with a phase replaced by that of another forecast, made for the phase's own size.
+    def with_phase(self, phase: str, other: Forecast, per_step: float) -> Forecast:
+        """Return this forecast with a phase of another forecast, which has the phase's own micro-batch size.
 
         Args:
             per_step: number of runs of the phase per optimizer step.
         """
-        taken = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
-        # In the order of the parts, those of this forecast first.
-        kept = (stretch for stretch in self.stretches if stretch[0].phase != phase or stretch in taken)
-        stretches = {**{stretch: self.stretches[stretch] for stretch in kept}, **taken}
+        replaced = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
+        # This forecast's stretches come first, in order.
+        kept = (stretch for stretch in self.stretches if stretch[0].phase != phase or stretch in replaced)
+        stretches = {**{stretch: self.stretches[stretch] for stretch in kept}, **replaced}
         times = {
             part: time if part.phase != phase else mixed_times([(other.times.get(part, time), per_step)])
             for part, time in self.times.items()
         }
-        found = replace(self, stretches=stretches, times=times)
+        forecast = replace(self, stretches=stretches, times=times)
         totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
         # The unused bytes are those of the forecast with the peak.
-        if found.peak_bytes not in totals:
-            return found
-        return replace(found, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
+        if forecast.peak_bytes not in totals:
+            return forecast
+        return replace(forecast, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
 
 
 def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
-    """Return the first of some forecasts with the weighted mean of the times of all in a step.
+    """Return the first forecast with the weighted mean of all forecasts' times of a step.
 
     Args:
-        forecasts: each with its weight. The weights sum to 1, or less if sizes are timed by larger ones; then they are
-            normalised for the optimizer, whose time does not depend on the size.
+        forecasts: each with its weight. The weights sum to 1, or less if sizes are timed by larger ones: the optimizer,
+            whose time does not depend on the size, has normalised weights.
     """
     first, whole = forecasts[0][0], sum(weight for _, weight in forecasts)
     times = {}
@@ -153,7 +155,7 @@ def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
         if part.occurrence is Occurrence.AFTER:
             continue
         scale = whole if part.phase == OPTIMIZER_STEP else 1.0
-        times[part] = mixed_times([(found.times[part], weight / scale) for found, weight in forecasts])
+        times[part] = mixed_times([(forecast.times[part], weight / scale) for forecast, weight in forecasts])
     return replace(first, times=times)
 
 
@@ -164,15 +166,15 @@ within 5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whol
 to 16.9 % below; those below by more than this error are within it once ``MemoryEstimate.varied_bytes`` is added."""
 
 _OUTLIER = "outlier"
-"""Category whose bytes may be zero or twice as many: :class:`autotune.virtual.records.Category`."""
+"""Category whose bytes may be between zero and twice as many: :class:`autotune.virtual.records.Category`."""
 
 PROCESS_BYTES = 128 * MIB
 _PROCESS_SHARE = 0.25
-"""Upper bound of what a process on a CPU holds in addition to tensors: this share of them, at most so many bytes.
+"""Upper bound of a CPU process's memory in addition to tensors: this share of their bytes, at most ``PROCESS_BYTES``.
 
-Measured in real probes as the most that was mapped (VmData, less what each step started with), less the traced peak of
-tensors, on 2 threads in float32: a model of 2 layers, 64 wide: 6 MiB with 40 of tensors, and 20 with 153; a
-Llama of 13M parameters: 126 MiB with 519, and 89 with 1,389."""
+Measured in real probes as peak VmData minus VmData at the start of each step minus the traced peak of tensors, on 2
+threads in float32: 6 MiB with 40 MiB of tensors and 20 with 153 for a model of 2 layers, 64 wide; 126 MiB with 519 and
+89 with 1,389 for a Llama of 13M parameters."""
 
 
 def memory_estimate(
@@ -184,8 +186,8 @@ def memory_estimate(
         worst: forecast of the largest micro-batch, which gives the memory.
         typical: forecast of a typical one, which gives the time.
         micro_batches: number per optimizer step.
-        device: None only for a CPU for which only tensors count. For another CPU, ``context_bytes`` is the expected
-            maximum that a process holds in addition to its tensors; small models hold less.
+        device: None for a CPU of which only tensors count. For another CPU, its ``context_bytes`` is the expected
+            maximum of a process's memory in addition to tensors; small models need less.
     """
     gpu = None if kind == "cpu" else device
     time = typical.step(micro_batches)
@@ -198,7 +200,7 @@ def memory_estimate(
         FRAGMENTATION: reserved_bytes - peak_bytes if reserved_bytes is not None else 0,
         "context" if gpu is not None else "process": context_bytes,
     }
-    found = MemoryEstimate(
+    memory = MemoryEstimate(
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
         context_bytes=context_bytes,
@@ -209,11 +211,11 @@ def memory_estimate(
         error=TRACED_ERROR,
         time_error=None if time is None or gpu is None else _time_error(time, gpu),
         returned_bytes=worst.returned_bytes if gpu is not None else 0,
-        generation_bytes=_held_bytes(worst, GENERATION, gpu),
-        synchronisation_bytes=_held_bytes(worst, SYNCHRONISATION, gpu),
+        generation_bytes=_phase_bytes(worst, GENERATION, gpu),
+        synchronisation_bytes=_phase_bytes(worst, SYNCHRONISATION, gpu),
     )
     unknown_bytes = worst.categories.get(_OUTLIER, 0)
-    return replace(found, error=found.error + unknown_bytes / found.device_bytes) if unknown_bytes else found
+    return replace(memory, error=memory.error + unknown_bytes / memory.device_bytes) if unknown_bytes else memory
 
 
 def _time_error(time: StepTime, gpu: Gpu) -> float:
@@ -222,10 +224,10 @@ def _time_error(time: StepTime, gpu: Gpu) -> float:
     return HOST_BOUND_ERROR if time.host_bound and not measured else TIME_ERROR
 
 
-def _held_bytes(worst: Forecast, phase: str, gpu: Gpu | None) -> int | None:
+def _phase_bytes(worst: Forecast, phase: str, gpu: Gpu | None) -> int | None:
     """Return the peak bytes of the device during a phase; None if there is no such phase."""
-    held = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == phase]
-    if not held:
+    totals = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == phase]
+    if not totals:
         return None
-    extra = 0 if gpu is None else round(worst.rounding_share * max(held)) + worst.workspace_bytes + gpu.context_bytes
-    return max(held) + extra
+    extra = 0 if gpu is None else round(worst.rounding_share * max(totals)) + worst.workspace_bytes + gpu.context_bytes
+    return max(totals) + extra

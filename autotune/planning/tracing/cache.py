@@ -1,4 +1,4 @@
-"""Keeps documents on disk between runs, each under a fingerprint of everything that it depends on."""
+"""Caches JSON documents on disk, each under a fingerprint of its inputs."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from autotune.core.json_text import read_json
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
 
-_Kind = TypeVar("_Kind")
+_DocumentT = TypeVar("_DocumentT")
 DEFAULT_LIMIT_BYTES = 512 * MIB
-"""Size limit for all documents together, unless the user's environment sets another."""
+"""Size limit for all documents together, if ``AUTOTUNE_CACHE_LIMIT`` sets no other."""
 _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
-# The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
-_CHECKED_SHARE = 1 / 16
+# Writes between two scans of the directory, as a share of the limit, which documents may exceed by this much.
+_SCAN_SHARE = 1 / 16
 
 
 def cache_limit_bytes() -> int:
-    """Return the size limit of the user's cache in bytes; ``AUTOTUNE_CACHE_LIMIT`` sets it, such as ``2GiB`` or ``0``.
+    """Return the size limit of the user's cache in bytes: ``AUTOTUNE_CACHE_LIMIT``, such as ``2GiB`` or ``0``.
 
     Raises:
         InputError: the variable is not a size.
     """
-    asked = os.environ.get(_LIMIT_VARIABLE, "").strip()
-    if asked in ("", "0"):
-        return 0 if asked else DEFAULT_LIMIT_BYTES
+    text = os.environ.get(_LIMIT_VARIABLE, "").strip()
+    if text in ("", "0"):
+        return 0 if text else DEFAULT_LIMIT_BYTES
     try:
-        return parse_size(asked)
+        return parse_size(text)
     except InputError as error:
         raise InputError(
-            f"{_LIMIT_VARIABLE}={asked} is not a size.", hint="Write for instance 2GiB, or 0 for no cache."
+            f"{_LIMIT_VARIABLE}={text} is not a size.", hint="Write for instance 2GiB, or 0 for no cache."
         ) from error
 
 
 def user_cache() -> Cache:
-    """Return the cache that all runs of this user share.
+    """Return the cache of all runs of this user.
 
     Raises:
-        InputError: its limit is not a size.
+        InputError: the limit is not a size.
     """
     limit_bytes = cache_limit_bytes()
     try:
         return Cache(cache_directory(), limit_bytes)
     except InputError:
-        unkept = Cache(Path(), 0)
-        unkept.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
-        return unkept
+        disabled = Cache(Path(), 0)
+        disabled.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
+        return disabled
 
 
 def fingerprint(*parts: object) -> str:
@@ -65,20 +65,20 @@ def fingerprint(*parts: object) -> str:
 
 
 class Cache:
-    """A directory of JSON documents, which several processes may share.
+    """Least-recently-used cache of JSON documents in a directory, which several processes may share.
 
-    When the documents exceed the limit, the least recently read ones are removed; reading a document sets its file's
-    modification time.
+    Reading a document sets its file's modification time. When the documents exceed the limit, the oldest ones are
+    removed.
 
     Attributes:
-        failure: why documents cannot be kept, in words; empty while they can, and if the limit is 0.
+        failure: why documents cannot be written, in words; empty if they can, or if the limit is 0.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
-        # The size of what other runs left is not known yet, so the first document triggers a scan of the directory.
-        self._unchecked_bytes = limit_bytes
+        # The first write triggers a scan: the directory may have documents of other runs.
+        self._unscanned_bytes = limit_bytes
         self.failure = ""
         if not limit_bytes:
             return
@@ -91,50 +91,50 @@ class Cache:
                 self.failure = f"{directory} is not writable"
 
     @property
-    def keeps(self) -> bool:
-        """Whether documents are kept between runs."""
+    def is_enabled(self) -> bool:
+        """Whether documents are written."""
         return bool(self._limit_bytes) and not self.failure
 
-    def get(self, kind: type[_Kind], key: str) -> _Kind | None:
-        """Return the document as an object of a class, or None if there is none; a document of another is removed."""
+    def get(self, kind: type[_DocumentT], key: str) -> _DocumentT | None:
+        """Return a document decoded as a class, or None without one; removes a document that cannot be decoded."""
         if not self._limit_bytes:
             return None
         file = self._file(key)
         try:
-            found = decode(kind, read_json(file.read_text(encoding="utf-8")))
+            document = decode(kind, read_json(file.read_text(encoding="utf-8")))
         except OSError:
             return None
         except ValueError:
-            self._drop(file)
+            self._remove(file)
             return None
-        with suppress(OSError):  # another process has just removed it, or the directory can only be read
+        with suppress(OSError):  # another process has just removed it, or the directory is read-only
             os.utime(file)
-        return found
+        return document
 
     def put(self, key: str, value: object) -> None:
-        """Keep an object as a document; if that fails, record the failure and go on."""
-        if not self.keeps:
+        """Write an object as a document; an error sets :attr:`failure`."""
+        if not self.is_enabled:
             return
         file = self._file(key)
         try:
             write_document(file, encode(value))
             with suppress(FileNotFoundError):
-                self._unchecked_bytes += file.stat().st_size
-            if self._unchecked_bytes > self._limit_bytes * _CHECKED_SHARE:
-                self._unchecked_bytes = 0
-                self._shrink()
+                self._unscanned_bytes += file.stat().st_size
+            if self._unscanned_bytes > self._limit_bytes * _SCAN_SHARE:
+                self._unscanned_bytes = 0
+                self._evict()
         except OSError as error:
             self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
-    def _drop(self, file: Path) -> None:
-        """Remove a document that cannot be used."""
+    def _remove(self, file: Path) -> None:
+        """Remove a document; an error sets :attr:`failure`."""
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
             self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
-    def _shrink(self) -> None:
-        """Remove the least recently read documents until the others are within the limit."""
+    def _evict(self) -> None:
+        """Remove the least recently read documents until the rest is within the limit."""
         oldest_first = sorted(self._files())
         excess_bytes = sum(size for _, size, _ in oldest_first) - self._limit_bytes
         for _, size, file in oldest_first:
@@ -148,9 +148,9 @@ class Cache:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.endswith((".json", ".part")):
-                    with suppress(FileNotFoundError):  # another process removes documents as well
-                        found = entry.stat()
-                        yield found.st_mtime_ns, found.st_size, Path(entry.path)
+                    with suppress(FileNotFoundError):  # another process may remove documents concurrently
+                        status = entry.stat()
+                        yield status.st_mtime_ns, status.st_size, Path(entry.path)
 
     def _file(self, key: str) -> Path:
         return self._directory / f"{key}.json"
@@ -161,12 +161,16 @@ _DIGEST_DIGITS = 16
 
 @cache
 def package_digest() -> str:
-    """Return a hash of all of autotune, on which all cached documents depend."""
+    """Return a hash of autotune's sources, on which all cached documents depend."""
     return digest_of(Path(__file__).parents[2])
 
 
 def digest_of(package: Path, parts: Sequence[str] = ("",), patterns: Sequence[str] = ("*.py", "*.yaml")) -> str:
-    """Return a hash of the files of parts of a directory, sub-directories included."""
+    """Return a hash of the files in parts of a directory, recursively.
+
+    Args:
+        parts: sub-directories; the whole directory by default.
+    """
     digest = hashlib.sha256()
     for name in parts:
         for file in sorted(file for pattern in patterns for file in (package / name).rglob(pattern)):

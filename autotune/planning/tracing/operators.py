@@ -22,35 +22,35 @@ Measure = Callable[[Sequence[str]], Mapping[str, float | None]]
 """Measures the seconds of calls on the device, in their order: None for calls that cannot be run; calls without time
 left are missing. Raises an `AutotuneError` if nothing can be measured."""
 
-_ALIKE = log(1.4)
-"""Logarithm of the ratio of predicted times up to which one operator represents another of the same form."""
+_MAX_LOG_RATIO = log(1.4)
+"""Largest log-ratio of predicted times at which one operator represents another of the same form."""
 
-_LITTLE = 0.03
+_UNMEASURED_SHARE = 0.03
 """Share of the traces' time that may remain unmeasured."""
 
-_SHORTEST_SECONDS = 2e-6
-"""Predicted time below which operators take a constant time, that of their call."""
+_MIN_CALL_SECONDS = 2e-6
+"""Predicted time below which an operator's time is that of its call, a constant."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Attributes: the predicted time of a call in seconds, and the measured one; None: it cannot be run by itself."""
+    """Predicted and measured time of a call, in seconds; None if the call cannot be run by itself."""
 
     predicted: float
     seconds: float | None
 
 
 class OperatorTimes:
-    """The times of operators on a device.
+    """Measured times of operators on a device.
 
-    An operator is measured unless one of the same form and nearly the same predicted time was; then that one's ratio of
-    measured to predicted time is used. An operator that cannot be run by itself keeps its prediction.
+    An operator is measured unless one of the same form and nearly the same predicted time has been: then that one's
+    ratio of measured to predicted time applies. An operator that cannot be run by itself keeps its prediction.
 
     Args:
         key: cache key of the device and its software.
 
     Attributes:
-        failure: a description of why the last measurement failed; empty if it succeeded.
+        failure: the error of the last measurement; empty if it succeeded.
     """
 
     def __init__(self, device: DeviceKind, measure: Measure, cache: Cache, key: str) -> None:
@@ -59,89 +59,89 @@ class OperatorTimes:
         self._cache = cache
         self._key = key
         self.failure = ""
-        kept = cache.get(dict[str, _Measured], key)
-        self._known: dict[str, _Measured] = dict(kept or {})
+        cached = cache.get(dict[str, _Measured], key)
+        self._measured: dict[str, _Measured] = dict(cached or {})
         self._forms: dict[str, list[_Measured]] = defaultdict(list)
-        for call, measured in self._known.items():
+        for call, measured in self._measured.items():
             self._forms[form_of(call)].append(measured)
 
-    def timed(self, found: Sequence[Traced]) -> list[Traced]:
-        """Return traces with measured times; missing measurements are run first, together."""
-        replies = [traced for traced in found if isinstance(traced, TraceReply)]
-        self._learn(replies)
-        return [self._replaced(traced) if isinstance(traced, TraceReply) else traced for traced in found]
+    def with_measured_times(self, traces: Sequence[Traced]) -> list[Traced]:
+        """Return traces with measured times; runs missing measurements first."""
+        replies = [traced for traced in traces if isinstance(traced, TraceReply)]
+        self._measure_missing(replies)
+        return [self._with_times(traced) if isinstance(traced, TraceReply) else traced for traced in traces]
 
     def seconds(self, operator: TracedOperator) -> float:
-        """Return the time of an operator: measured, derived from another one's, or predicted."""
+        """Return the time of an operator: measured, scaled from another operator's, or predicted."""
         nearest, _ = self._nearest(operator)
         if nearest is None or nearest.seconds is None:
             return operator.seconds
-        return nearest.seconds * _called(operator.seconds) / _called(nearest.predicted)
+        return nearest.seconds * _call_seconds(operator.seconds) / _call_seconds(nearest.predicted)
 
-    def _learn(self, replies: Sequence[TraceReply]) -> None:
-        """Measure the operators that no measured one represents."""
-        chosen = self._unlike(replies)
-        if self.failure or not chosen:
+    def _measure_missing(self, replies: Sequence[TraceReply]) -> None:
+        """Measure the operators that no measured operator represents."""
+        operators = self._unrepresented(replies)
+        if self.failure or not operators:
             return
         try:
-            measured = self._measure([operator.call for operator in chosen])
+            measured = self._measure([operator.call for operator in operators])
         except AutotuneError as error:
             self.failure = error.message
             return
-        for operator in chosen:
+        for operator in operators:
             if operator.call in measured:
                 found = _Measured(operator.seconds, measured[operator.call])
-                self._known[operator.call] = found
+                self._measured[operator.call] = found
                 self._forms[form_of(operator.call)].append(found)
         # Failures are not cached: another run may have more memory.
-        self._cache.put(self._key, {call: found for call, found in self._known.items() if found.seconds})
+        self._cache.put(self._key, {call: found for call, found in self._measured.items() if found.seconds})
 
-    def _unlike(self, replies: Sequence[TraceReply]) -> list[TracedOperator]:
-        """Return the operators that no measured one represents, by descending total time."""
+    def _unrepresented(self, replies: Sequence[TraceReply]) -> list[TracedOperator]:
+        """Return the operators to measure, by descending total time, so that little time stays unmeasured."""
         totals: dict[TracedOperator, float] = defaultdict(float)
         for reply in replies:
             for section in reply.sections:
                 for number, count in section.operators.items():
                     operator = reply.operators[number]
-                    totals[operator] += count * _called(operator.seconds)
-        unlike = {operator: total for operator, total in totals.items() if self._nearest(operator)[1] >= _ALIKE}
-        left, little = sum(unlike.values()), _LITTLE * sum(totals.values())
+                    totals[operator] += count * _call_seconds(operator.seconds)
+        candidates = {each: total for each, total in totals.items() if self._nearest(each)[1] >= _MAX_LOG_RATIO}
+        remaining, allowed = sum(candidates.values()), _UNMEASURED_SHARE * sum(totals.values())
         chosen: list[TracedOperator] = []
-        asked: dict[str, list[float]] = defaultdict(list)
-        for operator in sorted(unlike, key=unlike.__getitem__, reverse=True):
-            if left <= little:
+        chosen_times: dict[str, list[float]] = defaultdict(list)
+        for operator in sorted(candidates, key=candidates.__getitem__, reverse=True):
+            if remaining <= allowed:
                 break
-            left -= unlike[operator]
-            form, predicted = form_of(operator.call), log(_called(operator.seconds))
-            if all(abs(each - predicted) >= _ALIKE for each in asked[form]):
-                asked[form].append(predicted)
+            remaining -= candidates[operator]
+            form, predicted = form_of(operator.call), log(_call_seconds(operator.seconds))
+            if all(abs(each - predicted) >= _MAX_LOG_RATIO for each in chosen_times[form]):
+                chosen_times[form].append(predicted)
                 chosen.append(operator)
         return chosen
 
     def _nearest(self, operator: TracedOperator) -> tuple[_Measured | None, float]:
-        """Return the measured operator of the same form that is nearest in predicted time, and the distance: the
-        logarithm of their ratio; infinite without one."""
-        own = self._known.get(operator.call)
-        if own is not None:
-            return own, 0.0
-        predicted = log(_called(operator.seconds))
-        found = [(abs(log(_called(each.predicted)) - predicted), each) for each in self._forms[form_of(operator.call)]]
-        distance, nearest = min(found, key=lambda pair: pair[0], default=(inf, None))
+        """Return the measured operator of the same form with the nearest predicted time, and the log-ratio of the two
+        times; infinite without one."""
+        exact = self._measured.get(operator.call)
+        if exact is not None:
+            return exact, 0.0
+        predicted, alike = log(_call_seconds(operator.seconds)), self._forms[form_of(operator.call)]
+        distances = [(abs(log(_call_seconds(each.predicted)) - predicted), each) for each in alike]
+        distance, nearest = min(distances, key=lambda pair: pair[0], default=(inf, None))
         return nearest, distance
 
-    def _replaced(self, reply: TraceReply) -> TraceReply:
+    def _with_times(self, reply: TraceReply) -> TraceReply:
         if not reply.operators:
             return reply
         changed = [self.seconds(operator) - operator.seconds for operator in reply.operators]
-        sections = (_with(section, reply.operators, changed, self._device) for section in reply.sections)
+        sections = (_adjusted_section(section, reply.operators, changed, self._device) for section in reply.sections)
         return replace(reply, sections=tuple(sections))
 
 
-def _called(seconds: float) -> float:
-    return max(seconds, _SHORTEST_SECONDS)
+def _call_seconds(seconds: float) -> float:
+    return max(seconds, _MIN_CALL_SECONDS)
 
 
-def _with(
+def _adjusted_section(
     section: Section, operators: Sequence[TracedOperator], changed: Sequence[float], device: DeviceKind
 ) -> Section:
     """Return a section with its time adjusted for each operator's change in seconds."""
@@ -150,20 +150,20 @@ def _with(
     added: dict[str, float] = defaultdict(float)
     for number, count in section.operators.items():
         added[operators[number].kind] += count * changed[number]
-    return replace(section, time=_lengthened(section.time, added, on_host=device == "cpu"))
+    return replace(section, time=_adjusted_time(section.time, added, on_host=device == "cpu"))
 
 
-def _lengthened(time: StepTime, added: Mapping[str, float], *, on_host: bool) -> StepTime:
+def _adjusted_time(time: StepTime, added: Mapping[str, float], *, on_host: bool) -> StepTime:
     """Return a time with seconds added to its figures.
 
     Args:
         on_host: whether operators run on the host, so that launches do not overlap with execution.
     """
     figures: dict[str, Any] = {name: max(0.0, getattr(time, name) + seconds) for name, seconds in added.items()}
-    found = replace(time, **figures)
+    adjusted = replace(time, **figures)
     if on_host:
-        return replace(found, seconds=found.device_seconds + found.launch_seconds)
-    return replace(found, seconds=max(found.busiest_seconds, time.seconds + sum(added.values())))
+        return replace(adjusted, seconds=adjusted.device_seconds + adjusted.launch_seconds)
+    return replace(adjusted, seconds=max(adjusted.busiest_seconds, time.seconds + sum(added.values())))
 
 
 @cache
@@ -172,10 +172,10 @@ def form_of(call: str) -> str:
 
     For matrix products, the form includes all sizes except the largest, which is usually the number of tokens.
     """
-    name, args, named = json.loads(call)
+    name, args, kwargs = json.loads(call)
     form: list[object] = [name]
-    for shape, stride, dtype, on_device in tensors_in([args, list(named.values())]):
-        order = sorted(range(len(shape)), key=lambda at: (stride[at], shape[at]))
+    for shape, stride, dtype, on_device in tensors_in([args, list(kwargs.values())]):
+        order = sorted(range(len(shape)), key=lambda dimension: (stride[dimension], shape[dimension]))
         widths = sorted(shape)[:-1] if ".mm." in name or ".addmm" in name or ".bmm." in name else []
-        form.append([dtype, on_device, order, [at for at in order if not stride[at]], widths])
+        form.append([dtype, on_device, order, [dimension for dimension in order if not stride[dimension]], widths])
     return json.dumps(form)

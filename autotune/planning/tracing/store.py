@@ -1,4 +1,4 @@
-"""Returns traces from memory or the cache on disk, and runs the missing ones."""
+"""Looks traces up in memory and in the cache on disk, and runs the missing ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from autotune.planning.tracing.operators import OperatorTimes
 from autotune.probing.tracing import Traced, Untraceable
 
 Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
-"""Runs traces; the results are in the order of the requests and may arrive one by one."""
+"""Runs traces; yields the results in the order of the requests, possibly one by one."""
 
 _Capability = tuple[int, int] | None
-_At = tuple[str, _Capability]
+_Key = tuple[str, _Capability]
 """The fingerprint of a request without its GPU, and the GPU's compute capability."""
 
 
@@ -32,8 +32,8 @@ class _Document:
         traces = (reply for reply in self.replies if capability in _capabilities(reply))
         return dict(self.failures).get(capability) or next(traces, None)
 
-    def but(self, capability: _Capability, traced: Traced) -> _Document:
-        """Return the document with a new trace, which replaces traces that are valid for no other GPUs."""
+    def with_result(self, capability: _Capability, traced: Traced) -> _Document:
+        """Return the document with a new result, which replaces traces that are valid for no other GPUs."""
         failures = tuple(each for each in self.failures if each[0] != capability)
         if isinstance(traced, Untraceable):
             return replace(self, failures=((capability, traced), *failures))
@@ -42,15 +42,15 @@ class _Document:
 
 
 class Traces:
-    """Traces by request.
+    """Store of traces, by request.
 
     Args:
         gpus: GPUs for which traces may be requested. A trace for one of them is also valid for the others on which
-            PyTorch selects the same kernels, so it is run once.
-        times: replaces the predicted times of operators by measured ones; None: predictions are kept.
+            PyTorch selects the same kernels, so it runs once.
+        times: measured times of operators, which replace predicted ones; None: keep predictions.
 
     Attributes:
-        new_count: number of traces that were run, not found in the cache.
+        new_count: number of traces that were run because the cache lacked them.
     """
 
     def __init__(
@@ -67,83 +67,80 @@ class Traces:
         self._gpus = tuple(gpus)
         self.cache = cache
         self._identity = (model_fingerprint, dict(versions))
-        self._known: dict[str, _Document] = {}
-        self._used: dict[int, Traced] = {}
+        self._documents: dict[str, _Document] = {}
+        self._requested: dict[int, Traced] = {}
         self.new_count = 0
 
     @property
     def count(self) -> int:
-        """Number of traces."""
-        return len(self._used)
+        """Number of distinct traces that were returned."""
+        return len(self._requested)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        """Return the traces of requests, in their order; missing ones are run, the deepest first.
+        """Return the traces of requests, in their order; runs missing ones, the deepest first.
 
-        Traces that were run before an error or an interrupt are kept.
+        Traces that end before an error or an interrupt are stored.
         """
-        asked = [self._asked(request) for request in requests]
-        places = [self._at(request) for request in asked]
-        missing = self._missing(zip(places, asked, strict=True))
-        deepest_first = sorted(missing, key=lambda at: missing[at].layers or 0, reverse=True)
-        new: dict[_At, Traced] = {}
+        requests = [replace(request, operators=self.times is not None) for request in requests]
+        keys = [self._key(request) for request in requests]
+        missing = self._missing(zip(keys, requests, strict=True))
+        deepest_first = sorted(missing, key=lambda key: missing[key].layers or 0, reverse=True)
+        new: dict[_Key, Traced] = {}
         if missing:
-            # The iterator has no other reference, so that it ends with this loop, even on an error.
-            for at, traced in zip(deepest_first, self._tracer([missing[at] for at in deepest_first]), strict=True):
-                new[at] = traced
-                self._keep(at, traced)
-        traces = [known for at in places if (known := new.get(at) or self._find(at))]
-        self._used.update((id(known), known) for known in traces)
-        found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True)]
-        return self.times.timed(found) if self.times is not None else found
+            # No other reference to the iterator, so that an error here closes it.
+            for key, traced in zip(deepest_first, self._tracer([missing[key] for key in deepest_first]), strict=True):
+                new[key] = traced
+                self._store(key, traced)
+        traces = [traced_reply for key in keys if (traced_reply := new.get(key) or self._find(key))]
+        self._requested.update((id(traced_reply), traced_reply) for traced_reply in traces)
+        results = [_for_gpu(traced, request) or traced for traced, request in zip(traces, requests, strict=True)]
+        return self.times.with_measured_times(results) if self.times is not None else results
 
-    def _asked(self, request: TraceRequest) -> TraceRequest:
-        return replace(request, operators=self.times is not None)
-
-    def _at(self, request: TraceRequest) -> _At:
-        # Model and dataset are identified by their fingerprints, not by their paths. A reply may be for more GPUs than
-        # one; apart from their figures, it depends on their kernels alone.
+    def _key(self, request: TraceRequest) -> _Key:
+        # Fingerprints identify model and dataset, not paths. GPUs of one compute capability run the same kernels, so a
+        # trace may serve several; their figures are stored separately.
         capability = request.gpu.compute_capability if request.gpu is not None else None
         chosen = request.chosen and replace(request.chosen, directory="")
-        asked = replace(request, model=ModelSource(""), gpu=None, others=(), chosen=chosen)
-        return fingerprint("trace", asked, self._identity), capability
+        without_gpu = replace(request, model=ModelSource(""), gpu=None, others=(), chosen=chosen)
+        return fingerprint("trace", without_gpu, self._identity), capability
 
-    def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
-        """Return further GPUs for which a request's trace may be valid."""
+    def _other_gpus(self, request: TraceRequest) -> tuple[Gpu, ...]:
+        """Return other GPUs for which a request's trace may be valid."""
         if request.target != "cuda" or request.gpu is None:
             return ()
-        # In machines with the same network, which the user names once for all GPUs.
+        # The user names one network for all GPUs.
         network = request.gpu.speeds.network if request.gpu.speeds is not None else None
-        alike = dict.fromkeys(gpu.networked(network) for gpu in self._gpus)
-        return tuple(gpu for gpu in alike if gpu != request.gpu)
+        candidates = dict.fromkeys(gpu.networked(network) for gpu in self._gpus)
+        return tuple(gpu for gpu in candidates if gpu != request.gpu)
 
-    def _missing(self, asked: Iterable[tuple[_At, TraceRequest]]) -> dict[_At, TraceRequest]:
+    def _missing(self, keyed: Iterable[tuple[_Key, TraceRequest]]) -> dict[_Key, TraceRequest]:
         """Return the requests to run: those without a known result, and those without figures for their GPU."""
-        missing: dict[_At, TraceRequest] = {}
-        for at, request in asked:
-            known = self._find(at)
-            if known is None or _of(known, request) is None:
-                # Include the GPUs of the known trace, so that two plans do not drop each other's figures.
-                gpus = tuple(figures.gpu for figures in known.gpus) if isinstance(known, TraceReply) else ()
-                missing[at] = replace(request, others=self._others(request) or gpus)
+        missing: dict[_Key, TraceRequest] = {}
+        for key, request in keyed:
+            existing = self._find(key)
+            if existing is None or _for_gpu(existing, request) is None:
+                # Include the GPUs of the existing trace, whose figures the new one replaces.
+                gpus = tuple(figures.gpu for figures in existing.gpus) if isinstance(existing, TraceReply) else ()
+                missing[key] = replace(request, others=self._other_gpus(request) or gpus)
         return missing
 
-    def _find(self, at: _At) -> Traced | None:
+    def _find(self, key: _Key) -> Traced | None:
         """Return the known result of a request, from memory or the cache."""
-        key, capability = at
-        if key not in self._known:
-            self._known[key] = self.cache.get(_Document, key) or _Document()
-        return self._known[key].find(capability)
+        name, capability = key
+        if name not in self._documents:
+            self._documents[name] = self.cache.get(_Document, name) or _Document()
+        return self._documents[name].find(capability)
 
-    def _keep(self, at: _At, traced: Traced) -> None:
-        """Store a new trace, with those of GPUs for which it is not valid, or a lasting failure.
+    def _store(self, key: _Key, traced: Traced) -> None:
+        """Add a new trace or a lasting failure to the document of its request.
 
-        If two processes write the same request, the traces of one are lost, and are run again when requested.
+        If two processes write the same document, the traces of one are lost, and are run again when requested.
         """
-        key, capability = at
+        name, capability = key
         self.new_count += 1
         if isinstance(traced, TraceReply) or traced.lasting:
-            self._known[key] = self._known[key].but(capability, traced)
-            self.cache.put(key, self._known[key])
+            self._documents[name] = self._documents[name].with_result(capability, traced)
+            self.cache.put(name, self._documents[name])
 
 
 def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
@@ -151,17 +148,17 @@ def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
     return frozenset(figures.capability for figures in reply.gpus)
 
 
-def _of(traced: Traced, request: TraceRequest) -> Traced | None:
-    """Return a trace's result for the request's GPU, or None if it has none."""
+def _for_gpu(traced: Traced, request: TraceRequest) -> Traced | None:
+    """Return a trace with the figures of the request's GPU first; a failure unchanged; None without such figures."""
     if isinstance(traced, Untraceable):
         return traced
-    found = next((figures for figures in traced.gpus if figures.are_of(request.gpu)), None)
-    if found is None:
+    own = next((figures for figures in traced.gpus if figures.are_of(request.gpu)), None)
+    if own is None:
         return None
-    others = [figures for figures in traced.gpus if figures is not found]
-    timed = zip(traced.sections, found.times, strict=True)
+    others = [figures for figures in traced.gpus if figures is not own]
+    timed = zip(traced.sections, own.times, strict=True)
     return replace(
         traced,
-        gpus=(found, *others),
+        gpus=(own, *others),
         sections=tuple(replace(section, time=time) for section, time in timed),
     )

@@ -1,4 +1,4 @@
-"""The charts of the page, as Plotly's figures in dictionaries; colours are names of the style sheet's variables."""
+"""The charts of the HTML page as Plotly figures: memory against speed, predictions against measurements, one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.units import counted, format_bytes, format_rate
 # The colour-blind-safe colours of Okabe and Ito (https://jfly.uni-koeln.de/color/); marks differ as well.
 _RECOMMENDED, _DEFAULT, _OTHER = "var(--recommended)", "var(--default)", "var(--other)"
 _FAR = 2
-"""Largest memory of drawn candidates, as a multiple of the budget."""
+"""Limit of the memory axis, as a multiple of the budget."""
 _HEADROOM = 1.18
 """Height of the chart over the fastest candidate, for the label of the budget above all marks."""
 _ROLES = {
@@ -24,72 +24,72 @@ _ROLES = {
 
 
 def charts(document: Document) -> tuple[Chart, ...]:
-    """Return the charts for which a report has figures, in their order on the page."""
+    """Return the charts of a report, in their order on the page."""
     return tuple(chart for block in document.blocks(Charts) for chart in _charts(block))
 
 
-def _charts(shown: Charts) -> Iterator[Chart]:
-    plane = shown.plane
+def _charts(figures: Charts) -> Iterator[Chart]:
+    plane = figures.plane
     if plane.points:
         yield Chart("front", "Memory and speed", _front_caption(plane), _front(plane))
-    yield from step_charts(shown.steps, plane.budget_bytes)
-    if shown.memory:
-        unit, name = scale([item.measured for item in shown.memory])
+    yield from step_charts(figures.steps, plane.budget_bytes)
+    if figures.memory:
+        unit, name = scale([item.measured for item in figures.memory])
         title = "Memory: predicted and measured"
-        yield Chart("memory", title, _pairs_caption(shown.memory), _pairs(shown.memory, unit, name))
-    if shown.speed:
+        yield Chart("memory", title, _pairs_caption(figures.memory), _pairs(figures.memory, unit, name))
+    if figures.speed:
         title = "Speed: predicted and measured"
-        yield Chart("speed", title, _pairs_caption(shown.speed), _pairs(shown.speed, 1, "tokens per second"))
+        yield Chart("speed", title, _pairs_caption(figures.speed), _pairs(figures.speed, 1, "tokens per second"))
 
 
-def _front(shown: Plane) -> Figure:
-    unit, name = scale([point.peak_bytes for point in shown.points])
-    best = shown.front
+def _front(plane: Plane) -> Figure:
+    unit, name = scale([point.peak_bytes for point in plane.points])
+    best = plane.front
     traces: list[Figure] = [{
         "type": "scatter", "mode": "lines", "name": "Pareto front", "hoverinfo": "skip",
         "x": [point.peak_bytes / unit for point in best], "y": [point.tokens_per_second for point in best],
         "line": {"color": _OTHER, "width": 1, "dash": "dot", "shape": "hv"},
     }]  # fmt: skip
-    legend = dict(shown.legend)
+    legend = dict(plane.legend)
     for role, (colour, symbol, size) in _ROLES.items():
-        points = [point for point in shown.points if point.role == role]
+        points = [point for point in plane.points if point.role == role]
         if points:
             traces.append({
                 "type": "scatter", "mode": "markers", "name": legend[role],
                 "x": [point.peak_bytes / unit for point in points], "y": [point.tokens_per_second for point in points],
                 "marker": {"color": colour, "symbol": symbol, "size": size},
-                "text": [_hovered(point) for point in points], "hovertemplate": "%{text}<extra></extra>",
+                "text": [_hover_text(point) for point in points], "hovertemplate": "%{text}<extra></extra>",
             })  # fmt: skip
-    most, drawn = max(point.peak_bytes for point in shown.points), _drawn_up_to(shown)
-    fastest = max(point.tokens_per_second for point in shown.points)
-    anchor = "right" if shown.budget_bytes > max(drawn, shown.budget_bytes) / 2 else "left"
+    most, drawn = max(point.peak_bytes for point in plane.points), _largest_drawn(plane)
+    fastest = max(point.tokens_per_second for point in plane.points)
+    anchor = "right" if plane.budget_bytes > max(drawn, plane.budget_bytes) / 2 else "left"
     reach = {"range": [0, 1.03 * drawn / unit]} if drawn < most else {"rangemode": "tozero"}
     return {
         "data": traces,
         "layout": {
-            "xaxis": {"title": {"text": f"{shown.memory} ({name})"}, **reach},
+            "xaxis": {"title": {"text": f"{plane.memory} ({name})"}, **reach},
             "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
-            **vertical_line(shown.budget_bytes / unit, f"budget {format_bytes(shown.budget_bytes)}", anchor),
+            **vertical_line(plane.budget_bytes / unit, f"budget {format_bytes(plane.budget_bytes)}", anchor),
         },
     }
 
 
-def _drawn_up_to(shown: Plane) -> float:
-    """Return the memory up to which candidates are drawn: those far above the budget would make the rest small."""
-    compared = (1.05 * point.peak_bytes for point in shown.points if point.role != "other")
+def _largest_drawn(plane: Plane) -> float:
+    """Return the end of the memory axis in bytes: candidates far above the budget would compress the rest."""
+    compared = (1.05 * point.peak_bytes for point in plane.points if point.role != "other")
     return min(
-        max(point.peak_bytes for point in shown.points), max(_FAR * shown.budget_bytes, max(compared, default=0.0))
+        max(point.peak_bytes for point in plane.points), max(_FAR * plane.budget_bytes, max(compared, default=0.0))
     )
 
 
-def _hovered(point: Point) -> str:
+def _hover_text(point: Point) -> str:
     figures = f"{format_bytes(point.peak_bytes)}, {format_rate(point.tokens_per_second)}"
     lines = [f"{point.label}: {figures}", *point.name.split(" ")]
-    return _joined(lines)
+    return _html_lines(lines)
 
 
-def _joined(lines: Iterable[str]) -> str:
-    """Return lines of text for Plotly, which reads some HTML in texts."""
+def _html_lines(lines: Iterable[str]) -> str:
+    """Return lines as text for Plotly, which interprets some HTML."""
     return "<br>".join(escape(line, quote=False) for line in lines)
 
 
@@ -105,7 +105,7 @@ def _pairs(pairs: Sequence[Predicted], unit: int, name: str) -> Figure:
                 "type": "scatter", "mode": "markers", "name": "probes",
                 "x": [item.predicted / unit for item in pairs], "y": [item.measured / unit for item in pairs],
                 "marker": {"color": _RECOMMENDED, "size": 8},
-                "text": [_joined(item.name.split(" ")) for item in pairs],
+                "text": [_html_lines(item.name.split(" ")) for item in pairs],
                 "hovertemplate": "%{text}<br>predicted %{x:,.4~g}, measured %{y:,.4~g}<extra></extra>",
             },
         ],
@@ -116,13 +116,13 @@ def _pairs(pairs: Sequence[Predicted], unit: int, name: str) -> Figure:
     }  # fmt: skip
 
 
-def _front_caption(shown: Plane) -> str:
-    best = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in shown.front)
-    budget, drawn = format_bytes(shown.budget_bytes), _drawn_up_to(shown)
-    beyond = sum(point.peak_bytes > drawn for point in shown.points)
+def _front_caption(plane: Plane) -> str:
+    best = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in plane.front)
+    budget, drawn = format_bytes(plane.budget_bytes), _largest_drawn(plane)
+    beyond = sum(point.peak_bytes > drawn for point in plane.points)
     best += f". {beyond:,} that need more than {format_bytes(drawn)} are not in the picture" if beyond else ""
     return (
-        f"{counted(len(shown.points), 'candidate')} by {shown.memory} and speed; the budget is {budget}. "
+        f"{counted(len(plane.points), 'candidate')} by {plane.memory} and speed; the budget is {budget}. "
         f"Pareto front: {best}."
     )
 

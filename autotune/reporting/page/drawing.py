@@ -1,4 +1,4 @@
-"""Elements of all charts of the page: limit lines and scales."""
+"""Parts of Plotly figures that several charts have: limit lines, and the unit of an axis."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Chart:
     """One chart.
 
     Attributes:
-        name: its id in the page.
-        title: above it.
+        name: its HTML id.
         caption: its content in sentences, for screen readers.
         tall: whether it needs more height than others, such as for slanted names.
     """
@@ -32,7 +31,7 @@ class Chart:
 
 
 def vertical_line(at: float, label: str, anchor: str) -> Figure:
-    """Return a dashed vertical line with its label, for a layout; ``anchor`` is the label's end that is at the line."""
+    """Return a dashed vertical line with a label for Plotly's layout; ``anchor`` is the label's ``xanchor``."""
     return {
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
@@ -46,11 +45,11 @@ def vertical_line(at: float, label: str, anchor: str) -> Figure:
 
 
 def horizontal_limit(at: float, label: str) -> Figure:
-    """Return a dashed horizontal line with its label above it, for a layout."""
+    """Return a dashed horizontal line with a label above it for Plotly's layout."""
     return {
         "shapes": [
             {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": at, "y1": at, "line": line}
-            # The lower line parts the upper one from whatever area it crosses.
+            # The lower line is a border between the upper one and the areas that it crosses.
             for line in ({"color": "var(--page)", "width": 4}, {"color": LIMIT, "width": 2, "dash": "dash"})
         ],
         "annotations": [
@@ -61,5 +60,5 @@ def horizontal_limit(at: float, label: str) -> Figure:
 
 
 def scale(sizes: Sequence[float]) -> tuple[int, str]:
-    """Return the unit for sizes, in bytes, with its name."""
+    """Return the unit for sizes, in bytes, and its name."""
     return (GIB, "GiB") if max(sizes) >= GIB else (MIB, "MiB")

@@ -12,7 +12,7 @@ from autotune.reporting.page.charts import charts
 
 
 def html_page(document: Document) -> str:
-    """Return the page of a report. Whatever comes from outside is escaped: names, paths, and errors of probes."""
+    """Return the page of a report; names, paths and errors of probes are escaped."""
     here = files(__package__)
     drawn = charts(document)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -26,7 +26,7 @@ def html_page(document: Document) -> str:
         good=document.verdict is not None and document.verdict.tone is Tone.GOOD,
         charts=drawn,
         figures={chart.name: chart.figure for chart in drawn},
-        # These three are our own and Plotly's: nothing in them comes from outside.
+        # These three are this package's and Plotly's files, so they are not escaped.
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
         script=Markup((here / "page.js").read_text(encoding="utf-8")),
         plotly=Markup((files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")),

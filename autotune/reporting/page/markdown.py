@@ -1,4 +1,4 @@
-"""Writes a report as Markdown, for a pull request or a model card. Whatever comes from outside is escaped."""
+"""Writes a report as Markdown, for a pull request or a model card; texts are escaped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_rate
 
-# What Markdown or the HTML in it would read as more than text.
+# Characters with a meaning in Markdown or in its HTML.
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~&])")
 
 
@@ -60,7 +60,7 @@ def _block(block: doc.Block) -> Iterator[str]:
         case doc.Facts():
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
         case doc.Diff():
-            yield from _fenced(block.lines)
+            yield from _diff_block(block.lines)
         case doc.Snippet():
             yield f"{block.lead} {_code(block.text)}"
         case doc.Candidates():
@@ -72,8 +72,6 @@ def _block(block: doc.Block) -> Iterator[str]:
                 yield from _rows([block.number, *block.columns, block.last], rows)
         case doc.Plane():
             yield from _front(block)
-        case _:
-            return
 
 
 def _listing(lead: str, lines: Iterable[doc.Line]) -> Iterator[str]:
@@ -96,7 +94,7 @@ def _rows(head: Sequence[str], rows: Iterable[Sequence[doc.Cell]]) -> Iterator[s
 
 
 def _cell(cell: doc.Cell) -> str:
-    """Return a cell of a table, which a bar would end in code too."""
+    """Return a cell of a table; a vertical bar ends a cell even in code."""
     return _part(cell).replace("|", r"\|") if isinstance(cell, doc.Code) else _part(cell)
 
 
@@ -110,8 +108,8 @@ def _part(part: doc.Cell) -> str:
     return _code(part.text) if isinstance(part, doc.Code) else _text(part)
 
 
-def _fenced(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a difference as they are, between more backticks than any of them has in a row."""
+def _diff_block(lines: Sequence[str]) -> Iterator[str]:
+    """Yield a code block of a difference, between more backticks than any of its lines has in a row."""
     fence = "`" * max(3, _longest_ticks("\n".join(lines)) + 1)
     yield f"{fence}diff"
     yield from lines

@@ -1,4 +1,4 @@
-"""The charts of the memory of one step: its course, stacked by category."""
+"""The charts of memory through one step, stacked by category."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, pairwise
 
-from autotune.core.memory_timeline import AT_REST, BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
+from autotune.core.memory_timeline import AT_REST, OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Step
@@ -28,15 +28,15 @@ COLOURS = {
     VLLM: "var(--vllm)",
 }
 _NARROWEST = 0.05
-"""Share of a chart that the shortest stretch has."""
+"""Least width of a stretch, as a share of the chart."""
 _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
 """The columns of a legend: two of them on a telephone."""
 _FAR = 4
-"""A budget this many times as large as what is needed is not drawn: nothing else would be seen."""
+"""A budget this many times as large as the need is not drawn: the rest would be too small."""
 
 
 def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:
-    """Return a chart of each step's course, all with the same axis."""
+    """Return a chart of each step, all with the same memory axis."""
     if not steps:
         return []
     most = max(step.timeline.need_bytes for step in steps)
@@ -58,8 +58,8 @@ class Stretch:
     """A part of a step, or its forward or backward pass.
 
     Attributes:
-        moments: of the timeline.
-        most_bytes: peak memory of tensors, and of vLLM, in it.
+        moments: indices into the timeline.
+        most_bytes: its peak memory of tensors and of vLLM.
     """
 
     name: str
@@ -72,7 +72,7 @@ def stretches(timeline: MemoryTimeline) -> tuple[Stretch, ...]:
     totals, passes = timeline.totals, {(mark.part, mark.backward) for mark in timeline.marks}
     return tuple(
         Stretch(
-            _named(mark, timeline.micro_batches, both=(mark.part, not mark.backward) in passes),
+            _stretch_name(mark, timeline.micro_batches, with_direction=(mark.part, not mark.backward) in passes),
             moments,
             max((totals[moment] for moment in moments), default=0),
         )
@@ -81,15 +81,15 @@ def stretches(timeline: MemoryTimeline) -> tuple[Stretch, ...]:
     )
 
 
-def _named(mark: Mark, micro_batches: int, *, both: bool) -> str:
-    """Return the name of a stretch; a part of a micro-batch includes which micro-batch."""
+def _stretch_name(mark: Mark, micro_batches: int, *, with_direction: bool) -> str:
+    """Return the name of a stretch, with the number of its micro-batch if there are several."""
     part = mark.part
-    # Construction and the first step, which makes the optimizer's state; a longer name has no room below a chart.
+    # Construction and the first step, which creates the optimizer state; a longer name has no room below a chart.
     words = "before the step" if part == Part(CONSTRUCTION, Occurrence.BEFORE) else part.phase
     if part.of_micro_batch and micro_batches > 1:
         further = "2" if micro_batches == 2 else f"2 to {micro_batches}"
         words += " 1" if part.occurrence is Occurrence.FIRST else f" {further}"
-    return f"{words}, {'backward' if mark.backward else 'forward'}" if both else words
+    return f"{words}, {'backward' if mark.backward else 'forward'}" if with_direction else words
 
 
 def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
@@ -147,14 +147,14 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
 def shown_levels(timeline: MemoryTimeline) -> dict[str, tuple[int, ...]]:
     """Return the bytes at each moment by part; memory outside tensors is one part, constant, as at the peak."""
     at_each = [shown_parts(timeline.at(moment)) for moment in range(timeline.moments)]
-    outside = sum(timeline.breakdown.get(name, 0) for name in BESIDE_TENSORS)
+    outside = sum(timeline.breakdown.get(name, 0) for name in OUTSIDE_TENSORS)
     levels = {name: tuple(parts.get(name, 0) for parts in at_each) for name in COLOURS}
     levels[OUTSIDE] = (outside,) * timeline.moments
     return {name: sizes for name, sizes in levels.items() if any(sizes)}
 
 
 def shown_parts(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return bytes of tensors by part in the order of :data:`COLOURS`, small kinds under ``other``; none that are 0."""
+    """Return bytes by part in the order of :data:`COLOURS`, further categories under ``other``, without zeros."""
     found = dict.fromkeys(COLOURS, 0)
     for name, size in sizes.items():
         found[name if name in found else _OTHER] += size
@@ -162,13 +162,13 @@ def shown_parts(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _edges(parts: Sequence[Stretch], moments: int) -> list[float]:
-    """Return where stretches begin and end, from 0 to 1: as wide as they have moments, short ones somewhat wider."""
+    """Return the borders of the stretches, from 0 to 1: widths are their shares of moments, with a least width."""
     widths = [max(len(part.moments), _NARROWEST * moments) for part in parts]
     return [0.0, *(round(end / sum(widths), 4) for end in accumulate(widths))]
 
 
 def _spread(parts: Sequence[Stretch], edges: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Return moments with their places: each stretch goes from its beginning to its end, one of one moment too."""
+    """Return moments with their places on the axis; a single moment is repeated to span its stretch."""
     moments: list[int] = []
     places: list[float] = []
     for part, (low, high) in zip(parts, pairwise(edges), strict=True):

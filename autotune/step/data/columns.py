@@ -17,14 +17,14 @@ def check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
         InputError: one has null, or no messages.
     """
     values = rows.with_format("arrow")[:][column]
-    lacks = pc.is_null(values)
-    inside = values.type.value_type if pa.types.is_list(values.type) else None
-    if inside is not None and (pa.types.is_struct(inside) or pa.types.is_null(inside)):
+    is_missing = pc.is_null(values)
+    element_type = values.type.value_type if pa.types.is_list(values.type) else None
+    if element_type is not None and (pa.types.is_struct(element_type) or pa.types.is_null(element_type)):
         # TRL reads the first message of each row.
-        lacks = pc.or_(lacks, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
-    count = pc.sum(lacks).as_py()
+        is_missing = pc.or_(is_missing, pc.fill_null(pc.equal(pc.list_value_length(values), 0), fill_value=False))
+    count = pc.sum(is_missing).as_py()
     if count:
-        row = pc.index(lacks, True).as_py() + 1
+        row = pc.index(is_missing, True).as_py() + 1
         counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
         lacking = f"{count:,} of {len(rows):,} rows"
         raise InputError(

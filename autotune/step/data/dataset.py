@@ -1,4 +1,4 @@
-"""Loads the user's dataset and checks it against the trainer's requirements, with a message for each error."""
+"""Loads the user's dataset and checks that the trainer can use it with the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from autotune.inspection.dataset import check_file
 from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.data.columns import check_complete, check_flags, check_tokens
 from autotune.step.data.remarks import is_written_messages
-from autotune.step.hub import not_loaded
+from autotune.step.hub import loading_error
 from autotune.step.images.sizes import image_column, image_feature
 from autotune.step.job import lacks_space
 from autotune.step.models.loading import tokenizer_of
@@ -44,12 +44,12 @@ _UNKNOWN_SPLIT = "Unknown split"
 # datasets/builder.py: "Config name is missing.\nPlease pick one among the available configs: ['en', 'fr']", and
 # "BuilderConfig 'de' not found. Available: ['en', 'fr']".
 _CONFIGURATIONS = re.compile(r"(?:available configs|not found\. Available): \[([^]]*)\]")
-_UNPREPARED = "skip_prepare_dataset"
-_ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
+_SKIP_PREPARE = "skip_prepare_dataset"
+_MESSAGE_COLUMNS = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns that may hold messages. ``trl.data_utils.is_conversational`` inspects only the first of a row's columns in a
 set's order: if some are text, its result differs between processes."""
 _SHARE_GPT = ("conversations",)
-SPLITS = (
+SPLIT_HINT = (
     "TRL takes the common beginning of chosen and rejected as the prompt: in no row may one be empty, or their first "
     "messages differ."
 )
@@ -58,7 +58,7 @@ _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 @dataclass(frozen=True)
 class LoadedRows:
-    """A dataset as the user wrote it.
+    """The user's dataset before tokenising.
 
     Attributes:
         format: the first of the trainer's formats whose columns the dataset has.
@@ -77,11 +77,11 @@ def load_rows(
         folder: for temporary files, which remain there if the process is killed.
 
     Raises:
-        InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
-            column, or needs something that the tokenizer lacks.
-        UnreadError: the hub cannot be reached, or the trainer takes rows of text as they are.
+        InputError: the dataset is missing or broken, has unusable images, no row or no usable column, or the tokenizer
+            lacks a token or template for it.
+        UnreadError: the hub cannot be reached, or the dataset is read in a way that autotune does not support.
     """
-    rows = _loaded(source, folder)
+    rows = _load(source, folder)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
@@ -99,7 +99,7 @@ def load_rows(
     return loaded
 
 
-def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
+def _load(source: DatasetSource, folder: Path | None) -> Dataset:
     try:
         with _writable_cache(folder):
             if source.mixture:
@@ -108,12 +108,12 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
             else:
                 rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
             if source.test_size is not None:
-                # Only checks that the split is possible; which rows it selects is random.
+                # Checks that the split is possible; its rows are random.
                 rows.train_test_split(test_size=source.test_size)
             return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
         message = f"The dataset {source.name} was not found: {first_line(error).removesuffix('.')}."
-        raise not_loaded(error, message, "Check the name; where there is no network, give a local file.") from error
+        raise loading_error(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:
         if lacks_space(error):
             cache = datasets.config.HF_DATASETS_CACHE
@@ -128,23 +128,23 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
     # EOFError: a compressed file was cut off. StopIteration: a file is empty.
     except (ValueError, TypeError, EOFError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
-            known = first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
+            splits = first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
-                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
+                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {splits}. {_NAME_SPLIT}"
             ) from error
         if (configurations := _CONFIGURATIONS.search(str(error))) is not None:
-            listed = configurations[1].replace("'", "")
-            lacks = "several configurations" if source.config is None else f"no configuration {source.config!r}"
-            hint = f"It has {listed}. Name one with --dataset-config, or with dataset_config in the configuration."
-            raise InputError(f"The dataset {source.name} has {lacks}.", hint=hint) from error
+            names = configurations[1].replace("'", "")
+            problem = "several configurations" if source.config is None else f"no configuration {source.config!r}"
+            hint = f"It has {names}. Name one with --dataset-config, or with dataset_config in the configuration."
+            raise InputError(f"The dataset {source.name} has {problem}.", hint=hint) from error
         _check_all_lines(source)
         raise InputError(f"The dataset {source.name} cannot be loaded: {first_line(error)}") from error
 
 
 @contextmanager
 def _writable_cache(parent: Path | None) -> Iterator[None]:
-    """Read rows into memory where the cache of ``datasets`` cannot be written."""
-    if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
+    """Read rows into memory if the cache of ``datasets`` is not writable."""
+    if _is_writable(Path(datasets.config.HF_DATASETS_CACHE)):
         yield
         return
     with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as stack:
@@ -153,7 +153,7 @@ def _writable_cache(parent: Path | None) -> Iterator[None]:
         yield
 
 
-def _can_be_written(folder: Path) -> bool:
+def _is_writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -163,7 +163,7 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def _check_all_lines(source: DatasetSource) -> None:
-    """Report the first broken line of the files; the earlier check read only the beginning of one file."""
+    """Raise an error for the first broken line of the files; the earlier check read only the beginning of one file."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
         with suppress(ValueError):  # its splits are in several formats
@@ -196,9 +196,9 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
 
 def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
     # With images, TRL never prepares them.
-    if mapping(source.reading.get("dataset_kwargs")).get(_UNPREPARED) and image_column(rows) is None:
+    if mapping(source.reading.get("dataset_kwargs")).get(_SKIP_PREPARE) and image_column(rows) is None:
         raise UnreadError(
-            f"{source.name} is read with {_UNPREPARED}: TRL neither cuts nor packs its rows, whatever max_length and "
+            f"{source.name} is read with {_SKIP_PREPARE}: TRL neither cuts nor packs its rows, whatever max_length and "
             "packing are. For rows of tokens, max_length: null and packing: false do the same."
         )
 
@@ -244,7 +244,7 @@ def _check_tokenizer(
                 hint="Use the tokenizer of a chat model, or a dataset of text.",
             )
         if loaded.format.splits and first["chosen"][0] != first["rejected"][0]:
-            raise InputError(f"The answers in row 1 of {source.name} begin with different messages.", hint=SPLITS)
+            raise InputError(f"The answers in row 1 of {source.name} begin with different messages.", hint=SPLIT_HINT)
     elif not loaded.format.text or not all(isinstance(first[name], str) for name in columns):
         raise _no_text(trainer, source, first, columns)
     if tokenizer.eos_token is None and end is None and (trainer.generates or not conversational):
@@ -263,27 +263,27 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
     """
     first, columns = loaded.rows[0], loaded.format.columns
     # If the model generates, TRL inspects the prompt alone.
-    asked = columns if trainer.generates else _ASKED
-    found = {name: is_conversational({name: first[name]}) for name in asked if name in first}
+    inspected = columns if trainer.generates else _MESSAGE_COLUMNS
+    kinds = {name: is_conversational({name: first[name]}) for name in inspected if name in first}
     # With images, TRL treats each column separately.
     if image_column(loaded.rows) is None:
-        if "prompt" in found and "prompt" not in columns and "completion" not in found:
+        if "prompt" in kinds and "prompt" not in columns and "completion" not in kinds:
             raise InputError(
                 f"{source.name} has prompt and no completion: TRL reads both where there is a prompt.",
                 hint="Remove or rename prompt.",
             )
-        texts, messages = (" and ".join(name for name in found if found[name] is kind) for kind in (False, True))
+        texts, messages = (" and ".join(name for name in kinds if kinds[name] is kind) for kind in (False, True))
         if texts and messages:
             raise InputError(
                 f"{source.name} has text in {texts}, and messages in {messages}: TRL takes a row for all text or for "
                 "all messages, by any one of them.",
                 hint="Remove what the others hold already, or write all of them alike.",
             )
-    return any(found.values()) or is_conversational_from_value(first)
+    return any(kinds.values()) or is_conversational_from_value(first)
 
 
-_KIND = "type"
-_IMAGES = ("image", "image_url")
+_TYPE_KEY = "type"
+_IMAGE_TYPES = ("image", "image_url")
 """Types of message parts that are images."""
 
 
@@ -314,9 +314,9 @@ def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: 
         )
     if not form.with_images:
         # TRL's trainer drops all other columns (``_set_signature_columns_if_needed``).
-        taken = " or ".join(known.name for known in trainer.formats if known.with_images)
+        accepted = " or ".join(each.name for each in trainer.formats if each.with_images)
         raise InputError(
-            f"{found} TRL trains {trainer.label} on images only with {taken}, and its rows have {form.name}.",
+            f"{found} TRL trains {trainer.label} on images only with {accepted}, and its rows have {form.name}.",
             hint="Put them into that form.",
         )
     if image_feature(rows, column) is None:
@@ -355,24 +355,24 @@ def _has_image(values: pa.Array) -> bool:
     """Whether a part of messages is an image: ``{"type": "image", …}``, at any depth."""
     if isinstance(values, pa.ExtensionArray):
         # Parts with different keys are stored as JSON (datasets.Json).
-        may_have_images = pc.or_(*(pc.match_substring(values.storage, f'"{name}"') for name in _IMAGES))
+        may_have_images = pc.or_(*(pc.match_substring(values.storage, f'"{name}"') for name in _IMAGE_TYPES))
         return any(_is_image_inside(json.loads(text)) for text in values.storage.filter(may_have_images).to_pylist())
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         return _has_image(values.flatten())
     if not pa.types.is_struct(values.type):
         return False
     return any(
-        _names_image(part) if field.name == _KIND else _has_image(part)
+        _has_image_type(part) if field.name == _TYPE_KEY else _has_image(part)
         for field, part in zip(values.type, values.flatten(), strict=True)
     )
 
 
-def _names_image(kinds: pa.Array) -> bool:
+def _has_image_type(kinds: pa.Array) -> bool:
     texts = pa.types.is_string(kinds.type) or pa.types.is_large_string(kinds.type)
-    return texts and bool(pc.any(pc.is_in(kinds, pa.array(_IMAGES, kinds.type))).as_py())
+    return texts and bool(pc.any(pc.is_in(kinds, pa.array(_IMAGE_TYPES, kinds.type))).as_py())
 
 
 def _is_image_inside(value: Any) -> bool:
     if isinstance(value, dict):
-        return value.get(_KIND) in _IMAGES or any(_is_image_inside(part) for part in value.values())
+        return value.get(_TYPE_KEY) in _IMAGE_TYPES or any(_is_image_inside(part) for part in value.values())
     return isinstance(value, list) and any(_is_image_inside(part) for part in value)

@@ -27,7 +27,7 @@ from autotune.step.images.tokens import IMAGE_COLUMNS, image_profile
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers
 from autotune.step.rows import Counts, distribution
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.techniques.lora import LANGUAGE_MODEL
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, find_trainer
@@ -35,7 +35,7 @@ from autotune.trainers import Trainer, find_trainer
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _FINGERPRINT_DIGITS = 16
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# Keys with which transformers records there where it loaded the tokenizer from (``from_pretrained``).
+# Keys of that file with the location from which transformers loaded the tokenizer (``from_pretrained``).
 _PLACES = frozenset({"is_local", "local_files_only", "name_or_path"})
 
 
@@ -74,11 +74,11 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
 
 def positions(text: Any) -> int | None:
     """Return the model's maximum length, extended by YaRN, as vLLM computes it (``_get_and_verify_max_len``)."""
-    known: int | None = getattr(text, "max_position_embeddings", None)
+    maximum: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    if known is None or rope.get("rope_type") != "yarn":
-        return known
-    return max(known, int(rope["factor"] * (rope.get("original_max_position_embeddings") or known)))
+    if maximum is None or rope.get("rope_type") != "yarn":
+        return maximum
+    return max(maximum, int(rope["factor"] * (rope.get("original_max_position_embeddings") or maximum)))
 
 
 def bidirectional_images(architecture: type[Any], text: Any) -> bool:
@@ -98,13 +98,13 @@ def _accepts_loss_kwargs(model: Any) -> bool:
     return bool(getattr(model, "accepts_loss_kwargs", any(each.kind is each.VAR_KEYWORD for each in parameters)))
 
 
-def linear_modules(model: Any, named: str = ".*") -> tuple[str, ...]:
+def linear_modules(model: Any, pattern: str = ".*") -> tuple[str, ...]:
     """Return the last name components of the linear modules inside the layers, in the order of the first layer.
 
     Args:
-        named: a regular expression for full module names.
+        pattern: a regular expression for full module names.
     """
-    names = (name for name in _linear_in_layers(model) if re.fullmatch(named, name))
+    names = (name for name in _linear_in_layers(model) if re.fullmatch(pattern, name))
     return tuple(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
@@ -121,13 +121,13 @@ def _linear_in_layers(model: Any) -> Mapping[str, Any]:
 
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
     """Return the profile of tokenised rows."""
-    trainer, known = find_trainer(request.trainer), adapter(request.trainer)
-    lengths, trainable = known.lengths(rows), known.trainable(rows)
+    trainer, adapter = find_trainer(request.trainer), find_adapter(request.trainer)
+    lengths, trainable = adapter.lengths(rows), adapter.trainable(rows)
     counted = None if (trainable == lengths.sum(axis=1)).all() else trainable
     # With truncation from the start, rows keep the tokens that the loss counts.
     keeps_all = request.dataset.reading.get(TRUNCATION) == KEEP_END
-    documents = documents_of(trainer, lengths, None if keeps_all else known.kept_from(rows), counted)
-    completions = known.completions(rows)
+    documents = documents_of(trainer, lengths, None if keeps_all else adapter.min_kept_length(rows), counted)
+    completions = adapter.completions(rows)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
         name=request.dataset.name,
@@ -137,7 +137,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         trainable_tokens=int(trainable.sum()),
         tokenized_directory=request.tokenized_directory,
         fingerprint=_rows_fingerprint(
-            rows, [*known.columns, *(name for name in IMAGE_COLUMNS if name in rows.column_names)]
+            rows, [*adapter.columns, *(name for name in IMAGE_COLUMNS if name in rows.column_names)]
         ),
         completions=None if completions is None else distribution(completions),
         images=image_profile(rows, trainer, lengths, trainable),
@@ -147,37 +147,37 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
 
 
 def documents_of(
-    trainer: Trainer, lengths: Counts, kept_from: Counts | None, trained: Counts | None = None
+    trainer: Trainer, lengths: Counts, min_kept_length: Counts | None, trained: Counts | None = None
 ) -> Documents:
-    """Return the documents of rows, given the counts that an adapter reads from them.
+    """Return the documents of rows from an adapter's counts of their tokens.
 
     Args:
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
-        kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
-            None: any length keeps every row.
+        min_kept_length: the smallest maximum length at which each row is kept, beyond its lengths' own minimum; shape
+            (rows,). None: any length keeps every row.
         trained: tokens of each row that the loss counts; shape (rows,). None: all, or unknown.
     """
     needs, *sequences = trainer.document(tuple(lengths.T))
-    columns = [np.ones(len(lengths)) if kept_from is None else np.maximum(needs, kept_from), *sequences]
+    columns = [np.ones(len(lengths)) if min_kept_length is None else np.maximum(needs, min_kept_length), *sequences]
     stacked = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
     return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained)
 
 
 def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
     digest = hashlib.sha256()
-    # Neither the name, a location, nor the version of transformers that wrote the configuration is part of it.
-    described = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
-    described.pop("_name_or_path", None)
-    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    # Independent of the model's name and location, and of the version of transformers that wrote the configuration.
+    fields = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
+    fields.pop("_name_or_path", None)
+    digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         processor.save_pretrained(directory)
         for file in sorted(Path(directory).rglob("*")):
             if file.is_file():
-                digest.update(file.name.encode() + _without_place(file))
+                digest.update(file.name.encode() + _without_location(file))
     return digest.hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-def _without_place(file: Path) -> bytes:
+def _without_location(file: Path) -> bytes:
     """Return the content of a tokenizer's file without its location, including whether HF_HUB_OFFLINE was set."""
     if file.name != _TOKENIZER_CONFIG:
         return file.read_bytes()
@@ -205,13 +205,13 @@ def key_value_cache(text: Any) -> KeyValueCache | None:
     the widest counts for all.
     """
     layers = _caching_layers(text)
-    compressed = _most(text, "kv_lora_rank")
+    compressed = _largest(text, "kv_lora_rank")
     if compressed:
         # Multi-head latent attention (DeepSeek) caches one compressed vector and one rotated key for all heads.
-        return KeyValueCache(layers, 1, compressed + (_most(text, "qk_rope_head_dim") or 0))
-    queries, hidden = _most(text, "num_attention_heads"), getattr(text, "hidden_size", None)
-    heads = _most(text, "num_key_value_heads", "num_global_key_value_heads") or queries
-    width = _most(text, "head_dim", "global_head_dim") or (hidden // queries if hidden and queries else None)
+        return KeyValueCache(layers, 1, compressed + (_largest(text, "qk_rope_head_dim") or 0))
+    queries, hidden = _largest(text, "num_attention_heads"), getattr(text, "hidden_size", None)
+    heads = _largest(text, "num_key_value_heads", "num_global_key_value_heads") or queries
+    width = _largest(text, "head_dim", "global_head_dim") or (hidden // queries if hidden and queries else None)
     return KeyValueCache(layers, heads, 2 * width) if heads and width else None
 
 
@@ -220,9 +220,9 @@ def grouped_heads(text: Any) -> bool:
 
     Latent attention does not: it caches one compressed key for all heads, but computes one per head from it.
     """
-    queries = _most(text, "num_attention_heads")
-    shared = _most(text, "num_key_value_heads", "num_global_key_value_heads")
-    return not _most(text, "kv_lora_rank") and bool(queries and shared) and shared != queries
+    queries = _largest(text, "num_attention_heads")
+    shared = _largest(text, "num_key_value_heads", "num_global_key_value_heads")
+    return not _largest(text, "kv_lora_rank") and bool(queries and shared) and shared != queries
 
 
 def attention_heads(text: Any) -> int | None:
@@ -238,7 +238,7 @@ def _caching_layers(text: Any) -> int:
     return sum(not any(word in str(kind) for word in _FIXED_STATE) for kind in kinds)
 
 
-def _most(text: Any, *names: str) -> int | None:
+def _largest(text: Any, *names: str) -> int | None:
     found = [value for layer in _layers(text) for name in names if isinstance(value := getattr(layer, name, None), int)]
     return max(found, default=None)
 
@@ -249,31 +249,31 @@ def _layers(text: Any) -> Sequence[Any]:
 
 
 # Properties with an entry per layer, which some classes compute from other fields.
-_COMPUTED = ("layer_types", "layers_block_type", "kv_sharing_modes")
+_COMPUTED_LISTS = ("layer_types", "layers_block_type", "kv_sharing_modes")
 
 
 def layer_kinds(config: Any, model: Any) -> tuple[str, ...]:
     """Return a name for the kind of each layer, in order; layers with equal names have the same structure.
 
-    They have the same modules, parameters and per-layer configuration; the latter distinguishes attention with a
-    sliding window, which has the same parameters. If a copy with fewer layers does not equal the model's first layers,
-    each layer is its own kind, so that nothing is extrapolated from such a copy.
+    Such layers have the same modules, parameters and per-layer configuration, of which the latter distinguishes sliding
+    windows. If a copy with fewer layers does not equal the model's first layers, each layer is its own kind, so that
+    nothing is extrapolated from such a copy.
 
     Args:
         model: the whole model, on any device.
     """
     text = config.get_text_config()
     count = text.num_hidden_layers
-    fewer = -(-count // 2)
-    shorter = meta_model(type(model), first_layers(config, fewer))
-    paths = _layer_lists(model, count).intersection(_layer_lists(shorter, fewer))
+    fewer_layers = -(-count // 2)
+    shorter = meta_model(type(model), first_layers(config, fewer_layers))
+    paths = _layer_lists(model, count).intersection(_layer_lists(shorter, fewer_layers))
     structures = _structures(model, paths, count)
-    if not paths or structures[:fewer] != _structures(shorter, paths, fewer):
+    if not paths or structures[:fewer_layers] != _structures(shorter, paths, fewer_layers):
         return tuple(map(str, range(count)))
     numbers = {structure: number for number, structure in enumerate(dict.fromkeys(structures))}
-    listed = [*_listed(text, count), *_features_added(config, count)]
+    per_layer = [*_per_layer_lists(text, count), *_features_added(config, count)]
     return tuple(
-        " ".join([*(str(values[layer]) for values in listed), str(numbers[structure])])
+        " ".join([*(str(values[layer]) for values in per_layer), str(numbers[structure])])
         for layer, structure in enumerate(structures)
     )
 
@@ -292,20 +292,20 @@ def _structures(model: Any, paths: Collection[str], count: int) -> list[tuple[tu
 
     A shared parameter belongs to the first layer that has it.
     """
-    found: list[list[tuple[object, ...]]] = [[] for _ in range(count)]
+    structures: list[list[tuple[object, ...]]] = [[] for _ in range(count)]
     named: list[tuple[str, object]] = [(name, type(module).__name__) for name, module in model.named_modules()]
     named += [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
     for path in sorted(paths):
-        for name, what in named:
+        for name, structure in named:
             if name.startswith(f"{path}."):
                 layer, _, inside = name.removeprefix(f"{path}.").partition(".")
-                found[int(layer)].append((path, inside, what))
-    return [tuple(parts) for parts in found]
+                structures[int(layer)].append((path, inside, structure))
+    return [tuple(parts) for parts in structures]
 
 
-def _listed(text: Any, count: int) -> list[list[object]]:
+def _per_layer_lists(text: Any, count: int) -> list[list[object]]:
     """Return the configuration's lists with an entry per layer, except one that has the indices of all layers."""
-    named = vars(text) | {name: getattr(text, name, None) for name in _COMPUTED}
+    named = vars(text) | {name: getattr(text, name, None) for name in _COMPUTED_LISTS}
     lists = [list(value) for _, value in sorted(named.items()) if isinstance(value, list | tuple)]
     return [values for values in lists if len(values) == count and values != list(range(count))]
 

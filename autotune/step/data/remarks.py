@@ -12,7 +12,7 @@ from autotune.step.rows import Counts
 from autotune.trainers import Trainer
 from autotune.units import counted
 
-_NAMED = 5
+_MAX_NAMED = 5
 """Maximum number of columns that are named; the others are counted."""
 # Messages as JSON, or in Python's notation, which pandas writes to CSV files.
 _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
@@ -35,12 +35,12 @@ def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], 
         )
     # Reward functions are given all columns.
     read = {*columns, *trainer.optional_columns, *trainer.further_columns}
-    left_out = [] if trainer.scores else [column for column in rows.column_names if column not in read]
-    if left_out:
-        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+    unread = [] if trainer.scores else [column for column in rows.column_names if column not in read]
+    if unread:
+        more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
         yield (
             f"{trainer.label} trains on {' and '.join(columns)} of {name}, and leaves out "
-            f"{', '.join(left_out[:_NAMED])}{more}."
+            f"{', '.join(unread[:_MAX_NAMED])}{more}."
         )
     empty = int((first_parts == 0).sum())
     if trainer.generates and empty:

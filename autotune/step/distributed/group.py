@@ -1,4 +1,4 @@
-"""Trains with several ranks: joins the group, and checks that the planned engine runs."""
+"""Joins and leaves the process group of several ranks, and checks that the planned engine runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
-from autotune.core.ranks import launched
+from autotune.core.ranks import rank_variables
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
 from autotune.units import counted
 
 # Modules that a DeepSpeed step imports.
-_DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
+_DEEPSPEED_MODULES = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
 
 
 class WrongEngineError(NotImplementedError):
@@ -32,7 +32,7 @@ def world_size() -> int:
 
 
 def select_device(device: DeviceKind) -> None:
-    """Make this rank's device the current one; call it before anything measures the device."""
+    """Make this rank's GPU the current device; call it before anything measures the device."""
     if device == "cuda" and world_size() > 1:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
@@ -44,14 +44,14 @@ def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
     """
     if plan.in_group and plan.launch.processes == 1:
         # Port 0: the system chooses one.
-        os.environ.update(launched(0, 1, 0))
+        os.environ.update(rank_variables(0, 1, 0))
     select_device(device)
     if plan.args.get("deepspeed"):
-        for name in _DEEPSPEED:
+        for name in _DEEPSPEED_MODULES:
             importlib.import_module(name)
 
 
-def join(plan: TrainingPlan, device: DeviceKind) -> None:
+def join_group(plan: TrainingPlan, device: DeviceKind) -> None:
     """Join the process group for DeepSpeed on a CPU, before the trainer's arguments are built.
 
     DeepSpeed would compile a shared-memory operator, which takes minutes and does the same as gloo. Without a group,
@@ -95,8 +95,8 @@ def planned_engine(plan: TrainingPlan) -> str:
     return f"{engine}{stage} with {processes}{groups}"
 
 
-def _groups_text(replicas: object, sharing: object) -> str:
-    return (f", {replicas} replicas" if replicas != 1 else "") + (f", {sharing} to a row" if sharing != 1 else "")
+def _groups_text(replicas: object, shards: object) -> str:
+    return (f", {replicas} replicas" if replicas != 1 else "") + (f", {shards} to a row" if shards != 1 else "")
 
 
 def running_engine(trainer: Any) -> str:
@@ -111,9 +111,9 @@ def running_engine(trainer: Any) -> str:
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"{Engine.DEEPSPEED} {wrapped.zero_optimization_stage()} with {processes}"
     if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
-        meshes = [one.device_mesh for one in wrapped.parameters() if isinstance(one, DTensor)]
+        meshes = [parameter.device_mesh for parameter in wrapped.parameters() if isinstance(parameter, DTensor)]
         groups = _groups_text(
-            _size_in(meshes[0], "dp_replicate"), _size_in(trainer.accelerator.torch_device_mesh, "cp")
+            _mesh_size(meshes[0], "dp_replicate"), _mesh_size(trainer.accelerator.torch_device_mesh, "cp")
         )
         return f"{Engine.FSDP2} with {processes}{groups}"
     # `torch.compile` wraps the DDP module (``Accelerator.prepare_model``).
@@ -122,13 +122,13 @@ def running_engine(trainer: Any) -> str:
     return f"no engine with {processes}" if world > 1 else processes
 
 
-def _size_in(mesh: Any, name: str) -> int:
+def _mesh_size(mesh: Any, name: str) -> int:
     """Return the size of a device mesh's dimension, 1 if there is none of that name."""
-    named = mesh.mesh_dim_names if mesh is not None else None
-    return int(mesh[name].size()) if name in (named or ()) else 1
+    names = mesh.mesh_dim_names if mesh is not None else None
+    return int(mesh[name].size()) if name in (names or ()) else 1
 
 
-def agree(decision: bool) -> bool:
+def broadcast_decision(decision: bool) -> bool:
     """Broadcast the first rank's decision; with a single rank, return the argument."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return decision
@@ -138,7 +138,7 @@ def agree(decision: bool) -> bool:
     return bool(shared.item())
 
 
-def leave() -> None:
+def leave_group() -> None:
     """Leave the group once all ranks are done."""
     if dist.is_initialized():
         dist.barrier()

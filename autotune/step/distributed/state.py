@@ -1,4 +1,4 @@
-"""Sets accelerate's process-wide state to a device, as it would be on GPUs of that kind."""
+"""Sets accelerate's process-wide state to a device and an engine, as on real GPUs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], 
     return arguments
 
 
-def settled_arguments(plan: TrainingPlan) -> Mapping[str, object]:
-    """Return the arguments that disable features which a trace with several processes cannot run.
+def traceable_arguments(plan: TrainingPlan) -> Mapping[str, object]:
+    """Return the arguments that disable features that a trace with several processes cannot run.
 
     ``DistributedDataParallel`` finds unused parameters in C++, with a vector of four bytes per parameter.
     """
@@ -45,8 +45,8 @@ def settled_arguments(plan: TrainingPlan) -> Mapping[str, object]:
 
 
 @contextmanager
-def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]:
-    """Call ``ended`` when a micro-batch ends and the update begins.
+def before_update(accelerator: Any, on_end: Callable[[], None]) -> Iterator[None]:
+    """Call ``on_end`` at the end of a micro-batch that DeepSpeed continues with the update.
 
     With DeepSpeed, the backward pass of a step's last micro-batch calls the optimizer
     (``accelerate/utils/deepspeed.py``, ``DeepSpeedEngineWrapper.backward``).
@@ -58,17 +58,17 @@ def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]
     update = wrapped.engine.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        ended()
+        on_end()
         return update(*args, **kwargs)
 
-    # No `mock.patch`: `ended` may close the exit stack that this context is on.
+    # No `mock.patch`: `on_end` may close the exit stack of this context.
     wrapped.engine.step = step
     yield
     wrapped.engine.step = update
 
 
-def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:
-    """Return the device that weights are loaded to.
+def loading_device(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:
+    """Return the device to which TRL loads the weights.
 
     A single process loads them to the device. With several, TRL loads them to the host (trl/trainer/utils.py,
     ``create_model_from_path``), and the engine moves them. ZeRO-3 partitions each weight on the device at creation, and
@@ -79,7 +79,7 @@ def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) ->
 
 
 @contextmanager
-def in_place_of(rank: int) -> Iterator[None]:
+def acting_as_rank(rank: int) -> Iterator[None]:
     """Make this process act as rank ``rank`` where libraries select the rank that writes a checkpoint.
 
     transformers and accelerate read accelerate's state (``TrainingArguments.should_save``); PyTorch and DeepSpeed read

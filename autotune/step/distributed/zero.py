@@ -1,4 +1,4 @@
-"""Patches DeepSpeed to run on fake tensors: on the virtual device, without native operators or reads of values."""
+"""Patches DeepSpeed to run on the virtual device: without native operators and reads of values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.virtual.tracing import moving_gradients
 
 
 @contextmanager
-def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
+def traceable_deepspeed(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
     """Patch DeepSpeed, if it trains the plan, for the running trace, whose process group has to exist.
 
     Raises:
@@ -46,16 +46,16 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
     with (
         accelerator(device) as virtual,
         mock.patch.object(real_accelerator, "ds_accelerator", virtual),
-        # It would be compiled here, for communication over the host's shared memory, which a GPU does not use.
+        # DeepSpeed would compile this operator for shared memory on the host, which a GPU does not use.
         mock.patch.object(backend, "build_shm_op", return_value=None),
-        mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
-        mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
+        mock.patch.object(Zero2, "has_overflow", _never_overflows(Zero2.has_overflow)),
+        mock.patch.object(Zero3, "has_overflow", _never_overflows(Zero3.has_overflow)),
         # ZeRO-2's buffer for gradients; the rank's float32 share that replaces it if `data_types.grad_accum_dtype` is
         # wider than the model's dtype; ZeRO-3's share of gradients, and of weights.
-        _leaving(Zero2, "copy_grads_in_partition", lambda _, optimizer, *__: optimizer.grads_in_partition),
-        _leaving(Zero2, "_build_compact_grad_partition_buffer", lambda buffers, *_: buffers.flat_partition),
-        _leaving(Zero3, "_setup_for_real_optimizer", lambda _, optimizer: optimizer.grad_partitions_flat_buffer),
-        _leaving(Init, "_partition_param", lambda _, __, parameter, *___: parameter.ds_tensor, Category.PARAMETER),
+        _tag_result(Zero2, "copy_grads_in_partition", lambda _, optimizer, *__: optimizer.grads_in_partition),
+        _tag_result(Zero2, "_build_compact_grad_partition_buffer", lambda buffers, *_: buffers.flat_partition),
+        _tag_result(Zero3, "_setup_for_real_optimizer", lambda _, optimizer: optimizer.grad_partitions_flat_buffer),
+        _tag_result(Init, "_partition_param", lambda _, __, parameter, *___: parameter.ds_tensor, Category.PARAMETER),
         mock.patch.object(Zero2, "backward_epilogue", _tagging(Zero2.backward_epilogue)),
         mock.patch.object(
             Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
@@ -63,8 +63,8 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder),
         mock.patch.object(fused_adam, "FusedAdamBuilder", _Builder),
         # Other native operators would be compiled for this machine, and do not accept fake tensors.
-        mock.patch.object(OpBuilder, "jit_load", _refused),
-        mock.patch.object(NotImplementedBuilder, "load", _refused),
+        mock.patch.object(OpBuilder, "jit_load", _refuse),
+        mock.patch.object(NotImplementedBuilder, "load", _refuse),
         mock.patch.object(comm, "cdb", None),
         # It caches process groups for the whole process; those of this trace are destroyed at its end.
         mock.patch.dict(vars(groups)),
@@ -79,7 +79,7 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
 def gradients_of_ranks(plan: TrainingPlan, accelerator: Any) -> tuple[int, ...]:
     """Return the gradient elements that each rank of ZeRO-2 holds between micro-batches, by DeepSpeed's partition.
 
-    A rank holds whole every tensor that its share overlaps (``stage_1_and_2.py``, ``copy_grads_in_partition``).
+    A rank holds every tensor whole that its share overlaps (``stage_1_and_2.py``, ``copy_grads_in_partition``).
 
     Args:
         accelerator: the accelerator of any rank: DeepSpeed's optimizer has the partition of all ranks.
@@ -92,27 +92,27 @@ def gradients_of_ranks(plan: TrainingPlan, accelerator: Any) -> tuple[int, ...]:
     optimizer = accelerator.deepspeed_engine_wrapped.engine.optimizer
     if not getattr(optimizer, "partition_gradients", False) or optimizer.cpu_offload:
         return ()
-    held = [0] * plan.launch.processes
+    elements = [0] * plan.launch.processes
     for group, parts in optimizer.param_to_partition_ids.items():
         if optimizer._use_compact_grad_partition_buffer(group):
             continue
         for parameter, holders in parts.items():
             for rank in holders:
-                held[rank] += optimizer.param_dict[parameter].numel()
-    return tuple(held)
+                elements[rank] += optimizer.param_dict[parameter].numel()
+    return tuple(elements)
 
 
-def _refused(*_: Any, **__: Any) -> NoReturn:
+def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise UnsupportedError(
         "Of DeepSpeed's native operators only Adam's are traced, and none for offload to nvme, quantised communication "
         "(zero_quantized_weights, zero_quantized_gradients) or another optimizer of its own."
     )
 
 
-def _updated(
+def _fused_update(
     _chunk: int, _skipped: Any, tensors: Any, lr: float, beta1: float, beta2: float, eps: float, *_: Any
 ) -> None:
-    """Replaces DeepSpeed's update by PyTorch's fused kernel, which reads and writes the same tensors."""
+    """Replace DeepSpeed's fused update by PyTorch's, which reads and writes the same tensors."""
     gradients, weights, means, squares = tensors
     steps = [means[0].new_ones((), dtype=torch.float32)] * len(weights)
     numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
@@ -121,7 +121,7 @@ def _updated(
 
 # DeepSpeedCPUAdam updates in C++ through raw addresses, and allocates nothing; its state is allocated in Python.
 _ADAM = SimpleNamespace(
-    **dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None), multi_tensor_adam=_updated
+    **dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None), multi_tensor_adam=_fused_update
 )
 
 
@@ -132,37 +132,37 @@ class _Builder:
         return _ADAM
 
 
-def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
+def _never_overflows(check: Callable[..., Any]) -> Callable[..., bool]:
     """Wrap a check for infinite gradients to return False; otherwise DeepSpeed would skip the step."""
 
     def has_overflow(optimizer: Any, *args: Any, **kwargs: Any) -> bool:
-        look(optimizer, *args, **kwargs)
+        check(optimizer, *args, **kwargs)
         assume("gradients are finite")
         return False
 
     return has_overflow
 
 
-def _leaving(
+def _tag_result(
     owner: type[Any],
     name: str,
-    left: Callable[..., torch.Tensor | None],
+    tensor_of: Callable[..., torch.Tensor | None],
     category: Category = Category.GRADIENT,
 ) -> AbstractContextManager[object]:
-    """Patch a method to tag a tensor after each call: ``left`` returns it, given the result and the arguments."""
+    """Patch a method to tag a tensor after each call, which ``tensor_of`` selects from the result and the arguments."""
     method = getattr(owner, name)
 
-    def leaving(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
-        tensor = left(result, *args)
+        tensor = tensor_of(result, *args)
         if tensor is not None:
             holds(tensor, category)
         return result
 
-    return mock.patch.object(owner, name, leaving)
+    return mock.patch.object(owner, name, wrapped)
 
 
-def _tagging(end: Callable[..., None]) -> Callable[..., None]:
+def _tagging(original: Callable[..., None]) -> Callable[..., None]:
     """Wrap the method that ends a backward pass to tag ZeRO-1's gradients before and after it.
 
     They are in ``.grad``, or in ``.grad_accum`` if they accumulate in another dtype. ZeRO-2's are not tagged: they are
@@ -176,15 +176,15 @@ def _tagging(end: Callable[..., None]) -> Callable[..., None]:
                 if gradient is not None:
                     holds(gradient, Category.GRADIENT)
 
-    def tagged(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def wrapped(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         tag(optimizer)
-        end(optimizer, *args, **kwargs)
+        original(optimizer, *args, **kwargs)
         tag(optimizer)
 
-    return tagged
+    return wrapped
 
 
-_TYPES = {
+_TENSOR_TYPES = {
     "BFloat16Tensor": torch.bfloat16, "ByteTensor": torch.uint8, "DoubleTensor": torch.float64,
     "FloatTensor": torch.float32, "HalfTensor": torch.float16, "IntTensor": torch.int32, "LongTensor": torch.int64,
 }  # fmt: skip
@@ -203,23 +203,23 @@ def accelerator(device: torch.device) -> Iterator[Any]:
     if name == "cpu":
         yield CPU_Accelerator()
         return
-    answers: dict[str, Any] = {
+    methods: dict[str, Any] = {
         "device_name": lambda _, index=None: name if index is None else f"{name}:{index}",
         "device": lambda *_, **__: nullcontext(),
         "current_device_name": lambda _: f"{name}:0",
         "is_fp16_supported": lambda _: True,
         "supported_dtypes": lambda _: [torch.float32, torch.float16, torch.bfloat16],
         "on_accelerator": lambda _, tensor: tensor.device.type == name,
-        **dict.fromkeys(_MEMORY_FIGURES, lambda *_, **__: 0),
-        **{word: partial(torch.tensor, dtype=dtype, device=name) for word, dtype in _TYPES.items()},
+        **dict.fromkeys(_MEMORY_QUERIES, lambda *_, **__: 0),
+        **{word: partial(torch.tensor, dtype=dtype, device=name) for word, dtype in _TENSOR_TYPES.items()},
     }
     with mock.patch.object(cuda_accelerator, "torch", SimpleNamespace(cuda=getattr(torch, name))):
-        found = type("VirtualAccelerator", (cuda_accelerator.CUDA_Accelerator,), answers)()
-        found._name = name
-        yield found
+        virtual = type("VirtualAccelerator", (cuda_accelerator.CUDA_Accelerator,), methods)()
+        virtual._name = name
+        yield virtual
 
 
 # DeepSpeed only reports these, except `available_memory`: if the flattened copy of a rank's weights does not fit,
 # ZeRO-1 and ZeRO-2 build it on the host (`stage_1_and_2.py`, `flatten_on_accelerator`). So it never causes an
 # out-of-memory error.
-_MEMORY_FIGURES = ("memory_cached", "max_memory_cached", "max_memory_reserved", "total_memory", "available_memory")
+_MEMORY_QUERIES = ("memory_cached", "max_memory_cached", "max_memory_reserved", "total_memory", "available_memory")

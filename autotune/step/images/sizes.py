@@ -1,4 +1,4 @@
-"""Reads the sizes of a dataset's images as decoded in training, and reports broken ones."""
+"""Reads the sizes of a dataset's images as training decodes them, and reports broken images."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ COLUMNS = ("image", "images")
 reads the first (``DataCollatorForVisionLanguageModeling``)."""
 NO_LIST = "In a column images, a row without any has an empty list."
 _TEXTS = ("string", "large_string")
-_OPENED_MODE = "RGB"
+_STRING_MODE = "RGB"
 """Pillow mode of images that transformers opens itself (``load_image``)."""
-_WEB = ("http://", "https://")
-_DATA = "data:image/"
+_URL_PREFIXES = ("http://", "https://")
+_DATA_PREFIX = "data:image/"
 _TORCHVISION = "torchvision"
 """Backend of transformers' image processors that open strings with torchvision (``TorchvisionBackend.fetch_images``);
 the others open them with Pillow (``load_image``)."""
-_DECODED = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF"})
-_MOVING = frozenset({"WEBP", "GIF"})
+_TORCHVISION_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF"})
+_MULTI_FRAME = frozenset({"WEBP", "GIF"})
 """Pillow's names of the formats that ``torchvision.io.decode_image`` decodes, and of those that may have several
 frames, of which it returns no single image."""
-_QUOTED = 80
+_MAX_QUOTED = 80
 """Maximum characters of a string in a message: the string may be an encoded image."""
-_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
+_END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
 """The last bytes of a complete file, by Pillow's name of its format; other data may follow them."""
-_TURNED = frozenset({5, 6, 7, 8})
+_ROTATED = frozenset({5, 6, 7, 8})
 """EXIF orientations that swap width and height (CIPA DC-008, 4.6.5.1)."""
 
 
 @dataclass(frozen=True)
 class ImageSize:
-    """An image as a processor receives it.
+    """The size and mode of an image as a processor receives it.
 
     Attributes:
         width, height: in pixels, after the rotation by EXIF.
@@ -97,10 +97,10 @@ def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[Imag
     assert column is not None
     feature = image_feature(rows, column)
     assert feature is not None
-    stored, mode = rows.select_columns([column]), _OPENED_MODE
-    decoded = getattr(processor, "backend", None) == _TORCHVISION
+    stored, mode = rows.select_columns([column]), _STRING_MODE
+    by_torchvision = getattr(processor, "backend", None) == _TORCHVISION
     if isinstance(feature, Image):
-        encoded, mode, decoded = Image(decode=False), feature.mode, False
+        encoded, mode, by_torchvision = Image(decode=False), feature.mode, False
         stored = stored.cast_column(column, List(encoded) if column == "images" else encoded)
     for number, row in enumerate(stored, start=1):
         images = row[column] if column == "images" else [row[column]]
@@ -110,13 +110,13 @@ def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[Imag
         if None in images:
             raise InputError(f"Row {number} of {name} has no {column}.", hint=f"Remove such rows. {NO_LIST}")
         files = (_file(image, number, name) if isinstance(image, str) else image for image in images)
-        yield tuple(_size(file, mode, decoded, number, name) for file in files)
+        yield tuple(_size(file, mode, by_torchvision, number, name) for file in files)
 
 
 def _file(text: str, row: int, name: str) -> dict[str, Any]:
     """Return the image that transformers' image processors open for a string, in the storage format of ``datasets``."""
-    quoted = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
-    if text.startswith(_WEB):
+    quoted = text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
+    if text.startswith(_URL_PREFIXES):
         raise UnreadError(
             f"Row {row} of {name} has an image on the web, {quoted}.",
             hint="TRL would download it for every micro-batch. Save it, and name the file.",
@@ -125,7 +125,7 @@ def _file(text: str, row: int, name: str) -> dict[str, Any]:
     if os.path.isfile(text):  # noqa: PTH113
         return {"bytes": None, "path": text}
     try:
-        encoded = text.partition(",")[2] if text.startswith(_DATA) else text
+        encoded = text.partition(",")[2] if text.startswith(_DATA_PREFIX) else text
         content = base64.b64decode("".join(encoded.split()), validate=True)
     except ValueError:
         raise InputError(
@@ -136,9 +136,9 @@ def _file(text: str, row: int, name: str) -> dict[str, Any]:
     return {"bytes": content, "path": quoted}
 
 
-def _is_whole(stored: dict[str, Any], kind: str | None) -> bool:
+def _is_complete(stored: dict[str, Any], kind: str | None) -> bool:
     """Return whether a file ends like a complete one. Decoding a JPEG would show it too, but takes 20 times as long."""
-    mark = _ENDS.get(kind or "")
+    mark = _END_MARKERS.get(kind or "")
     if mark is None:
         return False
     if stored["bytes"] is not None:
@@ -154,8 +154,8 @@ def _check_decoded(image: Any, path: str, row: int, name: str) -> None:
     Raises:
         InputError: it cannot.
     """
-    frames = image.n_frames if image.format in _MOVING else 1
-    if image.format not in _DECODED or frames > 1:
+    frames = image.n_frames if image.format in _MULTI_FRAME else 1
+    if image.format not in _TORCHVISION_FORMATS or frames > 1:
         found = f"{frames} frames" if frames > 1 else f"the format {image.format}"
         raise InputError(
             f"Row {row} of {name} has an image of {found}, which TRL cannot read with this model: {path}",
@@ -164,20 +164,20 @@ def _check_decoded(image: Any, path: str, row: int, name: str) -> None:
         )
 
 
-def _size(stored: dict[str, Any], mode: str | None, decoded: bool, row: int, name: str) -> ImageSize:
+def _size(stored: dict[str, Any], mode: str | None, by_torchvision: bool, row: int, name: str) -> ImageSize:
     from PIL import ExifTags
     from PIL import Image as Pillow
 
     content = stored["bytes"]
     try:
         with Pillow.open(BytesIO(content) if content is not None else stored["path"]) as image:
-            size, own = image.size, image.mode
-            if decoded:
+            size, image_mode = image.size, image.mode
+            if by_torchvision:
                 _check_decoded(image, stored["path"], row, name)
-            if not _is_whole(stored, image.format):
+            if not _is_complete(stored, image.format):
                 image.load()
-            width, height = reversed(size) if image.getexif().get(ExifTags.Base.Orientation) in _TURNED else size
-            return ImageSize(width, height, mode or own)
+            width, height = reversed(size) if image.getexif().get(ExifTags.Base.Orientation) in _ROTATED else size
+            return ImageSize(width, height, mode or image_mode)
     except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
         path = stored["path"] or "its image"
         raise InputError(

@@ -26,11 +26,11 @@ IMAGE_ELEMENTS = "image_elements"
 """Column with the number of elements of ``pixel_values`` for a row's images."""
 IMAGE_PIXELS = "image_pixels"
 """Column with the pixels of each image of a row."""
-_ENDS = "image_ends"
+IMAGE_ENDS = "image_ends"
 """Column with the number of a row's tokens up to the last image token."""
-IMAGE_COLUMNS = (IMAGE_ELEMENTS, IMAGE_PIXELS, _ENDS)
+IMAGE_COLUMNS = (IMAGE_ELEMENTS, IMAGE_PIXELS, IMAGE_ENDS)
 _PIXELS = "pixel_values"
-_KEPT_ELEMENTS = 4096
+_MAX_KEPT_ELEMENTS = 4096
 """Number of elements up to which an image processor's arrays keep their values, such as grids and sizes, from which the
 processor counts tokens."""
 
@@ -51,20 +51,20 @@ def with_collated(trainer: Any, columns: Sequence[str], tokens_of: Tokens, name:
     rows, collator = trainer.train_dataset, trainer.data_collator
 
     def process(row: dict[str, Any]) -> tuple[Mapping[str, Any], Any]:
-        made = collator([row])
-        return tokens_of(made), made.get(_PIXELS)
+        collated = collator([row])
+        return tokens_of(collated), collated.get(_PIXELS)
 
-    kept = rows.select_columns([known for known in (*columns, *COLUMNS) if known in rows.column_names])
-    return with_tokens(kept, collator.processor, process, name)
+    read = rows.select_columns([column for column in (*columns, *COLUMNS) if column in rows.column_names])
+    return with_tokens(read, collator.processor, process, name)
 
 
-def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
+def with_prompts(trainer: Any, extra_tokens: Tokens, name: str) -> Dataset:
     """Return the rows of a trainer that processes images with prompts before it generates, with tokens and sizes.
 
     The images are put into the messages of a prompt as in ``GRPOTrainer._generate_and_score_completions``.
 
     Args:
-        further: returns further token columns of a row.
+        extra_tokens: returns further token columns of a row.
         name, Raises: see :func:`with_tokens`.
     """
 
@@ -75,12 +75,12 @@ def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
         if images is None:
             raise ValueError("images are null, which TRL passes to the processor")
         (ids,), _, fields = trainer._tokenize_prompts([prepare_multimodal_messages(row["prompt"], images=images)])
-        return {PROMPT: ids, **further(row)}, fields.get(_PIXELS)
+        return {PROMPT: ids, **extra_tokens(row)}, fields.get(_PIXELS)
 
     return with_tokens(trainer.train_dataset, trainer.processing_class, process, name)
 
 
-def check_every_row_pictured(rows: Dataset, name: str) -> None:
+def check_images_in_every_row(rows: Dataset, name: str) -> None:
     """Check that each tokenised row has an image, for trainers that fail on batches with and without images.
 
     Raises:
@@ -107,37 +107,37 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
     """
     column = image_column(rows)
     assert column is not None
-    texts = rows.remove_columns([known for known in COLUMNS if known in rows.column_names])
-    tokens: dict[str, list[Any]] = {known: [] for known in IMAGE_COLUMNS}
-    with mock.patch.object(processor, "image_processor", _Remembering(processor.image_processor)):
+    texts = rows.remove_columns([added for added in COLUMNS if added in rows.column_names])
+    tokens: dict[str, list[Any]] = {added: [] for added in IMAGE_COLUMNS}
+    with mock.patch.object(processor, "image_processor", _CachingImageProcessor(processor.image_processor)):
         for number, (row, sizes) in enumerate(
             zip(texts, image_sizes(rows, processor.image_processor, name), strict=True), start=1
         ):
             # Null stays null: one of TRL's collators accepts it as no images, the others fail on it.
-            images = None if sizes is None else [blank(size) for size in sizes]
+            images = None if sizes is None else [blank_image(size) for size in sizes]
             # TRL modifies its arguments in place.
             example = {**deepcopy(row), column: images[0] if images and column == "image" else images}
             try:
-                found, pixels = process(example)
+                row_tokens, pixels = process(example)
             except Exception as error:
                 # Chat templates, processors and TRL may raise any exception for a row.
                 raise InputError(
                     f"Row {number} of {name} cannot be trained on by TRL: {first_line(error)}",
                     hint=NO_LIST if sizes is None else "Look at its images and at their places in its messages.",
                 ) from error
-            for known, values in found.items():
-                tokens.setdefault(known, []).append(np.asarray(values, dtype=np.int64).tolist())
-            tokens[IMAGE_ELEMENTS].append([numbers(pixels)])
+            for added, values in row_tokens.items():
+                tokens.setdefault(added, []).append(np.asarray(values, dtype=np.int64).tolist())
+            tokens[IMAGE_ELEMENTS].append([count_elements(pixels)])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes or ()])
             # Images are in the first column: the whole row, or its prompt.
-            ids = next(iter(found.values()))
-            tokens[_ENDS].append([image_end(ids, processor) if sizes else 0])
+            ids = next(iter(row_tokens.values()))
+            tokens[IMAGE_ENDS].append([image_end(ids, processor) if sizes else 0])
     if not any(tokens[IMAGE_PIXELS]):
         raise InputError(
             f"No row of {name} has an image in its column {column}.", hint="Leave the column out, for rows of text."
         )
-    for known, values in tokens.items():
-        rows = rows.add_column(known, values)
+    for added, values in tokens.items():
+        rows = rows.add_column(added, values)
     return rows
 
 
@@ -146,14 +146,14 @@ def image_end(ids: Any, processor: Any) -> int:
 
     Idefics 3 also needs the token after an image, to locate its end (``char_to_token`` in its ``__call__``).
     """
-    (places,) = np.isin(ids, [*processor.image_token_ids, getattr(processor, "fake_image_token_id", -1)]).nonzero()
-    return int(places[-1]) + 1 if len(places) else len(ids)
+    (positions,) = np.isin(ids, [*processor.image_token_ids, getattr(processor, "fake_image_token_id", -1)]).nonzero()
+    return int(positions[-1]) + 1 if len(positions) else len(ids)
 
 
-def numbers(arrays: Any) -> int:
+def count_elements(arrays: Any) -> int:
     """Return the number of elements of an array, or of arrays in nested lists; 0 for None."""
     if isinstance(arrays, (list, tuple)):
-        return sum(map(numbers, arrays))
+        return sum(map(count_elements, arrays))
     return 0 if arrays is None else prod(arrays.shape)
 
 
@@ -180,34 +180,34 @@ def image_profile(rows: Dataset, trainer: Trainer, lengths: Counts, trainable: C
         in_row=distribution([len(images) for images in pixels]),
         pixels=distribution([size for images in pixels for size in images]),
         elements=distribution(elements),
-        ends=distribution(np.array(rows.select_columns([_ENDS])[:][_ENDS])[:, 0]),
+        ends=distribution(np.array(rows.select_columns([IMAGE_ENDS])[:][IMAGE_ENDS])[:, 0]),
         rows=Table([np.max(sequences, axis=0), np.min(sequences, axis=0), trainable, elements]),
         by_path=names_files(rows),
     )
 
 
 @lru_cache(4)
-def blank(size: ImageSize) -> Any:
-    """Return a blank image of that size."""
+def blank_image(size: ImageSize) -> Any:
+    """Return a blank image."""
     from PIL import Image
 
     return Image.new(size.mode, (size.width, size.height))
 
 
-class _Remembering:
+class _CachingImageProcessor:
     """An image processor that processes blank images once for each combination of sizes."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
-        self._known: dict[object, Any] = {}
+        self._cache: dict[object, Any] = {}
 
     def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
         key = (_sizes(images), repr(args), repr(sorted(kwargs.items())))
-        if key not in self._known:
-            made = self._process(images, *args, **kwargs)
-            made.data = {name: _light(values) for name, values in made.data.items()}
-            self._known[key] = made
-        return deepcopy(self._known[key])
+        if key not in self._cache:
+            outputs = self._process(images, *args, **kwargs)
+            outputs.data = {name: _without_values(values) for name, values in outputs.data.items()}
+            self._cache[key] = outputs
+        return deepcopy(self._cache[key])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
@@ -217,12 +217,12 @@ def _sizes(images: Any) -> object:
     return tuple(map(_sizes, images)) if isinstance(images, (list, tuple)) else images and (images.mode, images.size)
 
 
-def _light(values: Any) -> Any:
+def _without_values(values: Any) -> Any:
     """Replace large arrays by zeros expanded from one element: only the shape of pixel arrays is needed."""
     if isinstance(values, (list, tuple)):
-        return [_light(value) for value in values]
-    if isinstance(values, torch.Tensor) and values.numel() > _KEPT_ELEMENTS:
+        return [_without_values(value) for value in values]
+    if isinstance(values, torch.Tensor) and values.numel() > _MAX_KEPT_ELEMENTS:
         return torch.zeros((), dtype=values.dtype).expand(values.shape)
-    if isinstance(values, np.ndarray) and prod(values.shape) > _KEPT_ELEMENTS:
+    if isinstance(values, np.ndarray) and prod(values.shape) > _MAX_KEPT_ELEMENTS:
         return np.broadcast_to(np.zeros((), dtype=values.dtype), values.shape)
     return values

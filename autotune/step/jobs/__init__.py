@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.step.job import Runs
+from autotune.step.job import JobFunction
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.operators import measure_operators
@@ -14,7 +14,7 @@ from autotune.step.jobs.read_command import read_command
 from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace
 
-JOBS: Mapping[str, Runs] = {
+JOBS: Mapping[str, JobFunction] = {
     run.__name__: run
     for run in (build, check_packing, measure_operators, measure_speeds, prepare, probe, read_command, trace)
 }

@@ -26,11 +26,11 @@ _LAUNCHERS = (
 
 
 class RefusedError(Exception):
-    """A parser would have ended the process with this message."""
+    """A parser's error message, with which it would have ended the process."""
 
 
 def refuse(message: str) -> NoReturn:
-    """Raise a parser's message; replaces its method ``error``, which would end this process."""
+    """Raise a parser's message; replaces ``ArgumentParser.error``, which would end this process."""
     raise RefusedError(message)
 
 
@@ -43,8 +43,8 @@ def launch_parser() -> Any:
     return parser
 
 
-def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
-    """Return how ``accelerate launch`` starts the processes of a script.
+def read_launch(options: Sequence[str], gpus: int, default_file: str) -> Launched:
+    """Return the processes and settings with which ``accelerate launch`` would start a script.
 
     Args:
         options: the words before the script.
@@ -55,52 +55,52 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
 
     file = ""
     try:
-        asked = launch_parser().parse_args([*options, SCRIPT])
-        file = asked.config_file or ("" if asked.cpu else default_file)
-        if asked.training_script != SCRIPT:
-            refuse(f"it takes {asked.training_script} for the script")
+        arguments = launch_parser().parse_args([*options, SCRIPT])
+        file = arguments.config_file or ("" if arguments.cpu else default_file)
+        if arguments.training_script != SCRIPT:
+            refuse(f"it takes {arguments.training_script} for the script")
         if file:
             read_yaml(Path(file))  # accelerate loads a file of any size and depth
-        counted, precision = bool(file) or asked.num_processes is not None, asked.mixed_precision
-        with _on_machine(max(gpus, asked.num_processes or 1), default_file) as used:
-            launch_command(asked)
+        has_count, precision = bool(file) or arguments.num_processes is not None, arguments.mixed_precision
+        with _emulated_gpus(max(gpus, arguments.num_processes or 1), default_file) as launchers:
+            launch_command(arguments)
     except (InputError, RefusedError, ValueError, TypeError, AttributeError, KeyError, OSError, YAMLError) as error:
         return Launched(file=file, refused=" ".join(str(error).split()) or type(error).__name__)
-    several = used != [_SIMPLE] or asked.mpirun_hostfile is not None
+    starts_several = launchers != [_SIMPLE] or arguments.mpirun_hostfile is not None
     return Launched(
-        asked.num_processes if several else 1,
-        counted,
-        asked.num_machines or 1,
+        arguments.num_processes if starts_several else 1,
+        has_count,
+        arguments.num_machines or 1,
         file,
-        _engine(asked) if several else "NO",
-        0 if several or asked.num_processes == 1 else asked.num_processes or 0,
-        str(asked.mixed_precision or "no"),
+        _distributed_type(arguments) if starts_several else "NO",
+        0 if starts_several or arguments.num_processes == 1 else arguments.num_processes or 0,
+        str(arguments.mixed_precision or "no"),
         precision is not None,
-        gpu_ids="" if asked.gpu_ids in (None, "all") else str(asked.gpu_ids),
+        gpu_ids="" if arguments.gpu_ids in (None, "all") else str(arguments.gpu_ids),
         # accelerate's DeepSpeed launcher passes no Dynamo backend (utils/launch.py, `prepare_deepspeed_cmd_env`).
-        dynamo=NOT_COMPILED if asked.use_deepspeed else str(asked.dynamo_backend or NOT_COMPILED).lower(),
+        dynamo=NOT_COMPILED if arguments.use_deepspeed else str(arguments.dynamo_backend or NOT_COMPILED).lower(),
     )
 
 
-def _engine(asked: Any) -> str:
+def _distributed_type(arguments: Any) -> str:
     """Return the ``distributed_type`` that accelerate's launcher chose."""
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM", "tpu": "XLA"}
-    return next((kind for name, kind in kinds.items() if getattr(asked, name)), "MULTI_GPU")
+    return next((kind for name, kind in kinds.items() if getattr(arguments, name)), "MULTI_GPU")
 
 
 @contextmanager
-def _on_machine(gpus: int, default_file: str) -> Iterator[list[str]]:
-    """Make accelerate see GPUs, present or not, and yield the names of the launchers that it calls."""
+def _emulated_gpus(gpus: int, default_file: str) -> Iterator[list[str]]:
+    """Make accelerate detect ``gpus`` GPUs, and yield a list of the launchers that it calls, which do nothing."""
     import accelerate.commands.config.config_args as files
     import accelerate.commands.launch as module
 
-    used: list[str] = []
+    launchers: list[str] = []
     with ExitStack() as stack:
         for name in _LAUNCHERS:
-            stack.enter_context(mock.patch.object(module, name, lambda *_, name=name: used.append(name)))
-        for place in (files, module):
-            stack.enter_context(mock.patch.object(place, "default_config_file", default_file))
+            stack.enter_context(mock.patch.object(module, name, lambda *_, name=name: launchers.append(name)))
+        for patched in (files, module):
+            stack.enter_context(mock.patch.object(patched, "default_config_file", default_file))
         stack.enter_context(mock.patch.object(module, "is_bf16_available", return_value=True))
         stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=True))
         stack.enter_context(mock.patch.object(torch.cuda, "device_count", return_value=gpus))
-        yield used
+        yield launchers

@@ -1,4 +1,4 @@
-"""The job ``check_packing``: checks that attention runs, and that packed documents do not attend to each other."""
+"""The job ``check_packing``: checks that each attention trains, and keeps packed documents separate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from autotune.errors import first_line
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
-from autotune.step.trainers import adapter
-from autotune.step.trainers.packing import alone, packed
+from autotune.step.trainers import find_adapter
+from autotune.step.trainers.packing import packed_input, single_input
 
 # Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another. They
 # sum to at least 128: below, FlexAttention uses another kernel, which fails for grouped-query attention
@@ -36,7 +36,7 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
     Raises:
         InputError: the model's configuration cannot be used.
     """
-    config = load_config(request.model, adapter(request.trainer).head)
+    config = load_config(request.model, find_adapter(request.trainer).head)
     architecture = model_class(config)
     checks = [
         _check(architecture, config, attention, request.device, packs=request.packs) for attention in request.attentions
@@ -45,24 +45,24 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
 
 
 def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, *, packs: bool) -> PackingCheck:
-    """Check one attention implementation; if rows are not packed, it only has to run."""
+    """Check one attention implementation; without packing, only that it runs forward and backward."""
     # FlashAttention has kernels for 16 bits only; all others are compared in float32.
     dtype = "bfloat16" if "flash" in attention else "float32"
     torch.manual_seed(_SEED)
     try:
         model = shrunken_model(architecture, config, layers=_LAYERS, attention=attention, dtype=dtype)
-        used = model.config._attn_implementation
-        if used != attention:
+        chosen = model.config._attn_implementation
+        if chosen != attention:
             # `_compatible_flash_implementations` of a class (`modeling_utils.py` of transformers).
-            return PackingCheck(attention, False, False, None, 0.0, f"transformers silently takes {used} instead")
-        _spread(model)
+            return PackingCheck(attention, False, False, None, 0.0, f"transformers silently takes {chosen} instead")
+        _randomize(model)
         model.eval().to(device)
         vocabulary = model.get_input_embeddings().weight.shape[0]
         documents = [torch.randint(3, vocabulary, (count,)).tolist() for count in _DOCUMENT_TOKENS]
-        separately = [_logits(model, alone(document)) for document in documents]
+        separately = [_logits(model, single_input(document)) for document in documents]
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
-        return PackingCheck(attention, False, False, None, 0.0, f"a short run ends with {_reason(error)}")
+        return PackingCheck(attention, False, False, None, 0.0, f"a short run ends with {_error_text(error)}")
     if not packs:
         return PackingCheck(attention, True, False, None, 0.0, "TRL does not pack these rows")
     separate = torch.cat(separately).detach()
@@ -71,9 +71,9 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         return PackingCheck(attention, True, False, None, 0.0, "documents give logits that are not finite")
     tolerance = _TOLERANCES[dtype] * largest
     try:
-        together = _logits(model, packed(documents))
+        together = _logits(model, packed_input(documents))
     except Exception as error:  # noqa: BLE001 an architecture that refuses packed documents does not mix them either
-        return PackingCheck(attention, True, False, None, tolerance, f"refuses packed documents: {_reason(error)}")
+        return PackingCheck(attention, True, False, None, tolerance, f"refuses packed documents: {_error_text(error)}")
     difference = (together.detach() - separate).abs().max().item()
     if not math.isfinite(difference):
         return PackingCheck(attention, True, False, None, tolerance, "packed documents give logits that are not finite")
@@ -82,7 +82,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
     return PackingCheck(attention, True, separates, difference, tolerance, reason)
 
 
-def _spread(model: Any) -> None:
+def _randomize(model: Any) -> None:
     """Draw weights that preserve the scale of activations, so that attention affects the logits."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -93,10 +93,9 @@ def _spread(model: Any) -> None:
 def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the logits of one row, one line per token, in float32."""
     placed = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in inputs.items()}
-    # As a trainer calls the model on packed rows: without an attention mask, and without a cache, which would prevent
-    # the separation of documents.
+    # Like a trainer on packed rows: no attention mask, and no cache, which would prevent the separation of documents.
     return model(**placed, use_cache=False).logits[0].float()
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"[:_REASON_CHARACTERS]

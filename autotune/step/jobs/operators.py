@@ -15,40 +15,40 @@ from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
 from autotune.virtual.calls import arguments_of
 
-# An operator is repeated after its first run, which is not counted, for at least this time, at most this often.
-_MOST_RUNS = 9
-_LEAST_SECONDS = 0.002
+# An operator is repeated after an uncounted first run, for at least this time and at most this often.
+_MAX_RUNS = 9
+_MIN_SECONDS = 0.002
 # Larger than the cache of any GPU; written before each run to evict the operator's tensors.
-_FLUSHED_BYTES = 1 << 28
+_CACHE_FLUSH_BYTES = 1 << 28
 
 
 def measure_operators(request: OperatorsRequest, _context: JobContext) -> OperatorsReply:
-    """Return the seconds of each call, in order, until the time is up; None for a call that fails.
+    """Measure the request's calls, in order, until its time is up; a call that fails has None.
 
     After a kernel failure on a GPU, the remaining calls are skipped: the process can run nothing more on the device.
     """
-    end = time.monotonic() + request.seconds
+    deadline = time.monotonic() + request.seconds
     select_device(request.device)
     meter = METERS[request.device]()
     if request.limit_bytes is not None:
         meter.limit(request.limit_bytes)
-    found: dict[str, float | None] = {}
+    seconds: dict[str, float | None] = {}
     with torch.no_grad():
         for call in request.calls:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 break
             try:
-                found[call] = _seconds(call, request.device, meter) or None
+                seconds[call] = _measure_seconds(call, request.device, meter) or None
             except Exception:  # noqa: BLE001 an operator may refuse made-up values in any way, and has no time then
-                found[call] = None
+                seconds[call] = None
                 gc.collect()
-                if not _works(meter):
+                if not _is_usable(meter):
                     break
     meter.lift_limit()
-    return OperatorsReply(found)
+    return OperatorsReply(seconds)
 
 
-def _works(meter: Meter) -> bool:
+def _is_usable(meter: Meter) -> bool:
     try:
         meter.synchronize()
     except Exception:  # noqa: BLE001 after any error, this process cannot use the device
@@ -56,21 +56,21 @@ def _works(meter: Meter) -> bool:
     return True
 
 
-def _seconds(call: str, device: DeviceKind, meter: Meter) -> float:
+def _measure_seconds(call: str, device: DeviceKind, meter: Meter) -> float:
     func, args, kwargs = arguments_of(call, torch.device(device))
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
+    cache_flush = torch.empty(_CACHE_FLUSH_BYTES, dtype=torch.uint8, device=device) if device == "cuda" else None
 
     def run() -> float:
-        if flushed is not None:
-            flushed.zero_()
-        begun = meter.mark()
+        if cache_flush is not None:
+            cache_flush.zero_()
+        begin = meter.mark()
         func(*args, **kwargs)
-        ended = meter.mark()
+        end = meter.mark()
         meter.synchronize()
-        return ended.seconds_after(begun)
+        return end.seconds_after(begin)
 
     first = run()
-    found: list[float] = []
-    while not found or (len(found) < _MOST_RUNS and sum(found) < max(_LEAST_SECONDS, first)):
-        found.append(run())
-    return median(found)
+    times: list[float] = []
+    while not times or (len(times) < _MAX_RUNS and sum(times) < max(_MIN_SECONDS, first)):
+        times.append(run())
+    return median(times)

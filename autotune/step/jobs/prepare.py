@@ -19,30 +19,30 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import CHAT_TEMPLATE, DatasetProfile, DroppedRows, ModelProfile, ModelSource, Workload
 from autotune.errors import InputError, UnreadError, one_line
-from autotune.step.data.dataset import SPLITS, LoadedRows, load_rows
+from autotune.step.data.dataset import SPLIT_HINT, LoadedRows, load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.images.limits import image_limits
 from autotune.step.images.sizes import image_column
 from autotune.step.job import JobContext
 from autotune.step.models.loading import check_weights, load_config, load_processor, model_class, tokenizer_of
 from autotune.step.models.peft import check_peft
-from autotune.step.models.shrink import FEWEST_BUILT, shrunken_model
+from autotune.step.models.shrink import MIN_BUILT_LAYERS, shrunken_model
 from autotune.step.objects import config as configuration
 from autotune.step.rows import distribution, largest_value
-from autotune.step.trainers import Adapter, adapter
+from autotune.step.trainers import Adapter, find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import PROMPT
 from autotune.units import format_bytes
 
-_ANSWERS = "assistant_only_loss"
+_ASSISTANT_ONLY = "assistant_only_loss"
 _TEMPLATE_CODE = "<template>"
 """File name in tracebacks of a template without a file (``Environment.from_string`` of Jinja). Its code may raise any
 error, such as a TypeError for null in text."""
-_MAPPING = "datasets/arrow_dataset.py"
+_MAP_FILE = "datasets/arrow_dataset.py"
 """The file that calls TRL's functions on rows."""
-_FEWEST = 2
-"""Minimum number of prompts that have to be kept."""
-_NAMED = 10
+_MIN_PROMPTS = 2
+"""Minimum number of prompts that the coverage must keep."""
+_MAX_NAMED = 10
 """Maximum number of dropped rows that are named; the others are counted."""
 
 
@@ -53,28 +53,28 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         InputError: the model, the dataset or the PEFT configuration cannot be used.
         UnreadError: the disk has no room for the rows' images, or the rows to evaluate on are in another format.
     """
-    known = adapter(request.trainer)
-    config, processor, model = _read_model(request.model, known, context.folder)
+    adapter = find_adapter(request.trainer)
+    config, processor, model = _read_model(request.model, adapter, context.folder)
     if request.peft:
         check_peft(request.peft, config)
 
-    def read(asked: PrepareRequest) -> DatasetProfile:
-        loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model, context.folder)
-        if not asked.only_lengths and image_column(loaded.rows) is not None:
-            _check_space(loaded.rows, Path(asked.tokenized_directory).parent, asked.dataset.name)
-        rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
-        _check_embedded(asked, loaded, rows, model, processor)
-        profile = dataset_profile(asked, loaded, rows)
+    def read(source: PrepareRequest) -> DatasetProfile:
+        loaded = load_rows(find_trainer(source.trainer), source.dataset, processor, source.model, context.folder)
+        if not source.only_lengths and image_column(loaded.rows) is not None:
+            _check_space(loaded.rows, Path(source.tokenized_directory).parent, source.dataset.name)
+        rows, dropped = without_longest_prompts(tokenized(source, config, processor, loaded, context.folder), source)
+        _check_embedded(source, loaded, rows, model, processor)
+        profile = dataset_profile(source, loaded, rows)
         if not profile.documents.tokens:
             raise InputError(
-                f"No row of {asked.dataset.name} has a token.",
-                hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
+                f"No row of {source.dataset.name} has a token.",
+                hint=f"Check that its texts are not empty, and that the tokenizer of {source.model.name} knows them.",
             )
-        if not asked.only_lengths:
-            with written_atomically(Path(asked.tokenized_directory)) as part:
+        if not source.only_lengths:
+            with written_atomically(Path(source.tokenized_directory)) as part:
                 rows.save_to_disk(str(part))
         elif profile.images is not None:
-            limits = image_limits(loaded.rows, processor, asked.dataset.name)
+            limits = image_limits(loaded.rows, processor, source.dataset.name)
             profile = replace(profile, images=replace(profile.images, limits=limits))
         return replace(profile, dropped=dropped)
 
@@ -87,7 +87,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         model=model,
         dataset=dataset,
         rollouts=request.rollouts,
-        absent=absent_entries(known),
+        absent=absent_entries(adapter),
         teacher_source=request.teacher,
         teacher=teacher,
     )
@@ -114,15 +114,15 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
     """Return the profile of the teacher.
 
     Raises:
-        InputError: it cannot be read, or TRL would refuse it with the trained model.
+        InputError: it cannot be read, or TRL would refuse it for this student.
     """
-    config, _, profile = _read_model(source, adapter(request.trainer), folder)
-    own, wanted = (each.get_text_config().vocab_size for each in (config, student))
-    if own != wanted:
+    config, _, profile = _read_model(source, find_adapter(request.trainer), folder)
+    size, expected = (each.get_text_config().vocab_size for each in (config, student))
+    if size != expected:
         # DistillationTrainer.__init__ compares the same fields.
         raise InputError(
-            f"The teacher {source.name} has a vocabulary of {own:,} tokens, and {request.model.name} one of "
-            f"{wanted:,}: TRL compares the two models' distributions over all tokens.",
+            f"The teacher {source.name} has a vocabulary of {size:,} tokens, and {request.model.name} one of "
+            f"{expected:,}: TRL compares the two models' distributions over all tokens.",
             hint="Take a teacher with the same tokenizer and vocab_size; for others TRL has GOLD, which autotune does "
             "not know.",
         )
@@ -140,7 +140,7 @@ def _check_embedded(
     # Image placeholders may have no embedding: the model replaces them.
     if request.only_lengths or not request.model.tokenizer or image_column(loaded.rows) is not None:
         return
-    columns = [name for name in adapter(request.trainer).columns if name.endswith("_ids")]
+    columns = [name for name in find_adapter(request.trainer).columns if name.endswith("_ids")]
     # If the trainer generates completions, only the lengths of known completions are used.
     largest = largest_value(rows, [PROMPT] if find_trainer(request.trainer).generates else columns)
     if largest >= model.vocabulary:
@@ -183,40 +183,40 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
         InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss.
     """
     architecture = model_class(model_config)
-    known = adapter(request.trainer)
+    adapter = find_adapter(request.trainer)
 
     def small_model() -> Any:
-        return shrunken_model(architecture, model_config, layers=FEWEST_BUILT)
+        return shrunken_model(architecture, model_config, layers=MIN_BUILT_LAYERS)
 
     reading = request.dataset.reading
-    plan = TrainingPlan(trainer=request.trainer, args={**known.tokenizing, **reading})
+    plan = TrainingPlan(trainer=request.trainer, args={**adapter.tokenizing, **reading})
     arguments = configuration(plan, output_dir=str(folder), report_to="none", disable_tqdm=True, model_init_kwargs=None)
     try:
-        with known.building(small_model):
-            trainer = known.trainer(
+        with adapter.loading_models_from(small_model):
+            trainer = adapter.trainer(
                 model=small_model(),
                 args=arguments,
                 train_dataset=loaded.rows,
                 processing_class=processor,
-                **known.arguments(plan),
+                **adapter.arguments(plan),
             )
-        return known.tokenized(trainer, request.rollouts, request.dataset.name)
+        return adapter.tokenized(trainer, request.rollouts, request.dataset.name)
     except Exception as error:
-        if isinstance(error, TemplateError) or _raised_in(error, _TEMPLATE_CODE):
+        if isinstance(error, TemplateError) or _is_raised_in(error, _TEMPLATE_CODE):
             template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
             raise InputError(
                 f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
                 hint="Look for messages whose roles or order the template does not know.",
             ) from error
-        if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
-            raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
-        if _raised_in(error, _MAPPING) and not isinstance(error, (InputError, OSError)):
-            form, row = loaded.format, _row_in(error)
+        if reading.get(_ASSISTANT_ONLY) and isinstance(error, (ValueError, RuntimeError)):
+            raise InputError(f"TRL refuses {request.dataset.name} with {_ASSISTANT_ONLY}: {one_line(error)}") from error
+        if _is_raised_in(error, _MAP_FILE) and not isinstance(error, (InputError, OSError)):
+            form, row = loaded.format, _failed_row(error)
             # If TRL splits rows, its index counts the parts.
             which = "a row" if row is None or form.documents > 1 else f"row {row:,} (counted from 1)"
             hint = "Look for rows that differ from the first: null in messages, or numbers in place of text."
             if form.splits:
-                hint = f"{hint} {SPLITS}"
+                hint = f"{hint} {SPLIT_HINT}"
             raise InputError(
                 f"TRL cannot read {which} of {request.dataset.name}: "
                 f"{type(error).__name__}: {one_line(error).removesuffix('.')}.",
@@ -225,12 +225,12 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
         raise
 
 
-def _raised_in(error: Exception, code: str) -> bool:
+def _is_raised_in(error: Exception, code: str) -> bool:
     """Whether a file is in the traceback of an error."""
     return any(frame.filename.endswith(code) for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _row_in(error: Exception) -> int | None:
+def _failed_row(error: Exception) -> int | None:
     """Return the number of the row, counted from 1, for which a function of TRL failed; None if unknown."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         # The loop of ``Dataset._map_single``; a function of several rows at once has the list of their numbers.
@@ -239,11 +239,11 @@ def _row_in(error: Exception) -> int | None:
     return None
 
 
-def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
+def without_longest_prompts(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
     """Return tokenised rows without the longest prompts, as the request's coverage allows, and the dropped rows.
 
-    Kept are prompts up to the ``prompt_coverage`` quantile of lengths: the smallest length such that at least this
-    share of all prompts is no longer. Prompts of equal length are kept or dropped together.
+    Keeps prompts up to the ``prompt_coverage`` quantile of lengths, which is the smallest length that at least this
+    share of all prompts does not exceed. Prompts of equal length are kept or dropped together.
 
     Raises:
         InputError: too few are left.
@@ -251,29 +251,29 @@ def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRow
     share = request.rollouts.prompt_coverage
     if share >= 1:
         return rows, None
-    prompts = adapter(request.trainer).lengths(rows)[:, find_trainer(request.trainer).parts.index("prompt")]
-    cut = distribution(prompts).quantile(share)
-    kept, longer = np.flatnonzero(prompts <= cut), np.flatnonzero(prompts > cut)
-    if not len(longer):
+    prompts = find_adapter(request.trainer).lengths(rows)[:, find_trainer(request.trainer).parts.index("prompt")]
+    max_tokens = distribution(prompts).quantile(share)
+    kept_rows, dropped = np.flatnonzero(prompts <= max_tokens), np.flatnonzero(prompts > max_tokens)
+    if not len(dropped):
         return rows, None
-    if len(kept) < _FEWEST:
+    if len(kept_rows) < _MIN_PROMPTS:
         raise InputError(
-            f"--prompt-coverage {share:g} keeps {len(kept)} of the {len(rows)} prompts of {request.dataset.name}.",
+            f"--prompt-coverage {share:g} keeps {len(kept_rows)} of the {len(rows)} prompts of {request.dataset.name}.",
             hint="Give a larger share.",
         )
-    longest = longer[np.argsort(-prompts[longer], kind="stable")][:_NAMED]
+    longest = dropped[np.argsort(-prompts[dropped], kind="stable")][:_MAX_NAMED]
     named = zip((longest + 1).tolist(), prompts[longest].tolist(), strict=True)
-    return rows.select(kept), DroppedRows(len(longer), cut, tuple(named))
+    return rows.select(kept_rows), DroppedRows(len(dropped), max_tokens, tuple(named))
 
 
-def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any, Any, ModelProfile]:
+def _read_model(source: ModelSource, adapter: Adapter, folder: Path) -> tuple[Any, Any, ModelProfile]:
     """Return the configuration of a model, its tokenizer or processor, and its profile.
 
     Raises:
         InputError: one of them cannot be read, or there are no weights where some are to be loaded.
     """
-    config = load_config(source, known.head)
-    processor = load_processor(source, known.processor)
+    config = load_config(source, adapter.head)
+    processor = load_processor(source, adapter.processor)
     profile = model_profile(source, config, processor, folder)
     if source.init == "pretrained":
         check_weights(Path(source.name))
@@ -285,10 +285,10 @@ def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any,
     return config, processor, profile
 
 
-def absent_entries(known: Adapter) -> tuple[str, ...]:
+def absent_entries(adapter: Adapter) -> tuple[str, ...]:
     """Return the plan entries of a trainer's techniques for which the installed TRL's configurations have no field."""
-    has = {"args": _fields(known.config), "model": _fields(ModelConfig)}
-    entries = {entry for technique in find_trainer(known.name).techniques for entry in technique.writes}
+    has = {"args": _fields(adapter.config), "model": _fields(ModelConfig)}
+    entries = {entry for technique in find_trainer(adapter.name).techniques for entry in technique.writes}
     paths = ((entry, entry.split(".")) for entry in sorted(entries))
     return tuple(entry for entry, path in paths if path[0] in has and path[1] not in has[path[0]])
 

@@ -15,17 +15,17 @@ from autotune.core.plan import TrainingPlan, allocator_settings
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError
-from autotune.step.distributed.group import leave, prepare_rank
-from autotune.step.job import JobContext, lacks_space, logged
+from autotune.step.distributed.group import leave_group, prepare_rank
+from autotune.step.job import JobContext, lacks_space, log_error
 from autotune.step.models.loading import load_config, model_class
-from autotune.step.process import counted_stops
+from autotune.step.process import count_suspensions
 from autotune.step.run.batches import Batches
-from autotune.step.run.failures import judge
+from autotune.step.run.failures import classify_error
 from autotune.step.run.meters import METERS, Meter
 from autotune.step.run.progress import Progress
-from autotune.step.run.timing import timing
+from autotune.step.run.timing import estimate_timing
 from autotune.step.run.training import OUTPUT_DIRECTORY, train
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 
 
 def probe(request: ProbeRequest, context: JobContext) -> Measurement:
@@ -41,58 +41,58 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.
-    model_class(load_config(request.model, adapter(request.plan.trainer).head))
+    model_class(load_config(request.model, find_adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
-    progress = Progress(request.schedule, meter, counted_stops())
+    progress = Progress(request.schedule, meter, count_suspensions())
     if request.limit_bytes is not None:
         meter.require(request.limit_bytes)
     try:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)
         trainer = train(request, context.folder, progress)
-        leave()
+        leave_group()
     except Exception as error:
         # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
         if lacks_space(error):
             raise
-        logged(error)
-        measurement = _failed(error, request, progress, meter, context.sent_seconds)
+        log_error(error)
+        measurement = _failed_measurement(error, request, progress, meter, context.sent_seconds)
     else:
         # Time to precompute the reference's log-probabilities (OnTokenizedRows).
         pass_seconds = getattr(trainer, "seconds_per_row", 0.0)
-        measurement = _finished(request.plan, progress, meter, context.sent_seconds, pass_seconds)
+        measurement = _finished_measurement(request.plan, progress, meter, context.sent_seconds, pass_seconds)
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
     return measurement
 
 
-def _finished(
+def _finished_measurement(
     plan: TrainingPlan, progress: Progress, meter: Meter, sent_seconds: float, pass_seconds_per_row: float
 ) -> Measurement:
     batches, step = progress.batches, progress.whole_step
     first, last = progress.first_step_seconds, progress.last_step_seconds
     assert first is not None
     assert last is not None
-    known = timing(progress.timed, step)
-    # Ranks that share a micro-batch each have a part of it.
+    timing = estimate_timing(progress.timed, step)
+    # Ranks that share a micro-batch each count their part of it.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
-    passed = batches.rows * step.micro_batches / plan.epochs
+    rows_per_step = batches.rows * step.micro_batches / plan.epochs
     return replace(
         meter.peaks(),
-        tokens_per_second=tokens / (known.step_seconds + passed * pass_seconds_per_row),
-        tokens_per_second_error=known.error,
-        step_seconds=known.step_seconds,
-        micro_batch_seconds=known.micro_batch_seconds,
-        update_seconds=known.update_seconds,
-        loading_seconds=known.loading_seconds,
+        tokens_per_second=tokens / (timing.step_seconds + rows_per_step * pass_seconds_per_row),
+        tokens_per_second_error=timing.error,
+        step_seconds=timing.step_seconds,
+        micro_batch_seconds=timing.micro_batch_seconds,
+        update_seconds=timing.update_seconds,
+        loading_seconds=timing.loading_seconds,
         micro_batches_timed=len(progress.timed.micro_batches),
         tokens_per_step=tokens,
         documents_per_step=batches.mean_documents * step.micro_batches * share,
         rows=batches.population,
         worst_rows=batches.rows,
         worst_tokens=progress.worst_tokens,
-        generation_seconds=known.generation_seconds,
+        generation_seconds=timing.generation_seconds,
         generation_phases=step.phases(progress.timed.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
@@ -102,33 +102,33 @@ def _finished(
     )
 
 
-def _failed(
+def _failed_measurement(
     error: Exception, request: ProbeRequest, progress: Progress, meter: Meter, sent_seconds: float
 ) -> Measurement:
-    judged = judge(
+    classified = classify_error(
         error,
         began_training=progress.steps_done > 0,
         device=request.device,
         limit_bytes=request.limit_bytes,
         headroom_bytes=meter.headroom_bytes,
     )
-    out_of_memory, crowded = None, ""
-    if judged.status is ProbeStatus.OUT_OF_MEMORY:
+    out_of_memory, other_causes = None, ""
+    if classified.status is ProbeStatus.OUT_OF_MEMORY:
         out_of_memory = OutOfMemory(
             phase=progress.phase,
-            requested_bytes=judged.requested_bytes,
+            requested_bytes=classified.requested_bytes,
             held_bytes=meter.held_bytes,
             limit_bytes=request.limit_bytes,
         )
-        crowded = meter.crowded(request.limit_bytes) if request.limit_bytes is not None else ""
-    elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
+        other_causes = meter.other_causes(request.limit_bytes) if request.limit_bytes is not None else ""
+    elif classified.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # Device figures do not apply to the host, which has no limit here.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
     batches: Batches | None = getattr(progress, "batches", None)
     first = progress.first_step_seconds
     return Measurement(
-        status=judged.status,
-        reason=f"in {progress.phase}: {judged.reason}{crowded}",
+        status=classified.status,
+        reason=f"in {progress.phase}: {classified.reason}{other_causes}",
         rows=batches.population if batches is not None else None,
         worst_rows=batches.rows if batches is not None else None,
         worst_tokens=progress.worst_tokens,

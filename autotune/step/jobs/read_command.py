@@ -1,4 +1,4 @@
-"""The job ``read_command``: parses a user's command with TRL's own parser and classes, without running it."""
+"""The job ``read_command``: parses a user's command with TRL's own parser and classes; trains nothing."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from transformers.integrations import get_available_reporting_integrations, get_
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
-from autotune.core.configuration import TRACKERS, Fault, Launched, ReadCommand, configured
+from autotune.core.configuration import TRACKERS, Fault, Launched, ReadCommand, read_object
 from autotune.core.gpu import AMPERE
 from autotune.core.nested import mapping
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import one_line
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
-from autotune.step.fields import mismatch, overrides, plain, shown
+from autotune.step.fields import excerpt, mismatch, overrides, plain
 from autotune.step.job import JobContext
-from autotune.step.jobs.accelerate_launch import SCRIPT, RefusedError, launch_parser, launched, refuse
-from autotune.step.trainers import adapter
+from autotune.step.jobs.accelerate_launch import SCRIPT, RefusedError, launch_parser, read_launch, refuse
+from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 
-# Keys of the file that TRL's parser consumes itself (trl/scripts/utils.py), or that trl resolves for accelerate.
-_OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
-_ALSO: Mapping[str, tuple[type, ...]] = {"lora_target_modules": (str,), "beta": (int, float)}
+# Keys of the file that are no fields: TRL's parser (trl/scripts/utils.py) or its command line consumes them.
+_PARSER_KEYS = frozenset({"env", "accelerate_config"})
+_FURTHER_TYPES: Mapping[str, tuple[type, ...]] = {"lora_target_modules": (str,), "beta": (int, float)}
 """Types accepted in place of a list: PEFT accepts text for many modules, and OnlineDPOConfig a number."""
-_MESSAGES = (RefusedError, ValueError, TypeError, OSError)
-_FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
+_MESSAGE_ERRORS = (RefusedError, ValueError, TypeError, OSError)
+_BARE_ERRORS = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
 """Exceptions of TRL's classes that are unclear without their type, such as a division by ``num_generations: 0``."""
-_UNLISTED = frozenset({"azure_ml", "flyte"})
+_UNLISTED_TRACKERS = frozenset({"azure_ml", "flyte"})
 """Trackers that ``get_available_reporting_integrations`` may omit although they are installed."""
 _ACCELERATE_CONFIG = "accelerate_config"
 _SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
@@ -48,94 +48,95 @@ _READ_ONCE = (
 
 
 def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadCommand:
-    """Parse the words of a command and its file, as ``trl NAME`` would on the device of the request.
+    """Parse the words of a command and its file, as ``trl NAME`` would on the request's device.
 
     TRL's parser sets the file's ``env`` in this process. Secrets in the file do not leave this process.
     """
-    return _without_secrets(_found(request), secrets_in(dict(_values_in(split_config(request.words)[0]))))
+    return _without_secrets(_parse_command(request), secrets_in(dict(_file_values(split_config(request.words)[0]))))
 
 
-def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
+def _without_secrets(reply: ReadCommand, secrets: Collection[str]) -> ReadCommand:
+    start = reply.launched
     return dataclasses.replace(
-        found,
+        reply,
         configurations={
             name: dataclasses.replace(item, values=hidden_values(item.values))
-            for name, item in found.configurations.items()
+            for name, item in reply.configurations.items()
         },
-        faults=tuple(dataclasses.replace(fault, message=hidden(fault.message, known)) for fault in found.faults),
+        faults=tuple(dataclasses.replace(fault, message=hidden(fault.message, secrets)) for fault in reply.faults),
         overrides=tuple(
             dataclasses.replace(item, given=hidden_values(item.given), used=hidden_values(item.used))
-            for item in found.overrides
+            for item in reply.overrides
             if not is_secret(item.key)
         ),
-        launch=hidden_values(found.launch),
-        launched=found.launched and dataclasses.replace(found.launched, refused=hidden(found.launched.refused, known)),
-        refused=hidden(found.refused, known),
-        warnings=tuple(hidden(warning, known) for warning in found.warnings),
+        launch=hidden_values(reply.launch),
+        launched=start and dataclasses.replace(start, refused=hidden(start.refused, secrets)),
+        refused=hidden(reply.refused, secrets),
+        warnings=tuple(hidden(warning, secrets) for warning in reply.warnings),
     )
 
 
-def _found(request: ReadCommandRequest) -> ReadCommand:
+def _parse_command(request: ReadCommandRequest) -> ReadCommand:
     if request.launcher != ACCELERATE:
-        return _read(request, starts=request.launcher == TRL)
-    start = launched(request.launch, request.gpus, request.default_file)
+        return _parse(request, starts_accelerate=request.launcher == TRL)
+    start = read_launch(request.launch, request.gpus, request.default_file)
     if start.refused:
         return ReadCommand(launched=start)
-    return _read_by_each(request, start)
+    return _parse_in_ranks(request, start)
 
 
-def _read_by_each(request: ReadCommandRequest, start: Launched) -> ReadCommand:
-    """Return a command as parsed by each process that accelerate starts."""
-    found = _read(dataclasses.replace(request, processes=start.processes), starts=False)
-    return dataclasses.replace(found, launched=start)
+def _parse_in_ranks(request: ReadCommandRequest, start: Launched) -> ReadCommand:
+    """Parse a command as each process that accelerate starts does."""
+    result = _parse(dataclasses.replace(request, processes=start.processes), starts_accelerate=False)
+    return dataclasses.replace(result, launched=start)
 
 
-def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
-    """Return a command as TRL's parser reads it.
+def _parse(request: ReadCommandRequest, *, starts_accelerate: bool) -> ReadCommand:
+    """Parse a command with TRL's parser.
 
     Args:
-        starts: whether that process starts others by accelerate, as ``trl`` does.
+        starts_accelerate: whether the command starts accelerate, as ``trl`` does.
     """
     parser, launcher = _parser(request.trainer), launch_parser()
-    parser.error, parser.allow_abbrev = refuse, _dests(parser).issuperset(request.own)
+    parser.error, parser.allow_abbrev = refuse, _destinations(parser).issuperset(request.own)
     switches = {item.dest: item.nargs == 0 for item in launcher._actions if item.option_strings and item.dest != "help"}
-    hands_on = request.launcher == TRL
-    faults = tuple(_faults(parser, request.given, switches, hands_on=hands_on))
-    names = tuple(sorted({*_dests(parser), *switches, *_OUTSIDE_OF_CLASSES}))
-    # Words have underscores where a file may have hyphens.
+    forwards = request.launcher == TRL
+    faults = tuple(_faults(parser, request.given, switches, forwards=forwards))
+    names = tuple(sorted({*_destinations(parser), *switches, *_PARSER_KEYS}))
+    # Keys of a file may have hyphens in place of underscores.
     unreadable = {fault.key.replace("-", "_") for fault in faults}
-    with _on(request), warnings.catch_warnings(record=True) as caught:
+    with _emulated_machine(request), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             *objects, of_file, of_words = parser.parse_args_and_config(
                 list(request.words), return_remaining_strings=True, separate_remaining_strings=True
             )
-            handed = _resolved([*of_file, *of_words]) if hands_on else of_words
-            unknown = (fault for fault in _unknown_words(launcher, handed) if fault.key not in unreadable)
+            forwarded = _resolve_accelerate_config([*of_file, *of_words]) if forwards else of_words
+            unknown = (fault for fault in _unknown_options(launcher, forwarded) if fault.key not in unreadable)
             faults += () if unreadable & switches.keys() else tuple(unknown)
-            _check_made_later(next(item for item in objects if isinstance(item, TrainingArguments)))
-        except (*_MESSAGES, *_FAILURES) as error:
+            _check_late_objects(next(item for item in objects if isinstance(item, TrainingArguments)))
+        except (*_MESSAGE_ERRORS, *_BARE_ERRORS) as error:
             refusal, kind = one_line(error), type(error).__name__
-            refusal = refusal or kind if isinstance(error, _MESSAGES) else f"{kind}: {refusal}"
+            refusal = refusal or kind if isinstance(error, _MESSAGE_ERRORS) else f"{kind}: {refusal}"
             return ReadCommand(faults=faults, names=names, refused=refusal)
     # A class may convert a value, such as one loss into a list of one.
     faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
-    start = launched(handed, request.gpus, request.default_file) if starts and not faults else None
+    start = read_launch(forwarded, request.gpus, request.default_file) if starts_accelerate and not faults else None
     if start is not None and start.processes != request.processes:
-        return _read_by_each(request, start)
+        return _parse_in_ranks(request, start)
     used = {field.name: getattr(item, field.name, None) for item in objects for field in dataclasses.fields(item)}
-    given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
+    given = {key: value for key, value in _given_values(parser, request.words).items() if key not in unreadable}
     return ReadCommand(
-        configurations={kind: configured(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
+        configurations={kind: read_object(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
         faults=faults,
         overrides=tuple(overrides(given, used)),
         launch=options_of([*of_file, *of_words]),
         launched=start,
         names=names,
         warnings=tuple(
-            dict.fromkeys(warning for warning in _own(caught) if any(f"`{key}`" in warning for key in given))
+            dict.fromkeys(warning for warning in _warning_texts(caught) if any(f"`{key}`" in warning for key in given))
         ),
-        absent=dict(_absent(next(item for item in objects if isinstance(item, TrainingArguments)))),
+        absent=dict(_missing_packages(next(item for item in objects if isinstance(item, TrainingArguments)))),
     )
 
 
@@ -144,18 +145,18 @@ def _parser(trainer: str) -> Any:
         return importlib.import_module(f"trl.scripts.{trainer}").make_parser(prog=f"trl {trainer}")
     from trl.scripts.grpo import GRPOScriptArguments
 
-    return TrlParser((GRPOScriptArguments, adapter(trainer).config, ModelConfig, DatasetMixtureConfig))
+    return TrlParser((GRPOScriptArguments, find_adapter(trainer).config, ModelConfig, DatasetMixtureConfig))
 
 
 @contextmanager
-def _on(request: ReadCommandRequest) -> Iterator[None]:
+def _emulated_machine(request: ReadCommandRequest) -> Iterator[None]:
     """Patch transformers to detect the GPU and the processes of the request, present or not."""
     import transformers.training_args as module
 
     on_gpu = request.device == "cuda"
     ampere = on_gpu and (request.capability or AMPERE) >= AMPERE
     with (
-        # Total sizes are divided by it, without a process group.
+        # The classes divide total sizes by it; there is no process group.
         mock.patch.object(module.TrainingArguments, "world_size", property(lambda _: request.processes)),
         # GPUs older than Ampere emulate bfloat16 in float32 (``torch.cuda.is_bf16_supported``).
         mock.patch.object(module, "is_torch_bf16_gpu_available", return_value=on_gpu),
@@ -166,7 +167,7 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
         yield
 
 
-def _check_made_later(args: TrainingArguments) -> None:
+def _check_late_objects(args: TrainingArguments) -> None:
     """Build the objects that ``Trainer`` builds from its arguments alone after loading rows and model.
 
     Raises:
@@ -174,20 +175,20 @@ def _check_made_later(args: TrainingArguments) -> None:
     """
     loading = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor")
     workers = {name: getattr(args, f"dataloader_{name}") for name in loading}
-    with _refusing(args, TRACKERS, hint=" Write report_to: none for no tracker."):
+    with _refuse_with_arguments(args, TRACKERS, hint=" Write report_to: none for no tracker."):
         get_reporting_integration_callbacks(args.report_to)
-    with _refusing(args, *(f"dataloader_{name}" for name in loading)):
+    with _refuse_with_arguments(args, *(f"dataloader_{name}" for name in loading)):
         DataLoader([0], **workers)
     if args.torch_compile:
-        with _refusing(args, "torch_compile_backend", "torch_compile_mode"):
+        with _refuse_with_arguments(args, "torch_compile_backend", "torch_compile_mode"):
             # accelerate ignores the case of a backend's name (TorchDynamoPlugin).
             torch.compile(torch.nn.Identity(), backend=args.torch_compile_backend.lower(), mode=args.torch_compile_mode)
     _check_scheduler(args)
 
 
-def _absent(args: TrainingArguments) -> Iterator[tuple[str, str]]:
+def _missing_packages(args: TrainingArguments) -> Iterator[tuple[str, str]]:
     """Yield each argument that needs a package that is not installed, with a sentence about it."""
-    named = set(args.report_to) - _UNLISTED
+    named = set(args.report_to) - _UNLISTED_TRACKERS
     trackers = sorted(named - set(get_available_reporting_integrations())) if named else []
     if trackers:
         yield (
@@ -203,7 +204,7 @@ def _absent(args: TrainingArguments) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _refusing(args: TrainingArguments, *names: str, hint: str = "") -> Iterator[None]:
+def _refuse_with_arguments(args: TrainingArguments, *names: str, hint: str = "") -> Iterator[None]:
     """Convert an error to a refusal that names the arguments."""
     try:
         yield
@@ -223,33 +224,33 @@ def _check_scheduler(args: TrainingArguments) -> None:
         refuse(f"lr_scheduler_kwargs={given} with lr_scheduler_type={plain(kind)}: {one_line(error)}.{hint}")
 
 
-def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return the user's values converted to the fields' types, before the classes change any."""
-    known, (file, rest) = _dests(parser), split_config(words)
-    given = {key: _converted(parser, key, value) for key, value in _values_in(file).items() if key in known}
+def _given_values(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
+    """Return the user's values converted to the fields' types, before the classes' ``__post_init__``."""
+    destinations, (file, rest) = _destinations(parser), split_config(words)
+    given = {key: _converted(parser, key, value) for key, value in _file_values(file).items() if key in destinations}
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False
     return {**given, **vars(parser.parse_known_args(rest)[0])}
 
 
-def _values_in(file: str | None) -> Mapping[str, Any]:
+def _file_values(file: str | None) -> Mapping[str, Any]:
     import yaml
 
     return dict(yaml.safe_load(Path(file).read_text(encoding="utf-8"))) if file is not None else {}
 
 
 def _converted(parser: Any, key: str, value: Any) -> Any:
-    """Return a default as argparse converts it: text by the field's type, anything else as it is."""
+    """Convert text to the field's type as argparse does; return other values unchanged."""
     action = next(item for item in parser._actions if item.dest == key)
     return parser._get_value(action, value) if isinstance(value, str) else value
 
 
-def _dests(parser: Any) -> set[str]:
+def _destinations(parser: Any) -> set[str]:
     return {action.dest for action in parser._actions if action.dest != "help"}
 
 
-def _resolved(words: list[str]) -> list[str]:
-    """Return words with accelerate's option in place of ``--accelerate_config``, as ``trl`` hands them on.
+def _resolve_accelerate_config(words: list[str]) -> list[str]:
+    """Replace ``--accelerate_config`` by accelerate's option, as ``trl`` does before it calls accelerate.
 
     Raises:
         RefusedError: there is no such file.
@@ -263,8 +264,8 @@ def _resolved(words: list[str]) -> list[str]:
     return resolved
 
 
-def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[Fault]:
-    """Yield the words, unknown to TRL's parser, that accelerate's parser does not know either.
+def _unknown_options(launcher: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[Fault]:
+    """Yield a fault for each option that neither TRL's nor accelerate's parser has.
 
     ``trl`` passes all of them to accelerate, which fails on an unknown option, and treats any other word as the script.
 
@@ -276,46 +277,46 @@ def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> I
     """
     rest = [*words, SCRIPT]
     while rest:
-        found, unknown = launcher.parse_known_args(rest)
+        parsed, unknown = launcher.parse_known_args(rest)
         # accelerate treats the first word that is not an option as the script; after an unknown option it is its value.
         options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
-        script = [found.training_script] if found.training_script != SCRIPT else []
+        script = [parsed.training_script] if parsed.training_script != SCRIPT else []
         for key in options or script:
             yield Fault(key, _READ_ONCE) if key == _ACCELERATE_CONFIG else _unknown(key)
-        rest = found.training_script_args
+        rest = parsed.training_script_args
 
 
 def _unknown(key: str) -> Fault:
     return Fault(key, "is not a key of this trainer", unknown=True)
 
 
-def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool], *, hands_on: bool) -> Iterator[Fault]:
+def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool], *, forwards: bool) -> Iterator[Fault]:
     """Yield the problems of single keys; TRL's parser would end at the first one, or miss it.
 
     Args:
         switches: options of accelerate's parser, with whether they take no value.
-        hands_on: whether ``trl`` passes such keys to accelerate.
+        forwards: whether ``trl`` passes such keys to accelerate.
     """
     hints = {name: hint for kind in parser.dataclass_types for name, hint in get_type_hints(kind).items()}
     choices = {action.dest: action.choices for action in parser._actions}
     for key, value in given.items():
-        if key in _OUTSIDE_OF_CLASSES or (key in switches and key not in hints):
-            if hands_on and switches.get(key):
+        if key in _PARSER_KEYS or (key in switches and key not in hints):
+            if forwards and switches.get(key):
                 yield Fault(key, f"{_SCRIPT_OF_VALUE}: give --{key} in the command, or accelerate_config in its place")
             continue
         if key not in hints:
             yield _unknown(key)
             continue
-        wanted = "" if type(value) in _ALSO.get(key, ()) else mismatch(hints[key], value)
-        listed = choices.get(key)
-        if wanted:
-            yield Fault(key, f"is {_shown(key, value)}, and takes {wanted}")
-        elif listed and value is not None and value not in listed:
-            yield Fault(key, f"is {_shown(key, value)}, and takes {', '.join(map(str, listed))}")
+        accepted = "" if type(value) in _FURTHER_TYPES.get(key, ()) else mismatch(hints[key], value)
+        allowed = choices.get(key)
+        if accepted:
+            yield Fault(key, f"is {_excerpt(key, value)}, and takes {accepted}")
+        elif allowed and value is not None and value not in allowed:
+            yield Fault(key, f"is {_excerpt(key, value)}, and takes {', '.join(map(str, allowed))}")
 
 
-def _shown(key: str, value: object) -> str:
-    return PLACEHOLDER if is_secret(key) else shown(hidden_values(value))
+def _excerpt(key: str, value: object) -> str:
+    return PLACEHOLDER if is_secret(key) else excerpt(hidden_values(value))
 
 
 def _is_converted(key: str, objects: Sequence[Any]) -> bool:
@@ -326,7 +327,7 @@ def _is_converted(key: str, objects: Sequence[Any]) -> bool:
     return False
 
 
-def _own(caught: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+def _warning_texts(caught: Sequence[warnings.WarningMessage]) -> Iterator[str]:
     for item in caught:
         if any(part in item.filename for part in ("/trl/", "/transformers/")):
             yield " ".join(str(item.message).split())

@@ -20,11 +20,11 @@ from autotune.step.run.meters import METERS
 from autotune.virtual.callers import CountedCallers
 
 # Large enough to be compute-bound, small enough to be repeated many times.
-_SIDE = 256
+_MATRIX_SIDE = 256
 # Larger than any cache.
 _COPIED_BYTES = 1 << 26
-# So small that its kernels take next to no time.
-_TINY = {
+# So small that its kernels take almost no time.
+_TINY_LLAMA = {
     "vocab_size": 64,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -33,8 +33,8 @@ _TINY = {
     "num_key_value_heads": 1,
 }
 _TOKENS = 4
-_LEAST_STEPS = 15
-_MULTIPLES = Pace(launch_seconds=1.0)
+_MIN_STEPS = 15
+_UNIT_PACE = Pace(launch_seconds=1.0)
 
 
 def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
@@ -62,26 +62,26 @@ def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
 
 
 def _flops(dtype: torch.dtype, seconds: float) -> float:
-    side = torch.ones(_SIDE, _SIDE, dtype=dtype)
-    return 2 * _SIDE**3 / _shortest(lambda: side @ side, seconds)
+    side = torch.ones(_MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype)
+    return 2 * _MATRIX_SIDE**3 / _min_seconds(lambda: side @ side, seconds)
 
 
 def _bandwidth(seconds: float) -> float:
     source = torch.ones(_COPIED_BYTES // 4)
     target = torch.empty_like(source)
-    return 2 * _COPIED_BYTES / _shortest(lambda: target.copy_(source), seconds)
+    return 2 * _COPIED_BYTES / _min_seconds(lambda: target.copy_(source), seconds)
 
 
-def _shortest(work: Callable[[], object], seconds: float) -> float:
-    """Return the shortest run among those in ``seconds``; the first run, which prepares kernels, is not counted."""
+def _min_seconds(work: Callable[[], object], seconds: float) -> float:
+    """Return the shortest time of repeated runs within ``seconds``, after a first run that prepares kernels."""
     work()
-    found: list[float] = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while not found or time.perf_counter() < end:
-        started = time.perf_counter()
+    while not times or time.perf_counter() < end:
+        start_seconds = time.perf_counter()
         work()
-        found.append(time.perf_counter() - started)
-    return min(found)
+        times.append(time.perf_counter() - start_seconds)
+    return min(times)
 
 
 def _launch_seconds(device: DeviceKind, seconds: float) -> float:
@@ -90,23 +90,23 @@ def _launch_seconds(device: DeviceKind, seconds: float) -> float:
     The host's caches are overwritten before each step, as by the large tensors of a real step on a CPU.
     """
     meter = METERS[device]()
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY)).to(device)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY_LLAMA)).to(device)
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device=device)
-    filled = torch.empty(_COPIED_BYTES // 4)
+    cache_flush = torch.empty(_COPIED_BYTES // 4)
 
     def step() -> float:
-        filled.zero_()
+        cache_flush.zero_()
         meter.synchronize()
-        started = time.perf_counter()
+        start_seconds = time.perf_counter()
         model(tokens).logits.sum().backward()
-        return time.perf_counter() - started
+        return time.perf_counter() - start_seconds
 
     # The first step loads the GPU's kernels.
     step()
-    with CountedCallers(device) as counted:
+    with CountedCallers(device) as calls:
         step()
-    found = list[float]()
-    while len(found) < _LEAST_STEPS or sum(found) < seconds:
-        found.append(step())
-    multiples = sum(count * _MULTIPLES.host_seconds(caller) for caller, count in counted.counts.items())
-    return float(median(found) / multiples)
+    times = list[float]()
+    while len(times) < _MIN_STEPS or sum(times) < seconds:
+        times.append(step())
+    units = sum(count * _UNIT_PACE.host_seconds(caller) for caller, count in calls.counts.items())
+    return float(median(times) / units)

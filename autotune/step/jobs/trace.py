@@ -20,11 +20,11 @@ from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.job import JobContext
-from autotune.step.models.loading import load_config, processor_for, vocabularies_read_once
+from autotune.step.models.loading import cached_vocabularies, load_config, processor_for
 from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import TraceFacts, capability_of, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.virtual import trace as run_virtually
@@ -37,12 +37,12 @@ from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import MicroBatch, steps_before, varied
 
-_FIGURES = {
+_TIME_FIELDS = {
     Kind.MATMUL: "matmul_seconds",
     Kind.ATTENTION: "attention_seconds",
     Kind.ELEMENTWISE: "elementwise_seconds",
 }
-"""The field of :class:`StepTime` that an operator's time is part of, by kind."""
+"""The field of :class:`StepTime` to which an operator's time is added, by kind."""
 
 
 def trace(request: TraceRequest, context: JobContext) -> TraceReply:
@@ -56,23 +56,23 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
     # Traces do not use a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     reply = _reply(request, context.folder)
-    # Exclude surviving objects from later garbage collections: accelerate runs one in every training.
+    # Exclude surviving objects from later garbage collections, which accelerate runs in every training.
     gc.collect()
     gc.freeze()
     return reply
 
 
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
-    started = time.monotonic()
+    start_seconds = time.monotonic()
     facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
     traced = _traced(request, facts, folder, of_step=program.in_step)
-    course = sections(traced, traced.phase(step_name(1)), _synchronised(program))
-    run = [
+    parts = sections(traced, traced.phase(step_name(1)), _with_synchronisation(program))
+    timed_operators = [
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
-        for _, span in course
+        for _, span in parts
     ]
-    gpus = tuple(_figures(traced, request, facts, run))
-    operators, counts = _operators(run, request)
+    gpus = tuple(_gpu_figures(traced, request, facts, timed_operators))
+    operators, counts = _operators(timed_operators, request)
     return TraceReply(
         device=traced.device_peak,
         host=traced.host_peak,
@@ -82,17 +82,17 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         between=Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER,
         tokens_per_step=request.plan.data_ranks * facts.micro_batches * facts.tokens,
         assumptions=traced.assumptions,
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - start_seconds,
         sections=tuple(
             replace(section, time=time, operators=count, machine_bytes=_machine_bytes(traced, section, request.plan))
-            for (section, _), time, count in zip(course, gpus[0].times, counts, strict=True)
+            for (section, _), time, count in zip(parts, gpus[0].times, counts, strict=True)
         ),
         gpus=gpus,
         operators=operators,
     )
 
 
-def _synchronised(program: StepProgram) -> StepProgram:
+def _with_synchronisation(program: StepProgram) -> StepProgram:
     """Return the program with the synchronisation of vLLM's weights before each generation."""
     in_step, leading = (
         (SYNCHRONISATION, *phases) if GENERATION in phases else phases for phases in (program.in_step, program.leading)
@@ -106,8 +106,8 @@ def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: 
     Args:
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
     """
-    known = adapter(request.plan.trainer)
-    model_config = load_config(request.model, known.head)
+    adapter = find_adapter(request.plan.trainer)
+    model_config = load_config(request.model, adapter.head)
     whole = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
@@ -117,18 +117,18 @@ def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: 
     rows = TracedRows(
         request.worst, request.trainable, once, alike, chosen=request.chosen, again=request.compiled_again
     )
-    processor = processor_for(request.model, known.processor)
+    processor = processor_for(request.model, adapter.processor)
     steps = traced_training(
         request.plan, model_config, processor, rows, facts, parent=folder, steps_alone=request.steps_alone
     )
-    traced = _of_worst_rank(steps, request, facts, is_whole=(request.layers or whole) >= whole)
+    traced = _trace_worst(steps, request, facts, is_whole=(request.layers or whole) >= whole)
     if once:
         further = alike and facts.micro_batches > 1
         traced = steady(traced, step_name(0), step_name(1), further=further, of_step=of_step)
     return traced
 
 
-def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: TraceFacts, *, is_whole: bool) -> Trace:
+def _trace_worst(steps: Callable[[Any], None], request: TraceRequest, facts: TraceFacts, *, is_whole: bool) -> Trace:
     """Return the trace of the rank that needs the most memory.
 
     With ZeRO-2, candidates are the last rank, whose gradients arrive first, the rank with the largest share of
@@ -141,7 +141,7 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
     """
 
     def trace_as(world: World | None) -> Trace:
-        with vocabularies_read_once():
+        with cached_vocabularies():
             return run_virtually(
                 steps,
                 target=request.target,
@@ -150,69 +150,69 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
                 world=world,
             )
 
-    def need(traced: Trace) -> tuple[int, int]:
+    def reserved_bytes(traced: Trace) -> tuple[int, int]:
         if request.target == "cpu":
             return 0, traced.device_peak.bytes
-        found = replay(traced, capability=capability_of(request.gpu), emptied=request.emptied)
-        return found.peak_reserved_bytes, found.peak_allocated_bytes
+        replayed = replay(traced, capability=capability_of(request.gpu), emptied=request.emptied)
+        return replayed.peak_reserved_bytes, replayed.peak_allocated_bytes
 
     world = world_of(request.plan)
     traced = trace_as(world)
     if world is None or not facts.gradients or not is_whole:
         return traced
     others = dict.fromkeys((world_of(request.plan, facts.gradients), replace(world, rank=0)))
-    return max(traced, *(trace_as(other) for other in others if other != world), key=need)
+    return max(traced, *(trace_as(other) for other in others if other != world), key=reserved_bytes)
 
 
 def _operators(
-    run: Sequence[Sequence[OperatorRecord] | None], request: TraceRequest
+    timed_operators: Sequence[Sequence[OperatorRecord] | None], request: TraceRequest
 ) -> tuple[tuple[TracedOperator, ...], Sequence[Mapping[int, int]]]:
-    """Return the distinct operators that can be run by themselves, and the executions of each in each section.
+    """Return the distinct operators that can be measured, and their numbers of executions in each section.
 
     Empty if operators were not requested, or the GPU's speeds are unknown.
 
     Args:
-        run: the operators of each section that take time, or None if it has none.
+        timed_operators: the operators of each section that take time, or None if it has none.
     """
     gpu = request.gpu
     if not request.operators or gpu is None or gpu.speeds is None:
-        return (), ({},) * len(run)
+        return (), ({},) * len(timed_operators)
     pace = _pace(request.plan, gpu.speeds)
-    found: dict[str, tuple[int, TracedOperator]] = {}
+    operators: dict[str, tuple[int, TracedOperator]] = {}
     counts: list[Counter[int]] = []
-    for records in run:
+    for records in timed_operators:
         counts.append(Counter())
         for record in records or ():
-            if record.call not in found:
-                figure = _FIGURES.get(record.work.kind)
-                if not record.call or figure is None:
+            if record.call not in operators:
+                time_field = _TIME_FIELDS.get(record.work.kind)
+                if not record.call or time_field is None:
                     continue
-                # They are measured with a cold cache.
-                alone = replace(record.work, reused=())
-                seconds = operator_seconds(alone, gpu.speeds, pace, request.plan.launch)
-                found[record.call] = len(found), TracedOperator(record.call, seconds, figure)
-            counts[-1][found[record.call][0]] += record.work.times
-    return tuple(operator for _, operator in found.values()), counts
+                # Operators are measured with a cold cache.
+                cold = replace(record.work, reused=())
+                seconds = operator_seconds(cold, gpu.speeds, pace, request.plan.launch)
+                operators[record.call] = len(operators), TracedOperator(record.call, seconds, time_field)
+            counts[-1][operators[record.call][0]] += record.work.times
+    return tuple(operator for _, operator in operators.values()), counts
 
 
-def _figures(
-    traced: Trace, request: TraceRequest, facts: TraceFacts, run: Sequence[Sequence[OperatorRecord] | None]
+def _gpu_figures(
+    traced: Trace, request: TraceRequest, facts: TraceFacts, timed_operators: Sequence[Sequence[OperatorRecord] | None]
 ) -> Iterator[GpuFigures]:
     """Yield the figures of the request's GPU, and of the other GPUs for which the trace is valid.
 
     Args:
-        run: the operators of each section that take time, or None if it has none.
+        timed_operators: the operators of each section that take time, or None if it has none.
     """
-    works = [None if records is None else [record.work for record in records] for records in run]
+    works = [None if records is None else [record.work for record in records] for records in timed_operators]
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if capability_of(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
         capability = gpu.compute_capability if gpu is not None else None
         workspace = workspace_bytes(capability)
         if workspace not in replays:
-            replays[workspace] = tuple(_replays(traced, request, facts, capability))
+            replays[workspace] = tuple(_replay_peaks(traced, request, facts, capability))
         if gpu is None or gpu.speeds is None:
-            yield GpuFigures(capability, None, replays[workspace], (None,) * len(run))
+            yield GpuFigures(capability, None, replays[workspace], (None,) * len(timed_operators))
             continue
         launch, pace = request.plan.launch, _pace(request.plan, gpu.speeds)
         times = tuple(None if each is None else step_seconds(each, gpu, pace, launch) for each in works)
@@ -232,25 +232,25 @@ def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
     return section.host_bytes + (plan.launch.per_machine - 1) * others
 
 
-def _replays(
+def _replay_peaks(
     traced: Trace, request: TraceRequest, facts: TraceFacts, capability: tuple[int, int] | None
 ) -> Iterator[Replayed]:
     """Yield the peaks of the caching allocator with fixed segments, then with expandable segments."""
     if request.target == "cpu" or request.steps_alone:
         return
-    after = _after_others(traced, facts) if request.varied else None
-    for growing in (False, True):
-        run = partial(replay, capability=capability, expandable_segments=growing, emptied=request.emptied)
-        found = run(traced)
+    after = _with_shorter_steps(traced, facts) if request.varied else None
+    for expandable in (False, True):
+        run = partial(replay, capability=capability, expandable_segments=expandable, emptied=request.emptied)
+        result = run(traced)
         yield Replayed(
-            found.peak_allocated_bytes,
-            found.peak_reserved_bytes,
-            short_of_memory(found, partial(run, traced)).peak_reserved_bytes,
-            max(0, run(after).peak_reserved_bytes - found.peak_reserved_bytes) if after is not None else None,
+            result.peak_allocated_bytes,
+            result.peak_reserved_bytes,
+            short_of_memory(result, partial(run, traced)).peak_reserved_bytes,
+            max(0, run(after).peak_reserved_bytes - result.peak_reserved_bytes) if after is not None else None,
         )
 
 
-def _after_others(traced: Trace, facts: TraceFacts) -> Trace:
+def _with_shorter_steps(traced: Trace, facts: TraceFacts) -> Trace:
     """Return the trace with steps on shorter micro-batches inserted before its second step."""
     batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
     step = traced.phase(step_name(1))

@@ -1,4 +1,4 @@
-"""Loads a model's configuration, class and processor from its source, and builds it with random or fake weights."""
+"""Loads a model's configuration, class and processor, and builds the model with its own, random or fake weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from autotune.core.workload import CUSTOM_CODE, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.model import adapter_alone
 from autotune.step.distributed.group import world_size
-from autotune.step.hub import not_loaded
+from autotune.step.hub import loading_error
 from autotune.step.models.heads import Head
 from autotune.units import GIB
 from autotune.virtual import for_real, unused_bytes
@@ -40,10 +40,10 @@ from autotune.virtual import for_real, unused_bytes
 WEIGHT_DEVIATION = 0.02
 # A block that exceeds the unused memory by more than this is allocated anew (``caching_allocator_warmup`` of
 # transformers).
-_WORTH_A_BLOCK_BYTES = 3 * GIB // 2
+_MIN_NEW_BLOCK_BYTES = 3 * GIB // 2
 # Values of ``device_map`` (the first is TRL's default) with which transformers distributes layers over devices by their
 # free memory (``_get_device_map`` of ``transformers/integrations/accelerate.py``).
-_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
+_DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 _WEIGHTS = "model*.safetensors"
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
@@ -69,7 +69,7 @@ def load_config(source: ModelSource, head: Head) -> Any:
             if adapter := find_adapter_config_file(source.name, revision=source.revision):
                 raise adapter_alone(source.name, Path(adapter)) from error
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
-        raise not_loaded(error, message, "" if Path(source.name).is_dir() else _OFFLINE_HINT) from error
+        raise loading_error(error, message, "" if Path(source.name).is_dir() else _OFFLINE_HINT) from error
     except (StrictDataclassError, ArithmeticError, AttributeError, TypeError) as error:
         message = f"The configuration of {source.name} is not valid: {one_line(error)}."
         raise InputError(message, hint="Correct its config.json.") from error
@@ -127,7 +127,7 @@ def model_class(config: Any) -> type[Any]:
 
 
 def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -> Any:
-    """Return the tokenizer or processor, as TRL loads it; a stand-in for a source without one.
+    """Return the tokenizer or processor, loaded as by TRL; an empty tokenizer for a source without one.
 
     Args:
         auto_class: transformers' auto class with which TRL loads it.
@@ -137,7 +137,7 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
         UnreadError: the hub cannot be reached.
     """
     if not source.tokenizer:
-        return stand_in()
+        return empty_tokenizer()
     try:
         return auto_class.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
     except ImportError as error:
@@ -148,8 +148,8 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
             " your torch.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{source.name} has no tokenizer that can be loaded: {first_line(error)}"
-        raise not_loaded(error, message, "Save a tokenizer next to the model's config.json.") from error
+        message = f"{source.name} has no tokenizer or processor that can be loaded: {first_line(error)}"
+        raise loading_error(error, message, "Save it next to the model's config.json.") from error
 
 
 def tokenizer_of(processor: Any) -> Any:
@@ -174,12 +174,12 @@ def loaded_model(
     """
     config = load_config(source, head)
     architecture = model_class(config)
-    kwargs = _loading(init_kwargs, quantization_config, device)
+    kwargs = _load_kwargs(init_kwargs, quantization_config, device)
     if source.init == "pretrained":
         return create_model_from_path(source.name, architecture=architecture, revision=source.revision, **kwargs)
     weights: dict[str, _RandomTensor] = {}
     if quantization_config is not None:
-        weights = _drawn_on_loading(meta_model(architecture, config), device)
+        weights = _random_checkpoint(meta_model(architecture, config), device)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # silences a warning that lists every weight as missing
     try:
@@ -190,14 +190,14 @@ def loaded_model(
     return model
 
 
-def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind) -> dict[str, Any]:
+def _load_kwargs(init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind) -> dict[str, Any]:
     kwargs = {name: value for name, value in init_kwargs.items() if name not in ("revision", "trust_remote_code")}
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
     if device == "cuda":
         # Equals TRL's own choice if the model fits, and raises out of memory if it does not. With several processes,
         # TRL leaves the weights on the host, from where the engine takes them (``__init__`` of its trainers).
-        alone = world_size() == 1 and kwargs.get("device_map", _SPREAD[0]) is not None
+        alone = world_size() == 1 and kwargs.get("device_map", _DEVICE_MAPS[0]) is not None
         kwargs["device_map"] = {"": torch.cuda.current_device()} if alone else None
     return kwargs
 
@@ -211,16 +211,16 @@ def virtual_model(
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     # As transformers loads a model to a GPU: weights are tied before any is on the device. On a CPU, buffers keep the
     # values that constructors compute.
-    built_on = device if device.type == "cpu" and quantization_config is None else torch.device("meta")
-    with built_on, no_init_weights():
+    build_device = device if device.type == "cpu" and quantization_config is None else torch.device("meta")
+    with build_device, no_init_weights():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
-    device_map = init_kwargs.get("device_map", _SPREAD[0])
+    device_map = init_kwargs.get("device_map", _DEVICE_MAPS[0])
     # bitsandbytes sets a device map if there is none (`update_device_map` of its quantizers).
     by_device = device_map is not None or quantization_config is not None
     warms_up = device.type != "cpu" and world_size() == 1 and by_device
-    if warms_up and device_map in _SPREAD:
+    if warms_up and device_map in _DEVICE_MAPS:
         # accelerate's `get_max_memory` allocates this before it reads a device's free memory. The caching allocator
         # keeps the segment, which makes the block for all weights smaller.
         torch.empty(1, dtype=torch.int64, device=device)
@@ -256,7 +256,7 @@ def _warm_up_allocator(model: Any, device: torch.device, quantizer: Any | None =
     if total - unused > unused:
         total -= unused
     else:
-        total = unused + 1 if total - unused > _WORTH_A_BLOCK_BYTES else 0
+        total = unused + 1 if total - unused > _MIN_NEW_BLOCK_BYTES else 0
     torch.empty(int(total // 2), dtype=torch.float16, device=device)
 
 
@@ -277,7 +277,7 @@ class _RandomTensor:
         return torch.empty(self._shape, device=self._device).normal_(std=WEIGHT_DEVIATION)
 
 
-def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor]:
+def _random_checkpoint(model: Any, device: DeviceKind) -> dict[str, _RandomTensor]:
     tied = set(model.all_tied_weights_keys)
     names = {
         f"{module_name}.{name}": _RandomTensor(parameter.shape, device)
@@ -291,7 +291,7 @@ def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor
 _UNKNOWN, _END, _PADDING = "<unk>", "<end>", "<pad>"
 
 
-def stand_in() -> PreTrainedTokenizerFast:
+def empty_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer without words, with the special tokens that trainers need."""
     words = Tokenizer(WordLevel({_UNKNOWN: 0, _END: 1, _PADDING: 2}, unk_token=_UNKNOWN))
     words.pre_tokenizer = Whitespace()
@@ -300,28 +300,28 @@ def stand_in() -> PreTrainedTokenizerFast:
     )
 
 
-_loaded: dict[tuple[ModelSource, type[Any]], tuple[Any, Any, tuple[object, ...]]] = {}
+_processors: dict[tuple[ModelSource, type[Any]], tuple[Any, Any, tuple[object, ...]]] = {}
 """Loaded processors, each with its Rust tokenizer or None, and the state of the latter after loading."""
 
 
 def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
-    """Return a mutable copy of the result of :func:`load_processor`, which is cached.
+    """Return a mutable copy of the cached result of :func:`load_processor`.
 
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    processor, backend, state = _loaded.get((source, auto_class), (None, None, ()))
+    processor, backend, state = _processors.get((source, auto_class), (None, None, ()))
     # A trainer may have added tokens, or enabled truncation.
-    if processor is None or _state(backend) != state:
+    if processor is None or _backend_state(backend) != state:
         processor = load_processor(source, auto_class)
         backend = getattr(tokenizer_of(processor), "_tokenizer", None)
-        _loaded[source, auto_class] = processor, backend, _state(backend)
+        _processors[source, auto_class] = processor, backend, _backend_state(backend)
     # Share the backend: copying it takes as long as loading it.
     return deepcopy(processor, {id(backend): backend})
 
 
 @contextmanager
-def vocabularies_read_once() -> Iterator[None]:
+def cached_vocabularies() -> Iterator[None]:
     """Patch tokenizers to cache their vocabulary, in which trainers look up special tokens."""
 
     def get_vocab(tokenizer: Any) -> dict[str, int]:
@@ -338,5 +338,5 @@ def _vocabulary(backend: Any, _size: int) -> dict[str, int]:
     return words
 
 
-def _state(backend: Any) -> tuple[object, ...]:
+def _backend_state(backend: Any) -> tuple[object, ...]:
     return () if backend is None else (backend.get_vocab_size(), backend.truncation, backend.padding)

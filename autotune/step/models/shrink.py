@@ -1,4 +1,4 @@
-"""Makes smaller copies of a model: its first layers at full width, or few narrow layers that run in seconds."""
+"""Makes smaller configurations and models: the first layers at full width, or a few narrow layers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 # Fields with a layer count or index at which the kind of layer changes.
-_COUNTS = ("max_window_layers", "first_k_dense_replace")
-_LISTING: Mapping[str, int] = {
+_LAYER_THRESHOLDS = ("max_window_layers", "first_k_dense_replace")
+_LAYER_INDEX_FIELDS: Mapping[str, int] = {
     "hybrid_layer_ids": 0,
     "mlp_only_layers": 0,
     "moe_layers": 0,
@@ -21,17 +21,17 @@ _LISTING: Mapping[str, int] = {
     "ple_layer_ids": 1,
 }
 """Fields that list some of the layers by their indices, and the index of the first layer."""
-FEWEST_BUILT = 2
-"""Layers of a copy that is not traced: RWKV's classes divide by the number of layers minus one."""
-# Field with the number of layers, the last ones, that attend to keys and values of earlier layers (Gemma 3n and 4).
-_SHARING = "num_kv_shared_layers"
+MIN_BUILT_LAYERS = 2
+"""Layers of a copy that is built but not traced: RWKV's classes divide by the number of layers minus one."""
+# Field with the number of last layers that attend to keys and values of earlier layers (Gemma 3n and 4).
+_SHARED_KV_LAYERS = "num_kv_shared_layers"
 
 _HEAD_DIM = 16
 _VOCABULARY = 256
 _WINDOW = 8
 
 # Widths and counts that do not depend on the heads: the smallest values at which each mechanism still takes effect.
-_SMALL: Mapping[str, int] = {
+_SMALL_FIELDS: Mapping[str, int] = {
     "vocab_size": _VOCABULARY,
     "vocab_size_per_layer_input": _VOCABULARY,
     "sliding_window": _WINDOW,
@@ -50,16 +50,16 @@ _SMALL: Mapping[str, int] = {
     "qk_rope_head_dim": _HEAD_DIM,
     "v_head_dim": _HEAD_DIM,
 }
-# Layers of a vision tower, by either of its names: documents of the self-tests have no images.
-_TOWER: Mapping[str, int] = {"depth": 2, "num_hidden_layers": 2}
-_SECTIONS = "mrope_section"
+# Layers of a vision tower, whose configurations use either field; the self-tests have no images.
+_VISION_LAYERS: Mapping[str, int] = {"depth": 2, "num_hidden_layers": 2}
+_ROPE_SECTIONS = "mrope_section"
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def shrunken_model(
     architecture: type[Any], config: Any, *, layers: int, attention: str | None = None, dtype: str = "float32"
 ) -> Any:
-    """Return a model of the same class on the CPU: narrow if the architecture can be narrowed, else of full width.
+    """Return a model of the same class on the CPU: narrow if the architecture allows it, else of full width.
 
     Args:
         layers: the minimum number of layers; every layer type that the configuration names occurs at least once.
@@ -72,13 +72,13 @@ def shrunken_model(
     choices = {"attn_implementation": attention} if attention is not None else {}
     try:
         model = architecture._from_config(few_layers(narrow(config), layers), dtype=dtype, **choices)
-        _try(model)
+        _check_forward(model)
     except Exception:  # noqa: BLE001 any error of a narrow copy leads to one of full width, whose errors count
         model = architecture._from_config(few_layers(config, layers), dtype=dtype, **choices)
     return model
 
 
-def _try(model: Any) -> None:
+def _check_forward(model: Any) -> None:
     """Run one short document through a narrow copy; incompatible widths raise an error here."""
     if model.device.type == "cpu" and model.config._attn_implementation in ("eager", "sdpa"):
         with torch.no_grad():
@@ -92,7 +92,7 @@ def narrow(config: Any) -> Any:
     for name in type(config).sub_configs:
         part = getattr(config, name)
         if part is not text:
-            _lower(part, _TOWER)
+            _limit_fields(part, _VISION_LAYERS)
     if getattr(text, "is_heterogeneous", False):
         text.per_layer_config = None  # widths of some of the layers alone, such as Gemma 4's heads of full attention
     heads = getattr(text, "num_attention_heads", None) or 1
@@ -102,7 +102,7 @@ def narrow(config: Any) -> Any:
     hidden = new_heads * _HEAD_DIM
     _narrow_rotation(text, getattr(text, "head_dim", None) or text.hidden_size // heads)
     widths = {
-        **_SMALL,
+        **_SMALL_FIELDS,
         "num_attention_heads": new_heads,
         "num_key_value_heads": new_key_value_heads,
         "head_dim": _HEAD_DIM,
@@ -111,19 +111,19 @@ def narrow(config: Any) -> Any:
         "ffn_dim": 2 * hidden,
         "word_embed_proj_dim": hidden,
     }
-    _lower(text, widths)
+    _limit_fields(text, widths)
     for name in _SPECIAL_TOKENS:
         if getattr(text, name, None) is not None:
             setattr(text, name, 0)
     return config
 
 
-def _lower(config: Any, most: Mapping[str, int]) -> None:
+def _limit_fields(config: Any, limits: Mapping[str, int]) -> None:
     """Reduce fields of a configuration to at most these values."""
-    for name, value in most.items():
-        present = getattr(config, name, None)
+    for name, value in limits.items():
+        current = getattr(config, name, None)
         # Only single numbers are replaced: None means that the model lacks the part, and lists have their own meaning.
-        if isinstance(present, int) and not isinstance(present, bool) and present > value:
+        if isinstance(current, int) and not isinstance(current, bool) and current > value:
             with contextlib.suppress(AttributeError):  # read-only: derived from other fields
                 setattr(config, name, value)
 
@@ -131,21 +131,21 @@ def _lower(config: Any, most: Mapping[str, int]) -> None:
 def _narrow_rotation(text: Any, head_dim: int) -> None:
     """Scale the sections of multimodal RoPE (time, height, width) from this head size to the narrow one."""
     rope = getattr(text, "rope_parameters", None) or {}
-    sections = rope.get(_SECTIONS)
+    sections = rope.get(_ROPE_SECTIONS)
     if sections and head_dim > _HEAD_DIM:
         ends = [round(end * _HEAD_DIM / head_dim) for end in accumulate(sections)]
-        rope[_SECTIONS] = [end - start for start, end in pairwise([0, *ends])]
+        rope[_ROPE_SECTIONS] = [end - start for start, end in pairwise([0, *ends])]
 
 
 def first_layers(config: Any, layers: int) -> Any:
     """Return a configuration that keeps the first ``layers`` layers, or all if there are fewer."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
-    whole = text.num_hidden_layers
-    count = min(layers, whole)
-    own = whole - (getattr(text, _SHARING, None) or 0)
-    _keep(text, range(count), sharing=max(0, count - own))
-    for name in _COUNTS:
+    total = text.num_hidden_layers
+    count = min(layers, total)
+    unshared = total - (getattr(text, _SHARED_KV_LAYERS, None) or 0)
+    _select_layers(text, range(count), sharing=max(0, count - unshared))
+    for name in _LAYER_THRESHOLDS:
         value = getattr(text, name, None)
         if isinstance(value, int):
             setattr(text, name, min(value, count))
@@ -160,26 +160,26 @@ def few_layers(config: Any, layers: int) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config()
     types = getattr(text, "layer_types", None)
-    kept = sorted({types.index(kind) for kind in types}) if types else []
-    others = [index for index in range(text.num_hidden_layers) if index not in kept]
-    _keep(text, sorted({*kept, *others[: max(0, layers - len(kept))]}), sharing=0)
+    required = sorted({types.index(kind) for kind in types}) if types else []
+    others = [index for index in range(text.num_hidden_layers) if index not in required]
+    _select_layers(text, sorted({*required, *others[: max(0, layers - len(required))]}), sharing=0)
     return config
 
 
-def _keep(text: Any, kept: Sequence[int], *, sharing: int) -> None:
+def _select_layers(text: Any, indices: Sequence[int], *, sharing: int) -> None:
     count = text.num_hidden_layers
     # Layer types that a class computes from the number of layers are not in `vars`, and cannot be set.
     for name, value in list(vars(text).items()):
-        if name in _LISTING:
-            first = _LISTING[name]
-            listed = [place + first for place, layer in enumerate(kept) if layer + first in (value or ())]
+        if name in _LAYER_INDEX_FIELDS:
+            first = _LAYER_INDEX_FIELDS[name]
+            listed = [new + first for new, layer in enumerate(indices) if layer + first in (value or ())]
             setattr(text, name, listed)
         elif isinstance(value, list) and len(value) == count:
-            setattr(text, name, [value[index] for index in kept])
-    if getattr(text, _SHARING, None):
-        setattr(text, _SHARING, sharing)
-    text.num_hidden_layers = len(kept)
+            setattr(text, name, [value[index] for index in indices])
+    if getattr(text, _SHARED_KV_LAYERS, None):
+        setattr(text, _SHARED_KV_LAYERS, sharing)
+    text.num_hidden_layers = len(indices)
     if getattr(text, "is_heterogeneous", False):
         # Fields of single layers, by their indices.
-        own = {int(layer): values for layer, values in text.to_dict()["per_layer_config"].items()}
-        text.per_layer_config = {place: own[layer] for place, layer in enumerate(kept) if layer in own}
+        by_layer = {int(layer): values for layer, values in text.to_dict()["per_layer_config"].items()}
+        text.per_layer_config = {new: by_layer[layer] for new, layer in enumerate(indices) if layer in by_layer}

@@ -1,4 +1,4 @@
-"""Meters of a probe's device: they measure memory peaks and time, and enforce a memory limit."""
+"""Measures memory peaks and time of a probe's device, and enforces a memory limit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from autotune.inspection.cpu import cpu
 from autotune.units import MIB, format_bytes
 
 _RELEASE_SECONDS = 10
-"""Time that a driver may take to free what a killed process held."""
+"""Time for the driver to free the memory of a killed process."""
 _SLACK_BYTES = 256 * MIB
 """Tolerance for growth of other processes' memory, such as a desktop's, and for inaccuracy of the driver's figures."""
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 # Writing this to clear_refs resets the high-water mark to the current resident size (proc(5)).
 _RESET_HIGH_WATER = "5"
-_COUNTED = frozenset({"RssAnon", "RssFile", "RssShmem", "VmData", "VmHWM", "VmRSS"})
-_WARM_SIDE = 256
+_STATUS_FIELDS = frozenset({"RssAnon", "RssFile", "RssShmem", "VmData", "VmHWM", "VmRSS"})
+_WARM_UP_SIDE = 256
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class Meter(ABC):
         """Limit this process to ``limit_bytes`` on the device.
 
         Raises:
-            torch.OutOfMemoryError: it already holds more.
+            torch.OutOfMemoryError: it has already allocated more.
         """
 
     def require(self, limit_bytes: int) -> None:  # noqa: B027 the kernel reclaims memory of a host for a process
-        """Check that other processes leave ``limit_bytes`` of the device.
+        """Check that ``limit_bytes`` of the device are free of other processes' memory.
 
         Raises:
-            InputError: they leave less, so an allocation failure would not be due to the candidate.
+            InputError: they are not, so an allocation failure would not be due to the candidate.
         """
 
-    def crowded(self, limit_bytes: int) -> str:
+    def other_causes(self, limit_bytes: int) -> str:
         """Return a description of causes other than the candidate for a failed allocation; empty if there are none."""
         return ""
 
-    def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to what a report needs
-        """Remove a limit under which the failure could not be reported."""
+    def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to host memory
+        """Remove a limit that would prevent the report of a failure."""
 
     def synchronize(self) -> None:  # noqa: B027 a CPU executes work synchronously
         """Wait until the device has completed all its work."""
@@ -110,10 +110,10 @@ class Meter(ABC):
 class HostMemory:
     """Measures the host memory of this process above a baseline, taken at construction: after the imports.
 
-    Linux only. Counted is the resident anonymous memory in ``/proc/self/status``. Pages of mapped files (libraries, the
-    tokenised rows) are excluded, because the kernel can drop them at any time, because a forked process maps them anew,
-    and because the limit excludes them too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings.
-    Memory that CUDA pins (``cudaHostAlloc``) is a shared anonymous mapping, which the meter of a GPU counts as well.
+    Linux only. Counts the resident anonymous memory in ``/proc/self/status``, without pages of mapped files (libraries,
+    the tokenised rows): the kernel can drop those at any time, a forked process maps them anew, and the limit excludes
+    them too (``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings). Memory pinned by CUDA
+    (``cudaHostAlloc``) is a shared anonymous mapping, which the meter of a GPU counts as well.
 
     Args:
         counts_shared: whether shared mappings count too.
@@ -123,15 +123,15 @@ class HostMemory:
     """
 
     def __init__(self, *, counts_shared: bool = False) -> None:
-        self._uncounted = ("RssFile",) if counts_shared else ("RssFile", "RssShmem")
+        self._excluded_fields = ("RssFile",) if counts_shared else ("RssFile", "RssShmem")
         _reset_high_water()
         status = _status_bytes()
-        if missing := ", ".join(sorted(_COUNTED - status.keys())):
+        if missing := ", ".join(sorted(_STATUS_FIELDS - status.keys())):
             raise InputError(
                 f"The memory of a process cannot be measured here: {_STATUS} has no {missing}.",
                 hint="Run it outside of a sandbox such as gVisor; a plan measures no memory.",
             )
-        self._baseline = status["VmRSS"] - sum(status[name] for name in self._uncounted)
+        self._baseline = status["VmRSS"] - sum(status[name] for name in self._excluded_fields)
         self._peak = self._baseline
         self._limit_bytes: int | None = None
         self._rlimit: int | None = None
@@ -143,7 +143,7 @@ class HostMemory:
         exact for a lap in which no file was read for the first time, such as every training step but the first.
         """
         status = _status_bytes()
-        held_bytes = status["VmHWM"] - sum(status[name] for name in self._uncounted)
+        held_bytes = status["VmHWM"] - sum(status[name] for name in self._excluded_fields)
         self._peak = max(self._peak, held_bytes)
         _reset_high_water()
         if self._limit_bytes is not None:
@@ -164,7 +164,7 @@ class HostMemory:
     def limit(self, limit_bytes: int) -> None:
         """Make allocations fail that would exceed ``limit_bytes`` above the baseline."""
         # Start the compute threads first: their stacks do not count as memory of the training.
-        side = torch.ones(_WARM_SIDE, _WARM_SIDE)
+        side = torch.ones(_WARM_UP_SIDE, _WARM_UP_SIDE)
         (side @ side).exp()
         self._limit_bytes = limit_bytes
         self._enforce(limit_bytes, _status_bytes())
@@ -172,9 +172,9 @@ class HostMemory:
     def _enforce(self, limit_bytes: int, status: Mapping[str, int]) -> None:
         """Set the kernel's limit to the bytes mapped now plus those that may still become resident.
 
-        The kernel counts mapped memory, touched or not, and libraries map much that they never touch: oneDNN 256 KiB
+        The kernel counts mapped memory, touched or not, and libraries map memory that they never touch: oneDNN 256 KiB
         of code per primitive, with new primitives for each new row length. Memory that is mapped but not resident at
-        the end of a lap is assumed to be of that kind.
+        the end of a lap is assumed to stay untouched.
         """
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         rlimit = status["VmData"] + max(0, limit_bytes - (status["RssAnon"] - self._baseline))
@@ -246,8 +246,8 @@ class CudaMeter(Meter):
             hint="End what uses the GPU, then run the command again; a search goes on with --resume.",
         )
 
-    def crowded(self, limit_bytes: int) -> str:
-        """Return that memory outside the allocator has grown since the start, and leaves less than the limit."""
+    def other_causes(self, limit_bytes: int) -> str:
+        """Return a description of a growth of memory outside the allocator that leaves less than the limit."""
         before_bytes, others_bytes = self._others_before_bytes, self._others_bytes()
         if others_bytes <= before_bytes or limit_bytes + others_bytes <= self._total_bytes + _SLACK_BYTES:
             return ""
@@ -299,9 +299,10 @@ class CudaMeter(Meter):
         return max(self._allocated_bytes, int(torch.cuda.max_memory_allocated()))
 
     def peaks(self) -> Measurement:
-        """Return the caching allocator's peaks, and with the context what the device has to hold.
+        """Return the caching allocator's peaks, and the device's: context plus reserved memory.
 
-        The driver's figure is that of now, after memory may have been returned; most containers have none.
+        The driver's figure for the process counts if it is larger. It is current, after memory may have been freed, and
+        missing in most containers.
         """
         reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
         return Measurement(
@@ -330,7 +331,7 @@ def _driver_used_bytes() -> dict[str, int]:
 
 
 def _driver_process_bytes(uuid: str) -> int:
-    """Return the driver's figure for this process, or 0 where it has none, as in most containers."""
+    """Return the driver's figure for this process; 0 without one, as in most containers."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):

@@ -1,4 +1,4 @@
-"""Tracks the progress of a probe: its phase, for error reports, and the timing of micro-batches and steps."""
+"""Tracks a probe's current phase, times its micro-batches and steps, and stops the trainer."""
 
 from __future__ import annotations
 
@@ -12,47 +12,46 @@ from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, StepProgram
-from autotune.step.distributed.group import agree
+from autotune.step.distributed.group import broadcast_decision
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
-from autotune.step.run.timing import Timed, TimedGeneration, TimedMicroBatch, WholeStep, enough
+from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, Timings, WholeStep, is_enough
 
 
 class Progress(TrainerCallback):
-    """Follows a trainer through its steps, times the typical micro-batches, and stops it when the schedule is met.
+    """Trainer callback that times the typical micro-batches and stops the trainer when the schedule is met.
 
-    A step fetches its micro-batches all at once, trains on each, and then runs the update. Time outside of fetching and
-    micro-batches counts as the update, since it is spent once per step. A step in which the process was stopped for a
-    while is not timed, unless no other is left.
+    A step fetches all its micro-batches, trains on each, and then runs the update. The rest of a step's time counts as
+    the update. A step in which the process was suspended is not timed, unless it is the last one.
 
     Args:
-        stops: returns how often the process was stopped so far.
+        count_stops: returns the number of suspensions of the process so far.
 
     Attributes:
         phase: the current phase of the step program.
         steps_done: completed optimizer steps, including those on the worst batch and for warm-up.
         first_step_seconds: when the first training step began, on the clock of :func:`time.monotonic`.
         last_step_seconds: when the last step ended.
-        timed: what was timed so far.
+        timed: the timings so far.
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
-        batches: the batches that the trainer trains on, set when they are chosen.
-        whole_step: the composition of a step of the plan, set with them.
-        program: the phases of the run; before they are known, those that every trainer has.
-        peaks: by completed phase, the device's peak in bytes above the baseline during it.
-        evaluation_seconds: time of an evaluation on all its rows, or None before it is known.
-        evaluated_seconds: when each micro-batch of evaluation ended.
-        finishing: whether the next step is the last, and ends with the worst micro-batches again.
+        batches: the batches of the run, set by :func:`autotune.step.run.training.train`.
+        whole_step: the composition of a whole step of the plan, set there too.
+        program: the phases of the run; until it is set there, the phases of every trainer.
+        peaks: the device's peak in each completed phase, in bytes above the baseline.
+        evaluation_seconds: time of an evaluation on all its rows; None without one.
+        evaluated_seconds: end of each micro-batch of evaluation, on the clock of :func:`time.monotonic`.
+        finishing: whether the next step is the last one, which ends with the worst micro-batches again.
     """
 
     batches: Batches
     whole_step: WholeStep
 
-    def __init__(self, schedule: Schedule, meter: Meter, stops: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, schedule: Schedule, meter: Meter, count_stops: Callable[[], int] = lambda: 0) -> None:
         self.phase = CONSTRUCTION
         self.steps_done = 0
         self.first_step_seconds: float | None = None
         self.last_step_seconds: float | None = None
-        self.timed = Timed()
+        self.timed = Timings()
         self.worst_tokens: int | None = None
         self.evaluation_seconds: float | None = None
         self.evaluated_seconds: list[float] = []
@@ -61,33 +60,33 @@ class Progress(TrainerCallback):
         self.peaks: dict[str, int] = {}
         self._schedule = schedule
         self._meter = meter
-        self._stops, self._stopped = stops, stops()
-        self._began_seconds = time.monotonic()
+        self._count_stops, self._stops_before = count_stops, count_stops()
+        self._start_seconds = time.monotonic()
         self._fetch_seconds = 0.0
-        self._began: Mark | None = None
+        self._micro_batch_mark: Mark | None = None
         self._marks: list[tuple[Mark, Mark]] = []
         self._generations: list[_Generation] = []
 
     @contextmanager
-    def inside(self, phase: str) -> Iterator[None]:
-        """Set the phase for the duration of the context; after an error, :attr:`phase` names where it was raised.
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Set the phase for the duration of the context; after an error, :attr:`phase` keeps the failed one.
 
         Phases inside evaluation, such as passes of a reference, count as evaluation.
         """
         if self.phase in self.program.after:
             yield
             return
-        before, self.phase = self.phase, phase
-        apart = phase in self.program.phases
-        if apart:
-            self._lap(CONSTRUCTION if self.first_step_seconds is None else MICRO_BATCH)
-        began = self._meter.mark()
+        outer, self.phase = self.phase, phase
+        is_measured = phase in self.program.phases
+        if is_measured:
+            self._record_peak(CONSTRUCTION if self.first_step_seconds is None else MICRO_BATCH)
+        begin = self._meter.mark()
         yield
-        if apart:
-            self._lap(phase)
-        if self._generations and self._generations[-1].ended is None:
-            self._generations[-1].phases.append((phase, began, self._meter.mark()))
-        self.phase = before
+        if is_measured:
+            self._record_peak(phase)
+        if self._generations and self._generations[-1].end is None:
+            self._generations[-1].phases.append((phase, begin, self._meter.mark()))
+        self.phase = outer
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -95,36 +94,33 @@ class Progress(TrainerCallback):
         running = _Generation(len(self._marks), self._meter.mark())
         self._generations.append(running)
         yield
-        running.ended = self._meter.mark()
+        running.end = self._meter.mark()
 
     @contextmanager
-    def going_back(self) -> Iterator[None]:
-        """Set the phase to the backward pass, from its beginning to that of the next phase.
-
-        Evaluation, which computes losses too, has none.
-        """
+    def backward(self) -> Iterator[None]:
+        """Set the phase to the backward pass until the next phase begins, except during evaluation."""
         if self.phase not in self.program.after:
             self.phase = BACKWARD
         yield
 
-    def fetched(self, seconds: float) -> None:
-        """Record how long it took to collate the next step's micro-batches and place them on the device."""
+    def record_fetch(self, seconds: float) -> None:
+        """Record the time to collate the next step's micro-batches and place them on the device."""
         self._fetch_seconds = seconds
 
     def begin_micro_batch(self) -> None:
         """Mark the beginning of a micro-batch."""
-        self._began = self._meter.mark()
+        self._micro_batch_mark = self._meter.mark()
 
     def end_micro_batch(self) -> None:
-        """Mark the end of its backward pass, unless that has ended with an update."""
-        if self._began is not None:
-            self._marks.append((self._began, self._meter.mark()))
-            self._began = None
+        """Mark the end of a micro-batch, unless :meth:`begin_update` has."""
+        if self._micro_batch_mark is not None:
+            self._marks.append((self._micro_batch_mark, self._meter.mark()))
+            self._micro_batch_mark = None
 
     def begin_update(self) -> None:
-        """Mark the end of a backward pass in which an engine also calls the optimizer."""
+        """Mark the end of a micro-batch whose backward pass also calls the optimizer (DeepSpeed)."""
         self.end_micro_batch()
-        self._lap(MICRO_BATCH)
+        self._record_peak(MICRO_BATCH)
         self.phase = OPTIMIZER_STEP
 
     def on_step_begin(self, *events: Any, **more: Any) -> None:
@@ -133,22 +129,22 @@ class Progress(TrainerCallback):
         self._marks.clear()
         self._generations.clear()
         if self.first_step_seconds is None:
-            self._lap(CONSTRUCTION)
+            self._record_peak(CONSTRUCTION)
             self.first_step_seconds = time.monotonic()
 
     def on_substep_end(self, *events: Any, **more: Any) -> None:
         """Record that the next micro-batch follows."""
         self.phase = FORWARD
-        self._lap(MICRO_BATCH)
+        self._record_peak(MICRO_BATCH)
 
     def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
-        """Record that the gradients are complete, where that is not known yet."""
+        """Set the phase to the update, unless :meth:`begin_update` has."""
         if self.phase != OPTIMIZER_STEP:
-            self._lap(MICRO_BATCH)
+            self._record_peak(MICRO_BATCH)
             self.phase = OPTIMIZER_STEP
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
-        """Time the step, and stop the trainer after the last step that is needed."""
+        """Time the step, and stop the trainer once the schedule is met."""
         self._meter.synchronize()
         now = time.monotonic()
         index, self.steps_done = self.steps_done, self.steps_done + 1
@@ -156,18 +152,18 @@ class Progress(TrainerCallback):
             control.should_training_stop = True
         else:
             others_left = self.steps_done < self.batches.steps - self._schedule.worst_last
-            stopped, self._stopped = self._stopped, self._stops()
-            if stopped == self._stopped or not (self.timed.micro_batches or others_left):
+            stops_before, self._stops_before = self._stops_before, self._count_stops()
+            if stops_before == self._stops_before or not (self.timed.micro_batches or others_left):
                 self._time_step(index, now)
-            passed_seconds = now - self._began_seconds
-            done = not others_left or enough(self._schedule, self.timed, self.whole_step, passed_seconds)
+            passed_seconds = now - self._start_seconds
+            done = not others_left or is_enough(self._schedule, self.timed, self.whole_step, passed_seconds)
             # Ranks time their steps differently, and all have to stop after the same one.
-            if self.steps_done >= self.batches.worst_steps and agree(done):
+            if self.steps_done >= self.batches.worst_steps and broadcast_decision(done):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing
         self.last_step_seconds = now
         self.phase = FORWARD
-        self._lap(OPTIMIZER_STEP)
+        self._record_peak(OPTIMIZER_STEP)
         return control
 
     def on_prediction_step(self, *events: Any, **more: Any) -> None:
@@ -175,31 +171,33 @@ class Progress(TrainerCallback):
         self._meter.synchronize()
         self.evaluated_seconds.append(time.monotonic())
 
-    def _lap(self, phase: str) -> None:
-        """Record the device's peak in a phase that ends."""
+    def _record_peak(self, phase: str) -> None:
+        """Record the device's peak at the end of a phase."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self._meter.lap())
 
     def _time_step(self, index: int, now: float) -> None:
         batches, first = self.batches, index * self.batches.step_micro_batches
-        took = [end.seconds_after(began) for began, end in self._marks]
-        generated = [(one.micro_batch, one.timed()) for one in self._generations]
-        for place, one in generated:
-            took[place] -= one.seconds
-        timed = [place for place in range(len(took)) if batches.timed[first + place]]
-        if not timed:
+        seconds = [end.seconds_after(begin) for begin, end in self._marks]
+        generation_times = [(generation.micro_batch, generation.times()) for generation in self._generations]
+        for place, generation in generation_times:
+            seconds[place] -= generation.seconds
+        places = [place for place in range(len(seconds)) if batches.timed[first + place]]
+        if not places:
             return
-        fetch_seconds, special = self._fetch_seconds / len(took), self.whole_step.special % len(took)
+        fetch_seconds, special = self._fetch_seconds / len(seconds), self.whole_step.special % len(seconds)
         self.timed.micro_batches += [
             TimedMicroBatch(
-                took[place] + fetch_seconds, int(batches.collated[first + place]), place == special, fetch_seconds
+                seconds[place] + fetch_seconds, int(batches.collated[first + place]), place == special, fetch_seconds
             )
-            for place in timed
+            for place in places
         ]
-        self.timed.generations += [one for place, one in generated if place in timed]
+        self.timed.generations += [generation for place, generation in generation_times if place in places]
         # A step is timed from the end of the previous one; the first step is never timed.
         assert self.last_step_seconds is not None
-        inside = self._fetch_seconds + sum(took) + sum(one.seconds for _, one in generated)
-        self.timed.updates.append(now - self.last_step_seconds - inside)
+        recorded_seconds = (
+            self._fetch_seconds + sum(seconds) + sum(generation.seconds for _, generation in generation_times)
+        )
+        self.timed.updates.append(now - self.last_step_seconds - recorded_seconds)
 
 
 @dataclass
@@ -207,19 +205,19 @@ class _Generation:
     """The marks of one generation.
 
     Attributes:
-        micro_batch: number of the micro-batch of the step that it belongs to.
-        phases: names of the phases inside it, with their marks.
+        micro_batch: index in the step of the micro-batch that runs it.
+        phases: the phases inside it, each with the marks of its begin and end.
     """
 
     micro_batch: int
-    began: Mark
-    ended: Mark | None = None
+    begin: Mark
+    end: Mark | None = None
     phases: list[tuple[str, Mark, Mark]] = field(default_factory=list)
 
-    def timed(self) -> TimedGeneration:
-        """Return its times, once the device has passed its marks."""
-        assert self.ended is not None
+    def times(self) -> TimedGeneration:
+        """Return its times; the device has to be synchronised before."""
+        assert self.end is not None
         phases: dict[str, float] = {}
-        for name, began, ended in self.phases:
-            phases[name] = phases.get(name, 0.0) + ended.seconds_after(began)
-        return TimedGeneration(self.ended.seconds_after(self.began), phases)
+        for name, begin, end in self.phases:
+            phases[name] = phases.get(name, 0.0) + end.seconds_after(begin)
+        return TimedGeneration(self.end.seconds_after(self.begin), phases)

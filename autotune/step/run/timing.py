@@ -14,25 +14,24 @@ from autotune.core.spread import student_t
 
 _Vector = npt.NDArray[np.float64]
 
-_TOLD_FROM_NONE = 2.0
-"""Standard errors above which a constant is kept: estimating a zero constant wastes half of the micro-batches.
+_SIGNIFICANT_ERRORS = 2.0
+"""Standard errors above which the special micro-batch gets a constant: fitting a zero wastes half of the micro-batches.
 
 If the constant is about that large, the reported error is up to a fifth too small, since it ignores the selection.
 """
 
-
-_FEWEST_BEATEN = 3
+_MIN_TIMED_TO_BE_BEATEN = 3
 """Minimum number of timed micro-batches before a candidate is considered beaten."""
 
-_CERTAIN = 3.0
-"""Standard errors of many micro-batches by which the rate has to be below the one to beat; never fewer than of the
-schedule's own error. Few micro-batches, whose error may be small by chance, take as many more as by Student's t, with
-the degrees of freedom that a line leaves."""
+_BEATEN_ERRORS = 3.0
+"""Standard errors by which the rate of a beaten candidate is below the rate to beat, for many micro-batches. The error
+is at least the schedule's target. For few micro-batches, whose error may be small by chance, the factor grows as
+Student's t with the degrees of freedom of a line's residuals."""
 
-_MANY = 100
+_MANY_DEGREES_OF_FREEDOM = 100
 """Degrees of freedom from which on Student's t hardly changes."""
 
-_LARGEST_POWER = 2
+_MAX_WORK_EXPONENT = 2
 """The work of a micro-batch grows at most with this power of its tokens."""
 
 
@@ -43,7 +42,7 @@ class TimedMicroBatch:
     Attributes:
         seconds: time of its data loading, forward and backward pass.
         collated: tokens, padding included.
-        special: whether it is the one of its step that does work of its own (:attr:`WholeStep.special`).
+        special: whether it is the special micro-batch of its step (:attr:`WholeStep.special`).
         loading_seconds: part of the time, for its data loading.
     """
 
@@ -59,7 +58,7 @@ class TimedGeneration:
 
     Attributes:
         seconds: time until the first micro-batch can be trained on them.
-        phases: parts of it, by the name of the phase; the rest is tokenising, padding and decoding.
+        phases: seconds by phase; the rest is tokenising, padding and decoding.
     """
 
     seconds: float
@@ -67,13 +66,13 @@ class TimedGeneration:
 
 
 @dataclass
-class Timed:
+class Timings:
     """The timings of a probe.
 
     Attributes:
         micro_batches: in order.
-        updates: seconds spent outside of micro-batches, for each step with timed micro-batches.
-        generations: of completions, in order; their time is not part of ``micro_batches``.
+        updates: seconds outside of micro-batches, of each step with timed micro-batches.
+        generations: in order; their time is not part of ``micro_batches``.
     """
 
     micro_batches: list[TimedMicroBatch] = field(default_factory=list)
@@ -89,12 +88,11 @@ class WholeStep:
         micro_batches: number of micro-batches.
         mean_collated: mean tokens of a micro-batch, padding included.
         generations: mean number of generations of completions.
-        run_share: share of the work of a generation's phase that is run and timed, 0 to 1, by phase name; 1 if a phase
-            is not named.
-        tokens: mean dataset tokens of all processes together, padding excluded; 0: not known.
-        special: place in a step of the micro-batch that does work of its own: 0, the first one, which allocates
-            gradients while all others accumulate into them, or -1, the last one, which reduces the gradients of all
-            processes (``Accelerator.no_sync``; ZeRO-1: ``DeepSpeedEngine.allreduce_gradients``).
+        run_share: share of a generation phase's work that is run and timed, 0 to 1, by phase; 1 for others.
+        tokens: mean dataset tokens of all processes together, padding excluded; 0: unknown.
+        special: index in a step of the micro-batch with additional work: 0, the first one, which allocates gradients
+            while all others accumulate into them, or -1, the last one, which reduces the gradients of all processes
+            (``Accelerator.no_sync``; ZeRO-1: ``DeepSpeedEngine.allreduce_gradients``).
     """
 
     micro_batches: int
@@ -107,13 +105,13 @@ class WholeStep:
     def phases(self, generations: Sequence[TimedGeneration]) -> dict[str, float]:
         """Return the seconds of each phase of generations in an optimizer step; empty without a generation."""
         totals: dict[str, float] = {}
-        for one in generations:
-            for name, seconds in one.phases.items():
+        for generation in generations:
+            for name, seconds in generation.phases.items():
                 totals[name] = totals.get(name, 0.0) + seconds / self.run_share.get(name, 1.0)
         return {name: seconds / len(generations) * self.generations for name, seconds in totals.items()}
 
-    def whole(self, generation: TimedGeneration) -> float:
-        """Return the seconds of a generation as if all its phases had been run whole."""
+    def whole_seconds(self, generation: TimedGeneration) -> float:
+        """Return the seconds of a generation with all its phases run whole."""
         shares = ((seconds, self.run_share.get(name, 1.0)) for name, seconds in generation.phases.items())
         return generation.seconds + sum(seconds * (1 / share - 1) for seconds, share in shares)
 
@@ -139,57 +137,58 @@ class Timing:
     error: float | None
 
 
-def timing(timed: Timed, step: WholeStep) -> Timing:
+def estimate_timing(timed: Timings, step: WholeStep) -> Timing:
     """Return the time of a whole step, composed of micro-batches, generations and the update.
 
-    There is at least one of each that a step has.
-
     Micro-batches differ in size, and few of them are timed. Their times are therefore regressed on their tokens, and
-    the time of the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
-    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). The special micro-batch of a step has a
-    constant of its own if that is significantly different from zero. If the line cannot be right, the mean of the times
-    is taken.
+    the line gives the time of the mean micro-batch: the linear regression estimator of a mean whose covariate's mean is
+    known (Cochran, Sampling Techniques, 3rd edition, chapter 7). The special micro-batch of a step gets an additive
+    constant if that differs significantly from zero. If the line is implausible, the mean of the times is taken.
+
+    Args:
+        timed: at least one timing of each part of a step.
+        step: the composition of the step.
     """
     micro_batches, updates = timed.micro_batches, timed.updates
     seconds = np.array([item.seconds for item in micro_batches])
     columns = [np.ones(len(seconds))]
-    wanted = [float(step.micro_batches)]
+    point = [float(step.micro_batches)]
     distances = np.array([item.collated / step.mean_collated - 1.0 for item in micro_batches])
-    if np.ptp(distances) > 0 and len(seconds) > len(columns) + 1 and _is_a_trend(columns[0], distances, seconds):
+    if np.ptp(distances) > 0 and len(seconds) > len(columns) + 1 and _is_plausible(columns[0], distances, seconds):
         columns.append(distances)
-        wanted.append(0.0)
+        point.append(0.0)
     special = np.array([float(item.special) for item in micro_batches])
     if np.ptp(special) > 0 and len(seconds) > len(columns) + 1:
-        constant, doubt = _predicted([*columns, special], seconds, [0.0] * len(columns) + [1.0])
-        if doubt is not None and abs(constant) > _TOLD_FROM_NONE * doubt:
+        constant, standard_error = _predict([*columns, special], seconds, [0.0] * len(columns) + [1.0])
+        if standard_error is not None and abs(constant) > _SIGNIFICANT_ERRORS * standard_error:
             columns.append(special)
-            wanted.append(1.0)
-    all_micro_batches, error = _predicted(columns, seconds, wanted)
+            point.append(1.0)
+    all_micro_batches, error = _predict(columns, seconds, point)
     update = float(np.mean(updates))
-    generated = np.array([step.whole(one) for one in timed.generations]) * step.generations
-    generation = float(np.mean(generated)) if step.generations else 0.0
-    whole = all_micro_batches + update + generation
-    if error is not None and len(updates) > 1 and (len(generated) > 1 or not step.generations):
-        errors = [error, _mean_error(np.array(updates)), _mean_error(generated) if step.generations else 0.0]
-        error = math.hypot(*errors) / whole
+    generation_seconds = np.array([step.whole_seconds(one) for one in timed.generations]) * step.generations
+    generation = float(np.mean(generation_seconds)) if step.generations else 0.0
+    step_seconds = all_micro_batches + update + generation
+    if error is not None and len(updates) > 1 and (len(generation_seconds) > 1 or not step.generations):
+        errors = [error, _mean_error(np.array(updates)), _mean_error(generation_seconds) if step.generations else 0.0]
+        error = math.hypot(*errors) / step_seconds
     else:
         error = None
     loading = float(np.mean([item.loading_seconds for item in micro_batches])) * step.micro_batches
-    return Timing(whole, update, all_micro_batches / step.micro_batches, generation, loading, error)
+    return Timing(step_seconds, update, all_micro_batches / step.micro_batches, generation, loading, error)
 
 
-def _is_a_trend(ones: _Vector, distances: _Vector, seconds: _Vector) -> bool:
-    """Whether a regression's time of the mean micro-batch is possible for work that grows with its tokens.
+def _is_plausible(ones: _Vector, distances: _Vector, seconds: _Vector) -> bool:
+    """Whether the regression's time of the mean micro-batch is possible for work that grows with its tokens.
 
     The work is constant, proportional to the tokens, or to their square (attention). So each measured time implies a
     range for the mean micro-batch. A line outside all ranges fits noise, such as one disturbed micro-batch among others
-    with almost the same number of tokens.
+    of almost the same size.
     """
-    found, _ = _predicted([ones, distances], seconds, [1.0, 0.0])
-    largest_growth = (1.0 / (1.0 + distances)) ** _LARGEST_POWER
-    least = float(np.min(seconds * np.minimum(1.0, largest_growth)))
-    most = float(np.max(seconds * np.maximum(1.0, largest_growth)))
-    return least <= found <= most
+    mean_seconds, _ = _predict([ones, distances], seconds, [1.0, 0.0])
+    largest_growth = (1.0 / (1.0 + distances)) ** _MAX_WORK_EXPONENT
+    lowest = float(np.min(seconds * np.minimum(1.0, largest_growth)))
+    highest = float(np.max(seconds * np.maximum(1.0, largest_growth)))
+    return lowest <= mean_seconds <= highest
 
 
 def _mean_error(seconds: _Vector) -> float:
@@ -197,7 +196,7 @@ def _mean_error(seconds: _Vector) -> float:
     return float(np.std(seconds, ddof=1)) / math.sqrt(len(seconds))
 
 
-def enough(schedule: Schedule, timed: Timed, step: WholeStep, passed_seconds: float = 0.0) -> bool:
+def is_enough(schedule: Schedule, timed: Timings, step: WholeStep, passed_seconds: float = 0.0) -> bool:
     """Whether the timed micro-batches satisfy the schedule.
 
     Args:
@@ -217,32 +216,32 @@ def enough(schedule: Schedule, timed: Timed, step: WholeStep, passed_seconds: fl
         return True
     if spent_seconds < schedule.min_seconds:
         return False
-    error = timing(timed, step).error
+    error = estimate_timing(timed, step).error
     return error is not None and error <= schedule.target_error
 
 
-def _is_beaten(schedule: Schedule, timed: Timed, step: WholeStep) -> bool:
+def _is_beaten(schedule: Schedule, timed: Timings, step: WholeStep) -> bool:
     """Whether the rate is below the one to beat by more than its error."""
-    if schedule.rate_to_beat is None or len(timed.micro_batches) < _FEWEST_BEATEN:
+    if schedule.rate_to_beat is None or len(timed.micro_batches) < _MIN_TIMED_TO_BE_BEATEN:
         return False
-    known = timing(timed, step)
-    error = max(schedule.target_error, known.error if known.error is not None else math.inf)
-    certain = _CERTAIN * student_t(len(timed.micro_batches) - 2) / student_t(_MANY)
-    return step.tokens / known.step_seconds * (1 + certain * error) < schedule.rate_to_beat
+    estimate = estimate_timing(timed, step)
+    error = max(schedule.target_error, estimate.error if estimate.error is not None else math.inf)
+    errors = _BEATEN_ERRORS * student_t(len(timed.micro_batches) - 2) / student_t(_MANY_DEGREES_OF_FREEDOM)
+    return step.tokens / estimate.step_seconds * (1 + errors * error) < schedule.rate_to_beat
 
 
-def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[float]) -> tuple[float, float | None]:
-    """Return the least-squares prediction at ``wanted`` and its standard error, or None without degrees of freedom.
+def _predict(columns: Sequence[_Vector], seconds: _Vector, point: Sequence[float]) -> tuple[float, float | None]:
+    """Return the least-squares prediction at ``point`` and its standard error, or None without degrees of freedom.
 
     The times of long micro-batches vary more than those of short ones, so the standard error is HC3, which allows for
     that in small samples (MacKinnon and White, Journal of Econometrics 29 (1985)).
     """
-    matrix, at = np.stack(columns, axis=1), np.array(wanted)
-    found = np.linalg.lstsq(matrix, seconds, rcond=None)[0]
+    matrix, at = np.stack(columns, axis=1), np.array(point)
+    coefficients = np.linalg.lstsq(matrix, seconds, rcond=None)[0]
     if len(seconds) <= matrix.shape[1]:
-        return float(at @ found), None
+        return float(at @ coefficients), None
     inverse = np.linalg.pinv(matrix.T @ matrix)
     leverages = np.einsum("ij,jk,ik->i", matrix, inverse, matrix)
     # An observation that alone determines a coefficient has no residual; its contribution is unknown.
-    deleted = (seconds - matrix @ found) / np.maximum(1 - leverages, 1e-9)
-    return float(at @ found), float(np.linalg.norm((matrix @ inverse @ at) * deleted))
+    deleted_residuals = (seconds - matrix @ coefficients) / np.maximum(1 - leverages, 1e-9)
+    return float(at @ coefficients), float(np.linalg.norm((matrix @ inverse @ at) * deleted_residuals))

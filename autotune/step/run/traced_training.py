@@ -1,4 +1,4 @@
-"""Wraps TRL's training loop as a function of a device, for traces on a virtual device or real runs on a CPU."""
+"""Runs TRL's training loop on a given device: the virtual one of a trace, or a real CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from autotune.core.gpu import AMPERE, Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import worst_rank
-from autotune.step.distributed.zero import engine_on, gradients_of_ranks
+from autotune.step.distributed.zero import gradients_of_ranks, traceable_deepspeed
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.virtual_trainer import TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Adapter
 from autotune.virtual import assume, for_real, phase
 from autotune.virtual.generation import short_generation
@@ -41,8 +41,8 @@ class TraceFacts:
     """Figures recorded during a traced training.
 
     Attributes:
-        micro_batches: micro-batches of one optimizer step according to the plan.
-        tokens: dataset tokens of each micro-batch, padding excluded; they are all alike.
+        micro_batches: micro-batches of one optimizer step of the plan.
+        tokens: dataset tokens of a micro-batch, padding excluded; all micro-batches are alike.
         worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch.
         gradients: see :func:`autotune.step.distributed.engines.worst_rank`.
     """
@@ -63,24 +63,26 @@ def traced_training(
     parent: Path | None = None,
     *,
     steps_alone: bool = False,
+    rehearses: bool = False,
 ) -> Callable[[torch.device], None]:
-    """Return a function of a device that trains as TRL does, on random weights, to be run under ``virtual.trace``.
+    """Return a function that trains on a device as TRL does, for ``virtual.trace``.
 
     Args:
-        model_config: configuration of the model, as ``AutoConfig`` gives it.
+        model_config: configuration of the model, of ``AutoConfig``.
         processor: its tokenizer or processor.
         facts: filled in during the training.
-        parent: folder that the training's temporary folder is made in; None: the system's.
-        steps_alone: whether it neither evaluates nor saves.
+        parent: parent of the training's temporary folder; None: the system's.
+        steps_alone: whether to neither evaluate nor save.
+        rehearses: whether to evaluate by TRL's own loop, for its errors, and not to save.
     """
 
     def run(device: torch.device) -> None:
         with (
             tempfile.TemporaryDirectory(dir=parent) as folder,
-            engine_on(device, plan),
-            _cache_emptied(device),
-            _models_as_before_liger(),
-            # Around everything: with FSDP2, the Trainer reads `generate` from the model before it calls it.
+            traceable_deepspeed(device, plan),
+            _empty_cache_of(device),
+            _restore_models_after_liger(),
+            # Before the trainer is built: with FSDP2, it takes a reference to the model's `generate` early.
             short_generation(),
         ):
             compiled_again_for(rows.again)
@@ -88,58 +90,56 @@ def traced_training(
                 assume(COMPILED)
             if rows.chosen is not None:
                 assume("no step waits for images to be read and resized")
-            known = adapter(plan.trainer)
+            adapter = find_adapter(plan.trainer)
             with phase(CONSTRUCTION):
-                trainer = build_virtual(known, plan, model_config, processor, rows, device, Path(folder))
+                trainer = build_virtual(adapter, plan, model_config, processor, rows, device, Path(folder))
             trainer.facts = facts or TraceFacts()
             trainer.facts.micro_batches = plan.micro_batches
-            known.watch(trainer, phase)
-            _choose_batches(trainer, rows, known, plan.data_ranks)
+            adapter.watch(trainer, phase)
+            _choose_batches(trainer, rows, adapter, plan.data_ranks)
             trainer.train()
             trainer.facts.gradients = gradients_of_ranks(plan, trainer.accelerator)
             if steps_alone:
                 return
             if plan.evaluates:
-                _evaluate(trainer, known)
-            save_tensors(trainer, Path(folder))
+                (_rehearse_evaluation if rehearses else _evaluate)(trainer, adapter)
+            if not rehearses:
+                save_tensors(trainer, Path(folder))
 
     return run
 
 
 @contextmanager
-def _models_as_before_liger() -> Iterator[None]:
-    """Restore the modules of transformers' models in which Liger replaces classes and functions, at the end.
+def _restore_models_after_liger() -> Iterator[None]:
+    """Undo Liger's patches of transformers' modules at the end.
 
     Liger patches them when training begins, after TRL has built the reference model. Without this, reference models of
-    later traces in the same process would use Liger's kernels, unlike those of real trainings.
+    later traces in the same process would use Liger's kernels, unlike in real trainings.
     """
-    before: dict[str, dict[str, Any]] = {}
-    apply = trainer_module.apply_liger_kernel
+    saved: dict[str, dict[str, Any]] = {}
+    apply_liger = trainer_module.apply_liger_kernel
 
-    def noted(*args: Any) -> None:
+    def save_modules(*args: Any) -> None:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.models."):
-                before.setdefault(name, dict(vars(module)))
-        apply(*args)
+                saved.setdefault(name, dict(vars(module)))
+        apply_liger(*args)
 
-    with mock.patch.object(trainer_module, "apply_liger_kernel", noted):
+    with mock.patch.object(trainer_module, "apply_liger_kernel", save_modules):
         try:
             yield
         finally:
-            for name, names in before.items():
+            for name, names in saved.items():
                 vars(sys.modules[name]).update(names)
 
 
 def capability_of(gpu: Gpu | None) -> tuple[int, int]:
-    """Return the compute capability by which kernels are selected for a GPU.
-
-    For a GPU that is given by its memory only, it is Ampere's, whose kernels most training GPUs run.
-    """
+    """Return the compute capability that selects a GPU's kernels; Ampere's if only the GPU's memory is given."""
     return (gpu.compute_capability if gpu is not None else None) or AMPERE
 
 
 def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
-    """Return the processes of a plan with the one to trace, or None if there is a single one without a group.
+    """Return the number of processes of a plan and the rank to trace; None for a single process without a group.
 
     Args:
         gradients: see :func:`autotune.step.distributed.engines.worst_rank`.
@@ -147,55 +147,67 @@ def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
     return World(plan.launch.processes, worst_rank(plan, gradients)) if plan.in_group else None
 
 
-def _cache_emptied(device: torch.device) -> AbstractContextManager[object]:
-    """Patch accelerate to empty the cache of a virtual device like that of a GPU: before the first step.
+def _empty_cache_of(device: torch.device) -> AbstractContextManager[object]:
+    """Patch accelerate to empty a virtual device's cache before the first step, as it does a GPU's.
 
-    Emptying it in a step (``torch_empty_cache_steps``) is left to a trace's replays.
+    A trace's replays empty it within steps (``torch_empty_cache_steps``).
     """
     clear = memory.clear_device_cache
 
-    def cleared(garbage_collection: bool = False) -> None:
+    def clear_both(garbage_collection: bool = False) -> None:
         clear(garbage_collection)
         getattr(torch, device.type).empty_cache()
 
-    return mock.patch.object(memory, "clear_device_cache", cleared) if device.type != "cpu" else nullcontext()
+    return mock.patch.object(memory, "clear_device_cache", clear_both) if device.type != "cpu" else nullcontext()
 
 
-def _evaluate(trainer: Any, known: Adapter) -> None:
-    """Evaluate the largest micro-batch; the evaluations of several differ in a number for each.
+def _evaluate(trainer: Any, adapter: Adapter) -> None:
+    """Evaluate the largest micro-batch; each further one would add only the number of its loss.
 
     Raises:
-        KeyError: the training's ``metric_for_best_model`` is none of the results.
+        KeyError: the training's ``metric_for_best_model`` is not among the results.
     """
-    # Rows to evaluate on are each there once for every copy of it.
-    places = np.arange(trainer.args.per_device_train_batch_size) * known.drawing(trainer).copies
-    with for_real():
-        rows = list(trainer.train_dataset.select(places % len(trainer.train_dataset)))
+    rows = list(_evaluation_rows(trainer, adapter))
     with phase(EVALUATE):
         trainer.model.eval()
         trainer.prediction_step(trainer.model, trainer.read_batch(rows), prediction_loss_only=True)
-    # `Trainer.evaluate` has these in its result, and TRL's `log` adds its own to them.
+    # The results of `Trainer.evaluate`, and those that TRL's `log` adds.
     names = (*_RESULTS, *getattr(trainer, "_metrics", {}).get("eval", ()))
     trainer._determine_best_metric({f"eval_{name}": 0.0 for name in names}, None)
 
 
-def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) -> None:
-    """Make a trainer train on the worst micro-batch of its rows alone.
+def _rehearse_evaluation(trainer: Any, adapter: Adapter) -> None:
+    """Evaluate the largest micro-batch as TRL does between two steps."""
+    trainer.is_in_train, trainer.eval_dataset = True, _evaluation_rows(trainer, adapter)
+    trainer.args.per_device_eval_batch_size = trainer.args.per_device_train_batch_size
+    with phase(EVALUATE):
+        trainer._determine_best_metric(trainer._evaluate(None, None), None)
+
+
+def _evaluation_rows(trainer: Any, adapter: Adapter) -> Any:
+    """Return the rows of the largest micro-batch; the dataset has each row once per copy."""
+    places = np.arange(trainer.args.per_device_train_batch_size) * adapter.drawing(trainer).copies
+    with for_real():
+        return trainer.train_dataset.select(places % len(trainer.train_dataset))
+
+
+def _choose_batches(trainer: Any, rows: TracedRows, adapter: Adapter, ranks: int) -> None:
+    """Make the trainer's dataset repeat the worst micro-batch of its rows.
 
     Args:
-        ranks: to how many ranks accelerate deals the micro-batches out, in turn; each of them gets all of these.
+        ranks: ranks to which accelerate deals micro-batches in turn, so that each rank gets the same ones.
     """
-    in_micro_batch, run = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-    drawing, sizes = known.drawing(trainer), known.sizes(trainer)
+    executed, rows_each = trainer.args.gradient_accumulation_steps, trainer.args.per_device_train_batch_size
+    drawing, sizes = adapter.drawing(trainer), adapter.sizes(trainer)
     if rows.chosen is None:
-        worst = worst_order(sizes, drawing.rows, known.collation(trainer))[0]
+        worst = worst_order(sizes, drawing.rows, adapter.collation(trainer))[0]
     else:
         worst = np.resize(np.arange(len(trainer.train_dataset)), drawing.rows)
-    trainer.facts.tokens = float(sizes.tokens[worst].sum() * in_micro_batch / drawing.rows)
+    trainer.facts.tokens = float(sizes.tokens[worst].sum() * rows_each / drawing.rows)
     yielded = np.repeat(worst, drawing.copies)
-    # Gradients exist in the last micro-batch that is run, which therefore changes places with the first.
-    yielded[: run * in_micro_batch] = np.roll(yielded[: run * in_micro_batch], (run - 1) * in_micro_batch)
-    dealt = np.tile(yielded, (run * rows.steps * ranks, 1))
-    # TRL counts as if all were run, so that the next step begins with a generation.
-    trainer.left_out = -run % drawing.uses
-    trainer.train_dataset = known.arranged(trainer, dealt, np.ones(len(dealt), dtype=bool))
+    # The last executed micro-batch, in which gradients exist, gets the widest rows, which come first.
+    yielded[: executed * rows_each] = np.roll(yielded[: executed * rows_each], (executed - 1) * rows_each)
+    order = np.tile(yielded, (executed * rows.steps * ranks, 1))
+    # Makes TRL's count of micro-batches a multiple of those per generation, so that the next step generates.
+    trainer.skipped_micro_batches = -executed % drawing.uses
+    trainer.train_dataset = adapter.select_batches(trainer, order, np.ones(len(order), dtype=bool))

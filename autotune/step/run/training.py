@@ -1,4 +1,4 @@
-"""Builds a real trainer from a plan, with only the changes that a probe needs, trains on its batches, and evaluates."""
+"""Builds TRL's trainer for a probe, trains on the chosen batches, evaluates and saves."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
 from autotune.step.data.profile import grouped_heads
-from autotune.step.distributed.group import EngineCheck, join
+from autotune.step.distributed.group import EngineCheck, join_group
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
-from autotune.step.objects import config, model_makers, peft_config, quantization_config
-from autotune.step.rows import TIMED, Counts, spread
+from autotune.step.objects import config, model_factories, peft_config, quantization_config
+from autotune.step.rows import TIMED_MICRO_BATCHES, Counts, quantile_indices
 from autotune.step.run.batches import StepSize, plan_batches
-from autotune.step.run.followed import followed
+from autotune.step.run.instrument import instrumented_class
 from autotune.step.run.progress import Progress
 from autotune.step.run.saving import save
 from autotune.step.run.timing import WholeStep
 from autotune.step.run.worst import worst_order
-from autotune.step.trainers import adapter
+from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Adapter, Drawing
 from autotune.techniques.attention import FLEX, unmasked_may_need_more
 from autotune.trainers import find_trainer
@@ -45,56 +45,56 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     Raises:
         Exception: any error of TRL or its dependencies.
     """
-    known = adapter(request.plan.trainer)
-    rows = known.cut(load_from_disk(request.tokenized_directory), request.plan)
+    adapter = find_adapter(request.plan.trainer)
+    rows = adapter.cut(load_from_disk(request.tokenized_directory), request.plan)
     trainer = build_trainer(request, rows, folder, progress)
-    step = step_size(request.plan, known.drawing(trainer))
-    packed_from = len(rows) if known.packs(trainer.args) else None
-    # Ranks draw typical rows of their own, but for those that share a micro-batch, which have successive numbers
-    # (accelerate's data_loader.py, prepare_data_loader); the worst ones meet, as they may in training.
+    step = step_size(request.plan, adapter.drawing(trainer))
+    packed_from = len(rows) if adapter.packs(trainer.args) else None
+    # Each rank draws its own typical rows, except that ranks with successive numbers may share a micro-batch
+    # (accelerate's data_loader.py, prepare_data_loader). All ranks run the worst rows, as can happen in training.
     ranks = request.plan.data_ranks
     seed = request.seed + trainer.args.process_index * ranks // request.plan.launch.processes
-    drawn_from = known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from
+    inputs = adapter.sizes(trainer), step, adapter.collation(trainer), request.schedule, seed, packed_from
     compiled, unmasked = request.plan.model.get("attn_implementation") == FLEX, False
     if request.device == "cuda":
         grouped = grouped_heads(trainer.model.config.get_text_config())
         unmasked = unmasked_may_need_more(request.plan, torch.cuda.get_device_capability(), grouped=grouped)
-    # What is generated is of another size each time.
-    rehearsed = request.device == "cuda" and not known.generating
-    batches = plan_batches(*drawn_from, compiled=compiled, unmasked=unmasked, rehearsed=rehearsed)
-    # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
-    dealt = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
-    trainer.train_dataset = known.arranged(trainer, *dealt)
+    # Generated rows differ in size each time, so a rehearsal prepares no kernels for them.
+    rehearse = request.device == "cuda" and not adapter.generating
+    batches = plan_batches(*inputs, compiled=compiled, unmasked=unmasked, rehearse=rehearse)
+    # accelerate deals micro-batches to the ranks in turn (``BatchSamplerShard``), so each is repeated for every rank.
+    order_of_ranks = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
+    trainer.train_dataset = adapter.select_batches(trainer, *order_of_ranks)
     trainer.args.max_steps = batches.steps
-    # Trainers that generate count them.
-    trainer.left_out = step.micro_batches - batches.step_micro_batches
+    # Trainers that generate count micro-batches.
+    trainer.skipped_micro_batches = step.micro_batches - batches.step_micro_batches
     progress.batches = batches
-    generations = step.micro_batches / step.drawn.uses if known.generating else 0.0
+    generations = step.micro_batches / step.drawn.uses if adapter.generating else 0.0
     tokens = batches.mean_tokens * step.micro_batches * ranks
-    share, special = known.run_share(trainer), -1 if request.plan.in_group else 0
+    share, special = adapter.run_share(trainer), -1 if request.plan.in_group else 0
     progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, share, tokens, special)
     trainer.train()
     if trainer.eval_dataset is not None and not request.schedule.timing_only:
-        progress.evaluation_seconds = _evaluate(trainer, known, progress, ranks)
+        progress.evaluation_seconds = _evaluate(trainer, adapter, progress, ranks)
     if request.schedule.saves:
         save(trainer, progress)
     return trainer
 
 
 def step_size(plan: TrainingPlan, drawing: Drawing | None = None) -> StepSize:
-    """Return the rows and micro-batches of an optimizer step, which every plan contains."""
+    """Return the rows and micro-batches of an optimizer step of a plan."""
     return StepSize(plan.rows, plan.micro_batches, drawing)
 
 
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:
-    """Return the trainer, its model and its data, ready to train."""
-    plan, source, known = request.plan, request.model, adapter(request.plan.trainer)
+    """Return the trainer with its model and its data."""
+    plan, source, adapter = request.plan, request.model, find_adapter(request.plan.trainer)
     progress.program = find_trainer(plan.trainer).program(plan)
-    in_step = step_size(plan).run(whole=request.schedule.whole_steps)
+    in_step = step_size(plan).executed(whole=request.schedule.whole_steps)
     # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
-    overrides = {**run_arguments(1, folder), **known.derived(plan), "gradient_accumulation_steps": in_step}
-    # Before any model: the trainer's arguments set accelerate's device, and the engine that shares weights out.
-    join(plan, request.device)
+    overrides = {**run_arguments(1, folder), **adapter.derived(plan), "gradient_accumulation_steps": in_step}
+    # Before any model: the trainer's arguments set accelerate's device and the engine that partitions weights.
+    join_group(plan, request.device)
     configure = partial(config, plan, **overrides)
     arguments = on_device(torch.device("cpu"), plan, configure) if request.device == "cpu" else configure()
     loading: dict[str, Any]
@@ -105,15 +105,18 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         loading = {"quantization_config": quantization_config(plan)}
     else:
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-        load = partial(loaded_model, device=request.device, head=known.head)
-        make_model, make_further = model_makers(plan, source, kwargs, load)
+        load = partial(loaded_model, device=request.device, head=adapter.head)
+        make_model, make_further = model_factories(plan, source, kwargs, load)
         model = make_model()
-        loading, building = {"processing_class": load_processor(source, known.processor)}, known.building(make_further)
+        loading, building = (
+            {"processing_class": load_processor(source, adapter.processor)},
+            adapter.loading_models_from(make_further),
+        )
     evaluated = None
     if request.evaluation_directory is not None and plan.evaluates:
-        evaluated = known.cut(load_from_disk(request.evaluation_directory), plan)
+        evaluated = adapter.cut(load_from_disk(request.evaluation_directory), plan)
     with building:
-        trainer = followed(known, plan, progress)(
+        trainer = instrumented_class(adapter, plan, progress)(
             model=model,
             args=arguments,
             train_dataset=rows,
@@ -121,15 +124,15 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
             peft_config=peft_config(plan),
             callbacks=[progress],
             **loading,
-            **known.arguments(plan),
+            **adapter.arguments(plan),
         )
-    known.watch(trainer, progress.inside)
+    adapter.watch(trainer, progress.in_phase)
     trainer.add_callback(EngineCheck(trainer, plan))
     return trainer
 
 
 def run_arguments(steps: int, folder: Path) -> dict[str, object]:
-    """Return the trainer arguments that a run on chosen rows overrides: number of steps, order, outputs."""
+    """Return the trainer arguments that every probe and trace overrides: number of steps, order, outputs."""
     return {
         "output_dir": str(folder / OUTPUT_DIRECTORY),
         "max_steps": steps,
@@ -142,73 +145,74 @@ def run_arguments(steps: int, folder: Path) -> dict[str, object]:
     }
 
 
-def _evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> float:
-    """Evaluate as TRL does during training, which is a phase of its own, and return the seconds for all rows.
+def _evaluate(trainer: Any, adapter: Adapter, progress: Progress, ranks: int) -> float:
+    """Evaluate as TRL does during training, with optimizer state; return the seconds of an evaluation on all rows.
 
-    The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
-    loader builds from neighbouring rows needs more.
+    First runs micro-batches of the longest rows: none that the loader makes of neighbouring rows needs more memory.
 
     Args:
-        ranks: processes that evaluate micro-batches of their own.
+        ranks: processes that evaluate different micro-batches.
     """
-    rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
-    copies = known.evaluation_drawing(trainer).copies
-    with as_trained_on(trainer, count):
-        sizes, collation = known.sizes(trainer), known.collation(trainer)
+    rows, count = trainer.eval_dataset, evaluation_batch_rows(trainer, adapter)
+    copies = adapter.evaluation_drawing(trainer).copies
+    with evaluation_rows_as_training(trainer, count):
+        sizes, collation = adapter.sizes(trainer), adapter.collation(trainer)
         worst = np.stack(worst_order(sizes, count, collation))
-        # As the loader makes them, of neighbouring rows.
+        # The loader makes micro-batches of neighbouring rows.
         blocks = block_rows(len(rows), count)
         tokens = collation.tokens(sizes, blocks)
-        places = spread(tokens, TIMED)
-        sample = blocks[places]
-        # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
+        positions = quantile_indices(tokens, TIMED_MICRO_BATCHES)
+        sample = blocks[positions]
+        # accelerate deals micro-batches to the ranks in turn (``BatchSamplerShard``): each is repeated for every rank.
         largest, timed = (
-            known.arranged(
+            adapter.select_batches(
                 trainer,
                 order.repeat(copies, axis=1).repeat(ranks, axis=0),
                 np.full(len(order) * ranks, fill_value=order is worst),
             )
             for order in (worst, sample)
         )
-    with progress.inside(EVALUATE):
+    with progress.in_phase(EVALUATE):
         trainer.eval_dataset = largest
-        # As in training, which ends where the metric that it is to compare is none of these.
+        # Like training, this raises an error if metric_for_best_model is not among the results.
         trainer._determine_best_metric(trainer.evaluate(), None)
         trainer.eval_dataset = timed
         progress.evaluated_seconds.clear()
-        # It ends with the losses on the host, so the device is done.
+        # Evaluation ends with a copy of the losses to the host, so the device is synchronised.
         started = time.monotonic()
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
-    # A last micro-batch with fewer rows repeats them here.
-    own = tokens.sum() * len(rows) / blocks.size / ranks
-    return whole_evaluation(seconds, progress.evaluated_seconds, tokens[places], own)
+    # Blocks repeat rows to fill a last micro-batch with fewer.
+    own_tokens = tokens.sum() * len(rows) / blocks.size / ranks
+    return extrapolate_evaluation(seconds, progress.evaluated_seconds, tokens[positions], own_tokens)
 
 
-def whole_evaluation(seconds: float, ended: Sequence[float], tokens: Counts, whole: float) -> float:
-    """Return the seconds of an evaluation on all tokens, by those of one on some micro-batches.
+def extrapolate_evaluation(seconds: float, end_seconds: Sequence[float], tokens: Counts, whole_tokens: float) -> float:
+    """Return the seconds of an evaluation on all tokens, extrapolated from one on some micro-batches.
 
-    The rest of its time, such as the start and the end of processes that load rows, is counted once.
+    Time outside micro-batches, such as to start and end the processes that load rows, counts once.
 
     Args:
-        ended: when each of them ended.
-        tokens: of each of them, as in ``whole``.
+        seconds: time of the evaluation.
+        end_seconds: end of each micro-batch.
+        tokens: tokens of each micro-batch.
+        whole_tokens: tokens of all rows.
     """
     rate = seconds / tokens.sum()
-    if len(ended) == len(tokens) > 1:
-        rate = (ended[-1] - ended[0]) / tokens[1:].sum()
-    return float(max(0.0, seconds - rate * tokens.sum()) + rate * whole)
+    if len(end_seconds) == len(tokens) > 1:
+        rate = (end_seconds[-1] - end_seconds[0]) / tokens[1:].sum()
+    return float(max(0.0, seconds - rate * tokens.sum()) + rate * whole_tokens)
 
 
-def rows_at_once(trainer: Any, known: Adapter) -> int:
-    """Return the rows of the dataset in an evaluation's largest micro-batch."""
-    return min(known.evaluation_drawing(trainer).rows, len(trainer.eval_dataset))
+def evaluation_batch_rows(trainer: Any, adapter: Adapter) -> int:
+    """Return the number of dataset rows in an evaluation's largest micro-batch."""
+    return min(adapter.evaluation_drawing(trainer).rows, len(trainer.eval_dataset))
 
 
 @contextmanager
-def as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
-    """Replace the trainer's rows by those to evaluate on, so many at once, for adapters that read them."""
+def evaluation_rows_as_training(trainer: Any, rows: int) -> Iterator[None]:
+    """Replace the trainer's rows and batch size by those of evaluation, for methods of adapters that read them."""
     with (
         mock.patch.object(trainer, "train_dataset", trainer.eval_dataset),
         mock.patch.object(trainer.args, "per_device_train_batch_size", rows),

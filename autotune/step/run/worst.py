@@ -1,4 +1,4 @@
-"""Finds the rows of micro-batches that may need the most memory, and of those that cause a recompilation."""
+"""Selects the rows of the micro-batches that may need the most memory, and of those that trigger a recompilation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.step.trainers.base import Collation
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the row indices of the micro-batches that may need the most memory, the widest first.
 
-    Of any rows with images, those with the most image data come last in each of them.
+    Each has its rows with the most image data last.
 
     See :mod:`autotune.core.heaviest`.
     """
@@ -23,41 +23,41 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple)
     if loads.image_elements is None:
         return found
-    # Rows that are drawn for several micro-batches are divided in this order.
+    # Rows drawn for several micro-batches are split in this order.
     return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
 
 
-def narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+def next_narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the rows of the widest micro-batch that is narrower than the worst; empty if there is none."""
     if collation.blocks:
-        every = block_rows(len(sizes.widest), rows)
-        widths = collation.rounded(sizes.widest[every].max(axis=1))
-        return _widest(every, widths, widths < widths.max())
+        blocks = block_rows(len(sizes.widest), rows)
+        widths = collation.rounded(sizes.widest[blocks].max(axis=1))
+        return _widest(blocks, widths, widths < widths.max())
     widths = collation.rounded(sizes.widest)
-    below = np.flatnonzero(widths < widths.max())
-    if not len(below):
+    narrower = np.flatnonzero(widths < widths.max())
+    if not len(narrower):
         return ()
-    # The first one is padded, as the worst is, if any is.
-    some = RowSizes(sizes.lengths[below], sizes.trainable[below])
-    return (below[worst_order(some, rows, collation)[0]],)
+    # The first result is padded if any of these rows can be, as in the worst micro-batch.
+    narrower_sizes = RowSizes(sizes.lengths[narrower], sizes.trainable[narrower])
+    return (narrower[worst_order(narrower_sizes, rows, collation)[0]],)
 
 
 def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the rows of the widest micro-batch without padding, if others have some; empty if there is none."""
+    """Return the rows of the widest micro-batch without padding, if others are padded; empty if there is none."""
     if collation.blocks:
-        every = block_rows(len(sizes.widest), rows)
-        widths = collation.rounded(sizes.widest[every].max(axis=1))
-        whole = (sizes.lengths[every] == widths[:, None, None]).all(axis=(1, 2))
-        return _widest(every, widths, whole & ~whole[widths.argmax()])
+        blocks = block_rows(len(sizes.widest), rows)
+        widths = collation.rounded(sizes.widest[blocks].max(axis=1))
+        is_full = (sizes.lengths[blocks] == widths[:, None, None]).all(axis=(1, 2))
+        return _widest(blocks, widths, is_full & ~is_full[widths.argmax()])
     widths = collation.rounded(sizes.widest)
-    whole = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
-    enough = [
-        width for width, count in zip(*np.unique(widths[whole], return_counts=True), strict=True) if count >= rows
+    is_full = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
+    full_widths = [
+        width for width, count in zip(*np.unique(widths[is_full], return_counts=True), strict=True) if count >= rows
     ]
-    return (whole[widths[whole] == max(enough)][:rows],) if enough and not collation.flat else ()
+    return (is_full[widths[is_full] == max(full_widths)][:rows],) if full_widths and not collation.flat else ()
 
 
-def _widest(blocks: Counts, widths: Counts, of: Flags) -> tuple[Counts, ...]:
-    """Return the rows of the widest of some blocks; none where there are none."""
-    kind = np.flatnonzero(of)
-    return (blocks[kind[widths[kind].argmax()]],) if len(kind) else ()
+def _widest(blocks: Counts, widths: Counts, mask: Flags) -> tuple[Counts, ...]:
+    """Return the rows of the widest block of the mask, or nothing if the mask is empty."""
+    candidates = np.flatnonzero(mask)
+    return (blocks[candidates[widths[candidates].argmax()]],) if len(candidates) else ()

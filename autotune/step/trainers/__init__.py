@@ -8,7 +8,7 @@ from functools import cache
 
 from autotune.step.trainers.base import Adapter
 
-__all__ = ["Adapter", "adapter", "adapters"]
+__all__ = ["Adapter", "adapters", "find_adapter"]
 
 
 @cache
@@ -18,8 +18,8 @@ def adapters() -> dict[str, Adapter]:
     return {module.ADAPTER.name: module.ADAPTER for module in modules if hasattr(module, "ADAPTER")}
 
 
-def adapter(trainer: str) -> Adapter:
-    """Return the adapter of a trainer; its module, which has its name, is imported alone."""
+def find_adapter(trainer: str) -> Adapter:
+    """Return the adapter of a trainer by importing its module alone, which has the trainer's name."""
     module = importlib.import_module(f"{__name__}.{trainer}")
     found: Adapter = module.ADAPTER
     return found

@@ -1,4 +1,4 @@
-"""The child side of a trainer: the base class of adapters, which wrap the differences between TRL's trainers."""
+"""Base class of adapters, which wrap the differences between TRL's trainers in child processes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.trainers import find_trainer
 
 InPhase = Callable[[str], AbstractContextManager[Any]]
-"""Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
+"""Returns a context manager that marks the run as being in the named phase of the step program."""
 
 TOKEN = 5
-"""The token id that fills the rows and completions of a trace."""
+"""Token id of all tokens in the rows and completions of a trace."""
 _LOADER = "create_model_from_path"
 
 
@@ -35,13 +35,13 @@ _LOADER = "create_model_from_path"
 class Drawing:
     """How a trainer's data loader draws rows of the dataset.
 
-    Example: GRPO with 4 micro-batches of 8 rows to a generation, and 8 completions for each prompt, draws 4 prompts at
-    once, yields each 8 times, and trains 4 micro-batches on them.
+    Example: GRPO with 4 micro-batches of 8 rows per generation, and 8 completions per prompt, draws 4 prompts at once,
+    yields each 8 times, and trains 4 micro-batches on them.
 
     Attributes:
-        rows: rows of the dataset that are drawn at once.
-        copies: how often each of them is yielded, one after another.
-        uses: micro-batches that are trained on what was drawn at once.
+        rows: dataset rows drawn at once.
+        copies: consecutive copies of each row that are yielded.
+        uses: micro-batches trained on rows drawn at once.
         shared: processes that yield copies of the same row.
     """
 
@@ -56,11 +56,10 @@ class Collation:
     """How the rows of a micro-batch are collated into one tensor.
 
     Attributes:
-        flat: whether they are concatenated; else each sequence is padded to the longest.
-        multiple: the length of the tensor is rounded up to a multiple of this.
-        blocks: whether micro-batches are blocks of successive rows, always the same ones; else any rows may meet.
-        cut: tokens to which prompt and completion together are cut, by leaving out the beginning of the prompt; None:
-            they are not cut.
+        flat: whether rows are concatenated; else each sequence is padded to the longest.
+        multiple: number to a multiple of which the tensor's length is rounded up.
+        blocks: whether micro-batches are fixed blocks of successive rows; else any rows may share a micro-batch.
+        cut: maximum tokens of prompt and completion together, enforced by cutting the prompt's beginning; None: no cut.
     """
 
     flat: bool = False
@@ -81,12 +80,12 @@ class Collation:
         return np.asarray(length if self.flat else length * flattened.shape[1], dtype=np.int64)
 
     def joined(self, prompt: Counts, completion: Counts) -> Counts:
-        """Return the tokens of prompts and completions, each padded for itself, as they are in the tensor."""
+        """Return the width of a tensor of prompts and completions, each padded separately."""
         together = prompt + completion
         return together if self.cut is None else np.maximum(completion, np.minimum(together, self.cut))
 
     def rounded(self, length: Counts) -> Counts:
-        """Return lengths rounded up as those of tensors are."""
+        """Return lengths rounded up to the multiple."""
         return np.asarray(-(-length // self.multiple) * self.multiple)
 
 
@@ -105,8 +104,8 @@ class Adapter(ABC):
 
     A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
     probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`arguments`,
-    :meth:`building`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows in the order of
-    its batches. A trace does the same with rows of its own (:meth:`synthetic`).
+    :meth:`loading_models_from`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows of
+    its batches (:meth:`select_batches`). A trace does the same with synthetic rows (:meth:`synthetic`).
 
     Class attributes:
         name: the trainer's name.
@@ -140,20 +139,20 @@ class Adapter(ABC):
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
-        """Return the arguments with which the trainer tokenises a dataset without cutting or packing it."""
+        """Return trainer arguments that tokenise a dataset without truncation or packing."""
         return {"max_length": None, "gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
-        """Return the arguments that TRL derives from the number of micro-batches in a step, of which few are run."""
+        """Return the arguments that TRL derives from the micro-batches of a whole step, of which few are run."""
         return {}
 
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
-        """Return the rows of a trainer that was built to tokenise them, with :attr:`columns` and optional ones.
+        """Return a trainer's tokenised rows, with :attr:`columns` and optional ones.
 
-        Those with images keep what TRL's collator makes each micro-batch of.
+        Rows with images keep the columns that TRL's collator reads.
 
         Args:
-            dataset: the user's name of it, for messages.
+            dataset: the user's name of the dataset, for messages.
         """
         rows = trainer.train_dataset
         if image_column(rows) is not None:
@@ -162,7 +161,7 @@ class Adapter(ABC):
         return rows.select_columns([*self.columns, *optional])
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return :attr:`columns` of a row with images, given the micro-batch that the collator makes of it alone."""
+        """Return :attr:`columns` of a row with images, given a collated micro-batch of this row alone."""
         return {name: collated[name][0] for name in self.columns}
 
     def lengths(self, rows: Dataset) -> Counts:
@@ -176,7 +175,7 @@ class Adapter(ABC):
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of tokenised rows that the loss counts; shape (rows,)."""
 
-    def kept_from(self, rows: Dataset) -> Counts:
+    def min_kept_length(self, rows: Dataset) -> Counts:
         """Return the smallest maximum length at which each tokenised row is kept, beyond what its lengths imply.
 
         Shape (rows,); 1 where a row is kept at any length.
@@ -184,44 +183,41 @@ class Adapter(ABC):
         return np.ones(len(rows), dtype=np.int64)
 
     def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
-        """Return further arguments of the trainer, such as reward functions; a plan to tokenise rows names none."""
+        """Return further arguments of the trainer, such as reward functions."""
         return {}
 
-    def building(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:
-        """Make the trainer get each further model, such as a reference, from ``make_model`` where TRL would load it.
+    def loading_models_from(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:
+        """Replace TRL's loading of further models, such as a reference, by ``make_model``.
 
-        TRL loads it by the name of the trained model, which a model of random weights does not have. The trainer may be
-        a subclass of TRL's from another module, as those of new adapters are.
+        TRL loads them by the name of the trained model, which a model with random weights lacks. The trainer may be a
+        subclass of TRL's in another module.
         """
         return _loading_by(self.trainer, make_model)
 
     def completions(self, rows: Dataset) -> Counts | None:
-        """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.
-
-        Shape (rows,).
-        """
+        """Return the tokens of each tokenised row's known completion; shape (rows,). None if the rows have none."""
         return None
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
-        """Return tokenised rows as the plan passes them to the trainer."""
+        """Return the tokenised rows for the trainer, truncated if the plan truncates before it."""
         return rows
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return the trainer class: TRL's own, or a subclass of it that takes tokenised rows and has the plan."""
+        """Return TRL's trainer class, or its subclass with :attr:`on_rows`, which has the plan as an attribute."""
         if self.on_rows is None:
             return self.trainer
         return type(self.trainer.__name__, (self.on_rows, self.trainer), {"plan": plan, "module": self.module})
 
     def sequences(self, rows: Dataset, length: int | None) -> Counts:
         """Return the tokens of the sequences of tokenised rows, cut to a length; shape (rows, sequences)."""
-        _, *found = find_trainer(self.name).document(tuple(self.lengths(rows).T))
-        sequences = np.stack(found, axis=1)
+        _, *parts = find_trainer(self.name).document(tuple(self.lengths(rows).T))
+        sequences = np.stack(parts, axis=1)
         return sequences if length is None else sequences.clip(max=length)
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of the rows that a trainer iterates over, after it has packed or dropped some.
+        """Return the sizes of the rows that a trainer iterates over, after packing and dropping.
 
-        By default, each part is a sequence, and none is cut.
+        By default, each part is a sequence, and none is truncated.
         """
         return RowSizes(self.lengths(trainer.train_dataset), self.trainable(trainer.train_dataset))
 
@@ -237,25 +233,25 @@ class Adapter(ABC):
         """Return how the data loader of an evaluation draws rows."""
         return Drawing(int(trainer.args.eval_batch_size))
 
-    def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
-        """Return the rows that a trainer trains on, in their order.
+    def select_batches(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
+        """Return the dataset of a run: the rows of its micro-batches, in order.
 
         Args:
-            order: row indices, as often as rows are yielded; shape (micro-batches, rows).
-            worst: which micro-batches are to need the most memory; shape (micro-batches,).
+            order: row indices, repeated as rows are yielded; shape (micro-batches, rows).
+            worst: mask of the micro-batches with the most memory; shape (micro-batches,).
         """
         return trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
 
     def run_share(self, trainer: Any) -> Mapping[str, float]:
-        """Return which share of a phase's work a probe runs, 0 to 1, by phase name; phases left out run whole."""
+        """Return the share of a phase's work that a probe runs, 0 to 1, by phase name; other phases run whole."""
         return {}
 
     def packs(self, arguments: Any) -> bool:
-        """Return whether the trainer puts several documents into one row, given its configuration."""
+        """Return whether a configuration packs several documents into one row."""
         return bool(getattr(arguments, "packing", False))
 
-    def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
-        """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""
+    def rows_and_tokens(self, trainer: Any, batch: Any) -> tuple[int, int]:
+        """Return the rows and the tokens, padding included, of a micro-batch from the data loader."""
         ids = batch["input_ids"]
         return ids.shape[0], ids.numel()
 
@@ -263,11 +259,11 @@ class Adapter(ABC):
         """Return tokenised rows of given sizes, for a trace; by default, the first columns are the parts.
 
         Args:
-            rows: for each row, the tokens in each part of the specification.
-            trainable: share of the tokens that the loss counts, where the parts do not determine it.
+            rows: tokens of each row in each part of the specification.
+            trainable: share of the tokens that the loss counts, if the parts do not determine it.
         """
         parts = zip(self.columns, zip(*rows, strict=True), strict=False)
         return Dataset.from_dict({name: [[TOKEN] * tokens for tokens in part] for name, part in parts})
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have no such phases
-        """Make a built trainer report phases inside its micro-batches that are not methods of their own."""
+        """Make a built trainer report phases of its micro-batches that are no methods (see :attr:`methods`)."""

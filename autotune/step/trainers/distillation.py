@@ -1,4 +1,4 @@
-"""``DistillationTrainer``: prompts that the model completes, and a teacher that scores every token of them."""
+"""``DistillationTrainer``: the model completes prompts, and a teacher scores every token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARALLEL = "vllm_tensor_parallel_size"
 
 
 class _WithTeacher(OnTokenizedPrompts):
-    """TRL's trainer with the micro-batches of whole steps, whose number is also that of a generation batch."""
+    """TRL's trainer, which counts the micro-batches of whole steps: their number sizes a generation batch."""
 
     accelerator: Any
     teacher_model: Any
@@ -25,15 +25,15 @@ class _WithTeacher(OnTokenizedPrompts):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL limits vLLM's sequences to a generation batch.
         sequences = self.plan.rows * self.plan.micro_batches * (self.plan.number(_PARALLEL) or 1)
-        make = self.module.VLLMGeneration
+        make_connection = self.module.VLLMGeneration
 
-        def limited(**given: Any) -> Any:
-            return make(**{**given, "max_num_seqs": sequences})
+        def limit_sequences(**arguments: Any) -> Any:
+            return make_connection(**{**arguments, "max_num_seqs": sequences})
 
-        # The trainer looks for vLLM itself, too, which a trace does not need.
-        needed = self.plan.args.get("vllm_mode") != STAND_IN
-        is_available = self.module.is_vllm_available if needed else lambda: True
-        with mock.patch.multiple(self.module, VLLMGeneration=limited, is_vllm_available=is_available):
+        # The trainer checks that vLLM is installed, which a trace does not need.
+        needs_vllm = self.plan.args.get("vllm_mode") != STAND_IN
+        is_available = self.module.is_vllm_available if needs_vllm else lambda: True
+        with mock.patch.multiple(self.module, VLLMGeneration=limit_sequences, is_vllm_available=is_available):
             super().__init__(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:

@@ -19,7 +19,7 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""
+        """Run the reference on the widest rows, then time it on a sample of micro-batches, to extrapolate to all."""
         widths = ADAPTER.sequences(dataset, self.args.max_length).max(axis=1)
         widest = np.argsort(-widths, kind="stable")[:batch_size]
         blocks = block_rows(len(dataset), batch_size)
@@ -38,7 +38,7 @@ class PreferenceOptimization(WithReference):
     on_rows = _OnTokenizedRows
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return prompt and answers of a pair, of which the collator makes two sequences, prompt first."""
+        """Return prompt and answers of a pair, which the collator joins into two sequences."""
         real, answers = collated["attention_mask"].bool(), collated["completion_mask"].bool()
         (prompt, _), (chosen, rejected) = (
             [ids[mask] for ids, mask in zip(collated["input_ids"], masks, strict=True)]
@@ -51,10 +51,10 @@ class PreferenceOptimization(WithReference):
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of both sequences and of what is left of their answers, truncated by the collator."""
+        """Return the sizes of both sequences and of their answers after truncation by the collator."""
         rows = trainer.train_dataset
         parts, sequences = self.lengths(rows), self.sequences(rows, trainer.args.max_length)
-        # TRL drops rows whose prompt alone fills the length, but where it is the beginning that is cut off.
+        # Truncation of the end leaves the rest of the answer; TRL drops rows whose prompt alone fills the length.
         keeps_start = trainer.args.truncation_mode == "keep_start"
         answers = sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:])
         return RowSizes(sequences, np.asarray(answers.sum(axis=1)), image_elements=image_elements(rows))

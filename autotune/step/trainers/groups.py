@@ -1,9 +1,10 @@
-"""The child's side of TRL's trainers that compare the completions of a prompt."""
+"""Adapter base of TRL's trainers that compare the completions of a prompt: GRPO and RLOO."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import gcd
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -15,42 +16,42 @@ from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
-from autotune.virtual import assume, is_tracing, phase
+from autotune.virtual import assume, for_real, is_tracing, phase
 from autotune.virtual.dispatch import UnknownShapeError
 
-# Chunks of a pass over a generation batch that are run, where steps are not run whole.
-_RUN_CHUNKS = 2
+# Chunks that are run of a pass over a generation batch, unless steps are run whole.
+_MAX_CHUNKS = 2
 
 
-class _InGroups(OnTokenizedPrompts):
-    """TRL's trainer with the passes over a generation batch, of which a probe runs a few chunks."""
+class _GroupTrainer(OnTokenizedPrompts):
+    """TRL's trainer; a probe runs only a few chunks of its passes over a generation batch."""
 
     beta: float
     _passes: Iterator[str]
 
     @property
     def run_chunks(self) -> int | None:
-        """Most chunks of a pass over a generation batch that are run, or None for all."""
-        return _RUN_CHUNKS if self.left_out else None
+        """Maximum chunks of a pass over a generation batch, or None for all."""
+        return _MAX_CHUNKS if self.skipped_micro_batches else None
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
         shuffle = self.module.shuffle_sequence_dict
 
-        def copied_in_order(batch: Any) -> Any:
+        def shuffle_in_order(batch: Any) -> Any:
             with mock.patch.object(torch, "randperm", torch.arange):
                 return shuffle(batch)
 
-        before = self._buffered_inputs
-        # TRL shuffles the completions of a generation batch; here, rows decide which of them share a micro-batch.
-        with mock.patch.object(self.module, "shuffle_sequence_dict", copied_in_order):
+        previous = self._buffered_inputs
+        # TRL shuffles the completions of a generation batch; here, the order of rows assigns them to micro-batches.
+        with mock.patch.object(self.module, "shuffle_sequence_dict", shuffle_in_order):
             inputs = super()._prepare_inputs(*args, **kwargs)
-        if self._pictured and is_tracing() and self._buffered_inputs is not before:
-            # Meanwhile it has held them as they were generated, and those of the generation before.
+        if self._has_images and is_tracing() and self._buffered_inputs is not previous:
+            # Meanwhile TRL also holds the unshuffled tensors, and those of the previous generation.
             with phase(SCORING):
-                copies = 2 if before is None else 1
-                held = [value for batch in self._buffered_inputs * copies for value in batch.values()]
-                held = [torch.empty_like(value) for value in held if isinstance(value, torch.Tensor)]
-                del held
+                count = 2 if previous is None else 1
+                values = [value for batch in self._buffered_inputs * count for value in batch.values()]
+                copies = [torch.empty_like(value) for value in values if isinstance(value, torch.Tensor)]
+                del copies
         return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
@@ -64,39 +65,43 @@ class _InGroups(OnTokenizedPrompts):
         return (*((OLD_PASS,) if old else ()), *((REFERENCE_PASS,) if self.beta else ()))
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
+        self, model: Any, ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        # Only the passes over a generation batch go through it in chunks.
+        # Only passes over a generation batch have a chunk size.
         if batch_size is None or torch.is_grad_enabled():
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size, **kwargs)
-        run = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
-        return run(model, ids, mask, kept, batch_size, **kwargs)
+            return super()._get_per_token_logps_and_entropies(model, ids, mask, logits_to_keep, batch_size, **kwargs)
+        compute = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
+        return compute(model, ids, mask, logits_to_keep, batch_size, **kwargs)
 
     def get_high_entropy_mask(self, entropies: Any, mask: Any, threshold: float) -> Any:
-        """Return which tokens have the highest entropy (``top_entropy_quantile``); in a trace, which has none, all."""
+        """Return a mask of the tokens with the highest entropy (``top_entropy_quantile``); of all tokens in a trace."""
         try:
             return super().get_high_entropy_mask(entropies, mask, threshold)
         except UnknownShapeError:
             assume("every token is trained on, whichever top_entropy_quantile chooses")
+            alone = SimpleNamespace(pad_across_processes=lambda found, **_: found, gather=lambda found: found)
+            with for_real(), mock.patch.object(self, "accelerator", alone):
+                # PyTorch refuses a threshold that is no share.
+                super().get_high_entropy_mask(torch.ones(1, 1), torch.ones(1, 1), threshold)
             return mask.bool()
 
-    def old_pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
-        """Compute the log-probabilities of the model before the update, or of the reference."""
-        run = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
-        found, *others = super()._get_per_token_logps_and_entropies(
-            model, ids[:run], mask[:run], kept, batch_size, **kwargs
+    def old_pass(self, model: Any, ids: Any, mask: Any, logits_to_keep: int, batch_size: int, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the old policy or the reference for the first chunks; zeros for the rest."""
+        executed = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
+        logps, *others = super()._get_per_token_logps_and_entropies(
+            model, ids[:executed], mask[:executed], logits_to_keep, batch_size, **kwargs
         )
-        missing = found.new_zeros(len(ids) - run, *found.shape[1:])
-        return (torch.cat([found, missing]) if run < len(ids) else found, *others)
+        missing = logps.new_zeros(len(ids) - executed, *logps.shape[1:])
+        return (torch.cat([logps, missing]) if executed < len(ids) else logps, *others)
 
-    # Phases are named by the methods in which they run.
+    # Each phase needs a method of its own (`methods`).
     reference_pass = old_pass
 
 
 class Groups(Generating):
-    """The child's side of ``autotune.trainers.groups``."""
+    """Adapter base for ``autotune.trainers.groups``."""
 
-    on_rows = _InGroups
+    on_rows = _GroupTrainer
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate_single_turn",
         OLD_PASS: "old_pass",
@@ -106,7 +111,7 @@ class Groups(Generating):
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
-        """Return arguments for a trainer that only tokenises, and so needs no reference."""
+        """Return arguments of a trainer that only tokenises, without a reference."""
         return {**super().tokenizing, "beta": 0.0}
 
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
@@ -114,16 +119,16 @@ class Groups(Generating):
         return {"steps_per_generation": plan.steps_per_generation}
 
     def drawing(self, trainer: Any) -> Drawing:
-        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion.
+        """Return the drawing of a generation batch's prompts at once, each yielded once per completion.
 
-        The completions of a process need not be whole groups; those of all processes are.
+        A process may have only some of a prompt's completions; all processes together have whole groups.
         """
         drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
         copies, uses = gcd(trainer.num_generations, drawn), trainer.args.steps_per_generation * trainer.num_iterations
         return Drawing(drawn // copies, copies, uses, shared=trainer.num_generations // copies)
 
     def evaluation_drawing(self, trainer: Any) -> Drawing:
-        """Return that each prompt is yielded once for each of its completions."""
+        """Return a drawing that yields each prompt once per completion."""
         copies = trainer.num_generations_eval
         return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
 

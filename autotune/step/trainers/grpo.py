@@ -14,7 +14,7 @@ class GroupRelativePolicyOptimization(Groups):
     config = GRPOConfig
     trainer = GRPOTrainer
     # GRPOTrainer._tokenize_prompts passes None for a row without images, at which processors raise a TypeError.
-    every_row_pictured = True
+    images_in_every_row = True
 
 
 ADAPTER = GroupRelativePolicyOptimization()

@@ -1,4 +1,4 @@
-"""``KTOTrainer``: labelled rows, each with the mismatched answer that TRL pairs it with in its micro-batch."""
+"""``KTOTrainer``: labelled rows, each paired with a mismatched answer from its micro-batch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = kwargs["args"]
-        rows = given.per_device_train_batch_size
-        # TRL refuses to train on single rows, which it evaluates: a trace of that trains on one.
-        given.per_device_train_batch_size = max(FEWEST_ROWS, rows) if is_tracing() else rows
+        config = kwargs["args"]
+        rows = config.per_device_train_batch_size
+        # TRL refuses to train on single rows, but evaluates them; the trace of an evaluation trains on one row.
+        config.per_device_train_batch_size = max(FEWEST_ROWS, rows) if is_tracing() else rows
         super().__init__(*args, **kwargs)
-        given.per_device_train_batch_size = self._train_batch_size = rows
+        config.per_device_train_batch_size = self._train_batch_size = rows
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
-        # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.
+        # TRL's steps after tokenising: drop rows, then exchange answers within blocks.
         dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if not estimates_kl(args.loss_type):
             return dataset
@@ -43,13 +43,13 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
         )
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        """Run the reference on the widest blocks, then on some others, whose time is extrapolated to all rows."""
-        own, beside = ADAPTER.sequences(dataset, self.args.max_length)[:, 0], _beside(dataset, self.args)
-        known, blocks = blocks_of(own, beside, batch_size), block_rows(len(dataset), batch_size)
+        """Run the reference on the widest blocks, then time it on a sample of blocks for an extrapolation to all."""
+        lengths, beside = ADAPTER.sequences(dataset, self.args.max_length)[:, 0], _mismatched_tokens(dataset, self.args)
+        loads, blocks = blocks_of(lengths, beside, batch_size), block_rows(len(dataset), batch_size)
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
-        # A last block with fewer rows repeats them, and would need more than TRL's.
-        widest = [np.unique(blocks[place]) for place in worst_blocks(known)]
-        return self.precompute_sample(dataset, name, widest, blocks, known.tokens + known.beside, columns)
+        # A last block with fewer rows repeats them in `blocks`, which would need more memory than TRL does.
+        widest = [np.unique(blocks[place]) for place in worst_blocks(loads)]
+        return self.precompute_sample(dataset, name, widest, blocks, loads.tokens + loads.beside, columns)
 
 
 class UnpairedPreference(WithReference):
@@ -64,11 +64,11 @@ class UnpairedPreference(WithReference):
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
-        """Return arguments with a loss for which no answers are exchanged: which ones depends on the batch size."""
+        """Return arguments with a loss that exchanges no answers: the exchange depends on the batch size."""
         return {**super().tokenizing, "loss_type": min(WITHOUT_KL)}
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return prompt and answer, of which the collator makes one sequence."""
+        """Return prompt and answer, which the collator joins into one sequence."""
         real, answer = collated["attention_mask"][0].bool(), collated["completion_mask"][0].bool()
         ids = collated["input_ids"][0]
         return {"prompt_ids": ids[real & ~answer], "completion_ids": ids[answer]}
@@ -78,39 +78,39 @@ class UnpairedPreference(WithReference):
         return self.lengths(rows)[:, 1]
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of rows, of what is left of their answers, and of mismatched pairs, once truncated."""
+        """Return the truncated sizes of rows, of their answers, and of mismatched pairs."""
         rows = trainer.train_dataset
-        own = self.sequences(rows, trainer.args.max_length)
-        # Rows whose prompt alone fills the length are dropped.
-        answers = own[:, 0] - self.lengths(rows)[:, 0]
-        return RowSizes(own, answers, beside=_beside(rows, trainer.args), image_elements=image_elements(rows))
+        sequences, beside = self.sequences(rows, trainer.args.max_length), _mismatched_tokens(rows, trainer.args)
+        # TRL drops rows whose prompt alone fills the length.
+        answers = sequences[:, 0] - self.lengths(rows)[:, 0]
+        return RowSizes(sequences, answers, beside=beside, image_elements=image_elements(rows))
 
     def collation(self, trainer: Any) -> Collation:
-        """Return that micro-batches are blocks of successive rows, padded each on its own."""
+        """Return a collation with micro-batches of successive rows, each padded to its own width."""
         return Collation(multiple=super().collation(trainer).multiple, blocks=True)
 
     def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
-        """Return rows of one repeated token, desirable and not in turn."""
-        labels = [place % 2 == 0 for place in range(len(rows))]
+        """Return rows of one repeated token, alternately desirable and undesirable."""
+        labels = [index % 2 == 0 for index in range(len(rows))]
         return super().synthetic(rows, plan, trainable).add_column("label", labels)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
-        """Report the passes without gradients: both on mismatched pairs, and the reference's on the rows."""
-        compute = trainer._compute_kl_logps
-        apart: list[str] = []
+        """Report passes without gradients: policy and reference on mismatched pairs, and the reference on the rows."""
+        compute_kl = trainer._compute_kl_logps
+        running: list[str] = []
 
         def log_probabilities(model: Any, batch: Any) -> Any:
             if not trainer.calculate_KL:
-                return compute(model, batch)
-            # TRL asks the policy before it turns gradients off for all that it asks the reference.
-            apart.append(POLICY_KL if torch.is_grad_enabled() else REFERENCE_KL)
-            with in_phase(apart[-1]):
-                logps = compute(model, batch)
-            apart.pop()
+                return compute_kl(model, batch)
+            # TRL runs the policy first, and the reference with gradients disabled.
+            running.append(POLICY_KL if torch.is_grad_enabled() else REFERENCE_KL)
+            with in_phase(running[-1]):
+                logps = compute_kl(model, batch)
+            running.pop()
             return logps
 
         trainer._compute_kl_logps = log_probabilities
-        watch_reference(trainer, in_phase, lambda: bool(apart))
+        watch_reference(trainer, in_phase, lambda: bool(running))
 
 
 ADAPTER = UnpairedPreference()
@@ -121,13 +121,13 @@ def _with_mismatched(block: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {_MISMATCHED: [answers[-1], *answers[:-1]]}
 
 
-def _beside(rows: Dataset, args: Any) -> Counts | None:
+def _mismatched_tokens(rows: Dataset, args: Any) -> Counts | None:
     """Return the tokens of each mismatched pair, truncated; shape (rows,). None without a KL divergence."""
     if not estimates_kl(args.loss_type):
         return None
     if _MISMATCHED in rows.column_names:
         pairs = column_lengths(rows, ("prompt_ids", _MISMATCHED)).sum(axis=1)
         return np.asarray(pairs if args.max_length is None else pairs.clip(max=args.max_length))
-    # Of rows with images, the collator exchanges the answers of each micro-batch.
+    # If rows have images, the collator exchanges the answers of each micro-batch.
     prompts, answers = column_lengths(rows, ("prompt_ids", "completion_ids")).T
     return mismatched(prompts, answers, args.per_device_train_batch_size, args.max_length)

@@ -1,4 +1,4 @@
-"""Builds model inputs for documents, each alone or packed into one row by TRL's own collator."""
+"""Builds model inputs of documents: each alone, or packed into one row by TRL's collator."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 
-def alone(document: Sequence[int]) -> dict[str, Any]:
-    """Return the inputs of a model for one document, given its tokens."""
+def single_input(document: Sequence[int]) -> dict[str, Any]:
+    """Return the model inputs of one document, given its tokens."""
     return {"input_ids": torch.tensor([list(document)])}
 
 
-def packed(documents: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the inputs of a model for documents in one row, as TRL's collator packs them for its trainer."""
+def packed_input(documents: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return the model inputs of documents packed into one row by TRL's collator."""
     batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(
         [{"input_ids": list(ids)} for ids in documents]
     )

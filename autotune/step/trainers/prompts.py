@@ -1,4 +1,4 @@
-"""The base of adapters of trainers on prompts: tokens of prompts, lengths of completions, reward functions."""
+"""Adapter base of trainers on prompts: tokenises prompts, sets completion lengths, and loads reward functions."""
 
 from __future__ import annotations
 
@@ -22,78 +22,79 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import NO_DATA, Rollouts
 from autotune.errors import AutotuneError, InputError
 from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import IMAGE_COLUMNS, check_every_row_pictured, image_elements, with_prompts
+from autotune.step.images.tokens import IMAGE_COLUMNS, check_images_in_every_row, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter
 from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT
 
-WANTED = "autotune_completion_tokens"
-"""The column with the tokens that each completion of a row is to have."""
+COMPLETION_TOKENS = "autotune_completion_tokens"
+"""Column with the number of tokens to generate for each completion of a row."""
 _SEED = 0
 # The names and settings of trl/scripts/grpo.py.
-_OWN_REWARDS: dict[str, Callable[..., Any]] = {
+_TRL_REWARDS: dict[str, Callable[..., Any]] = {
     "accuracy_reward": accuracy_reward,
     "reasoning_accuracy_reward": reasoning_accuracy_reward,
     "think_format_reward": think_format_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
 }
-_OF_MESSAGES = _OWN_REWARDS.keys() - {"get_soft_overlong_punishment"}
-"""Those that read messages, as completions are only where prompts are (``completion[0]["content"]``)."""
+_MESSAGE_REWARDS = _TRL_REWARDS.keys() - {"get_soft_overlong_punishment"}
+"""TRL's reward functions that read messages (``completion[0]["content"]``), which need conversational prompts."""
 
-_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-_HELD_BACK = ("prompt", "completion")
-"""What TRL passes to a reward function beside the columns of the dataset, and columns that it does not pass
+_PASSED_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_UNPASSED_COLUMNS = ("prompt", "completion")
+"""Arguments that TRL passes to a reward function in addition to the dataset's columns, and columns that it omits
 (``GRPOTrainer._calculate_rewards``)."""
 
 
 class RewardError(AutotuneError):
-    """A reward function of the user's own failed."""
+    """A user's reward function failed."""
 
 
 class Prompted(Adapter):
     """Rows of a prompt, with all columns that a reward function may read.
 
-    A probe and a trace train on rows that say how many tokens each of their completions is to have: the model generates
-    until the longest of them is done, and the others are cut.
+    Probes and traces set the number of tokens of each completion (:data:`COMPLETION_TOKENS`): the model generates until
+    the longest one has its length, and the others are cut.
 
     Class attributes:
-        completions_per_row: completions that a row of a micro-batch has.
+        completions_per_row: completions of a row in a micro-batch.
+        images_in_every_row: whether TRL fails unless every row has an image, if any has.
     """
 
     columns = (PROMPT, COMPLETION)
     completions_per_row: ClassVar[int] = 1
-    every_row_pictured: ClassVar[bool] = False
+    images_in_every_row: ClassVar[bool] = False
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
-        """Return arguments for a trainer that only tokenises."""
+        """Return arguments of a trainer that only tokenises."""
         return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     @abstractmethod
     def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
-        """Return the tokens of prompts, text or messages, as the trainer makes them."""
+        """Return the tokens of prompts, text or messages, tokenised as by the trainer."""
 
     @abstractmethod
-    def most_tokens(self, trainer: Any) -> int:
-        """Return the most tokens of a completion."""
+    def max_completion_tokens(self, trainer: Any) -> int:
+        """Return the maximum tokens of a completion."""
 
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
-        """Return all columns, with the tokens of prompts and of the completions that a column holds.
+        """Return all columns, with the tokens of prompts and of a column of completions.
 
         Raises:
-            InputError: the column or a reward function is missing, or the function asks for a column that is, or for
-                messages where prompts are text; or TRL refuses the images of a row.
+            InputError: that column or a reward function is missing, the function needs a missing column, or messages
+                where prompts are text; or TRL refuses the images of a row.
         """
-        tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
+        tokenizer, columns = trainer._tokenizer, trainer.train_dataset.column_names
         for name in rollouts.rewards:
             reward_function(name)
             if dataset != NO_DATA:
-                check_columns(name, known)
+                check_columns(name, columns)
                 _check_messages(name, trainer.train_dataset)
-        if rollouts.column is not None and rollouts.column not in known:
+        if rollouts.column is not None and rollouts.column not in columns:
             raise InputError(
                 f"The dataset has no column {rollouts.column!r}, which was named for the length of completions.",
-                hint=f"It has {', '.join(known)}; a number of tokens can be given instead.",
+                hint=f"It has {', '.join(columns)}; a number of tokens can be given instead.",
             )
 
         def completions(batch: Mapping[str, list[Any]], rows: int) -> list[list[int]]:
@@ -104,8 +105,8 @@ class Prompted(Adapter):
             rows = with_prompts(
                 trainer, lambda row: {COMPLETION: completions({name: [row[name]] for name in row}, 1)[0]}, dataset
             )
-            if self.every_row_pictured:
-                check_every_row_pictured(rows, dataset)
+            if self.images_in_every_row:
+                check_images_in_every_row(rows, dataset)
             return rows
 
         def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
@@ -115,59 +116,58 @@ class Prompted(Adapter):
         return trainer.train_dataset.map(tokens, batched=True)
 
     def trainable(self, rows: Dataset) -> Counts:
-        """Return the tokens of prompts: those of completions depend on the plan."""
+        """Return the tokens of prompts; those of completions depend on the plan."""
         return np.asarray(self.lengths(rows)[:, 0])
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of known completions."""
-        known = np.asarray(self.lengths(rows)[:, 1])
-        return known if known.any() else None
+        tokens = np.asarray(self.lengths(rows)[:, 1])
+        return tokens if tokens.any() else None
 
     def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
-        """Return the reward functions of a plan, or a free one where it names none.
+        """Return the reward functions of a plan, or one that costs nothing if it has none.
 
         Raises:
-            InputError: there is none of a name.
+            InputError: a reward function does not exist.
         """
-        return {"reward_funcs": [_called(name) for name in plan.rewards or (NO_REWARD,)]}
+        return {"reward_funcs": [_named_reward(name) for name in plan.rewards or (NO_REWARD,)]}
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of prompts, and of the completions that are added."""
-        rows, most, count = trainer.train_dataset, self.most_tokens(trainer), self.completions_per_row
+        """Return the sizes of prompts and of their typical completions."""
+        rows, most, count = trainer.train_dataset, self.max_completion_tokens(trainer), self.completions_per_row
         known, prompts = self.completions(rows), self.lengths(rows)[:, :1]
-        typical = np.full(len(rows), assumed_tokens(trainer.plan)) if known is None else known
-        # Completions of a row differ in length as those of any two rows do.
+        typical = np.full(len(rows), default_completion_tokens(trainer.plan)) if known is None else known
+        # The lengths of a row's completions vary like those of different rows.
         shuffle = np.random.default_rng(_SEED).permutation
-        drawn = np.stack([typical, *(shuffle(typical) for _ in range(count - 1))], axis=1)
-        generated = np.minimum(np.maximum(drawn, 1), most)
+        completions = np.stack([typical, *(shuffle(typical) for _ in range(count - 1))], axis=1)
+        generated = np.minimum(np.maximum(completions, 1), most)
         return RowSizes(
             np.repeat(prompts, count, axis=1),
             prompts[:, 0],
             generated=generated,
-            most_generated=most,
+            max_generated=most,
             image_elements=image_elements(rows),
         )
 
-    def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
-        """Return prompts with the lengths of their completions: the largest in the worst micro-batches.
+    def select_batches(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
+        """Return prompts with the lengths of their completions, which are the maximum in the worst micro-batches.
 
-        All but one of these completions are a token shorter, so that each micro-batch has a mask, whichever rows it
-        gets.
+        There, all but one completion are one token shorter, so that every micro-batch is padded and has a mask.
         """
         sizes, rows = self.sizes(trainer), trainer.train_dataset
         assert sizes.generated is not None
-        shorter = np.full_like(sizes.generated, max(1, sizes.most_generated - 1))
+        shorter = np.full_like(sizes.generated, max(1, sizes.max_generated - 1))
         longest = shorter.copy()
-        longest[:, 0] = sizes.most_generated
-        # Reward functions get all columns that are left.
+        longest[:, 0] = sizes.max_generated
+        # TRL passes all remaining columns to reward functions.
         rows = rows.remove_columns([name for name in (COMPLETION, *IMAGE_COLUMNS) if name in rows.column_names])
-        # A column that is added to selected rows copies each of them as often as it is selected, with its images.
-        ends = np.arange(0, sizes.generated.size + 1, self.completions_per_row, dtype=np.int32)
-        lengths = (pa.ListArray.from_arrays(ends, each.ravel()) for each in (sizes.generated, shorter, longest))
-        every = concatenate_datasets([rows.add_column(WANTED, wanted) for wanted in lengths])
-        place = np.zeros_like(order)
-        place[worst], place[worst, 0] = 1, 2
-        return every.select((order + place * len(rows)).ravel(), keep_in_memory=True)
+        # Concatenate first, then select: adding a column to selected rows would copy rows once per selection.
+        offsets = np.arange(0, sizes.generated.size + 1, self.completions_per_row, dtype=np.int32)
+        lengths = (pa.ListArray.from_arrays(offsets, each.ravel()) for each in (sizes.generated, shorter, longest))
+        candidates = concatenate_datasets([rows.add_column(COMPLETION_TOKENS, wanted) for wanted in lengths])
+        variant = np.zeros_like(order)
+        variant[worst], variant[worst, 0] = 1, 2
+        return candidates.select((order + variant * len(rows)).ravel(), keep_in_memory=True)
 
     def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return prompts of one repeated token, with completions of the given lengths."""
@@ -175,15 +175,15 @@ class Prompted(Adapter):
 
 
 def reward_function(name: str) -> Callable[..., Any]:
-    """Return the reward function of a name as TRL's scripts do: one of TRL's own, or the dotted path of a function.
+    """Find a reward function as TRL's scripts do: by its name in TRL, or by the dotted path of a function.
 
     Raises:
-        InputError: there is none of that name, or its module cannot be imported.
+        InputError: it does not exist, or its module cannot be imported.
     """
-    if name in _OWN_REWARDS:
-        return _OWN_REWARDS[name]
+    if name in _TRL_REWARDS:
+        return _TRL_REWARDS[name]
     module, _, function = name.rpartition(".")
-    hint = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(_OWN_REWARDS)}."
+    hint = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(_TRL_REWARDS)}."
     if not module:
         raise InputError(f"There is no reward function {name!r} (reward_funcs).", hint=hint)
     if str(Path.cwd()) not in sys.path:
@@ -199,19 +199,19 @@ def reward_function(name: str) -> Callable[..., Any]:
 
 
 def check_columns(name: str, columns: Collection[str]) -> None:
-    """Check that TRL can call a reward function: it passes the columns of the dataset by their names.
+    """Check that TRL can call a reward function, with the dataset's columns as keyword arguments.
 
     Raises:
-        InputError: the function needs another argument; or there is none of that name.
+        InputError: the function needs another argument, or does not exist.
     """
-    given = {*_GIVEN, *columns}.difference(_HELD_BACK)
-    needed = [
+    available = {*_PASSED_ARGUMENTS, *columns}.difference(_UNPASSED_COLUMNS)
+    required = [
         parameter.name
         for parameter in inspect.signature(reward_function(name)).parameters.values()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    missing = [needs for needs in needed if needs not in given]
+    missing = [needs for needs in required if needs not in available]
     if missing:
         raise InputError(
             f"The reward function {name} (reward_funcs) needs {', '.join(missing)}, and TRL has no column of that name"
@@ -221,12 +221,12 @@ def check_columns(name: str, columns: Collection[str]) -> None:
 
 
 def _check_messages(name: str, rows: Dataset) -> None:
-    """Check that a reward function of TRL's own gets the messages that it reads.
+    """Check that prompts are messages if a reward function of TRL reads messages.
 
     Raises:
-        InputError: prompts are text, and so completions are.
+        InputError: prompts are text.
     """
-    if name in _OF_MESSAGES and not is_conversational({"prompt": rows[:1]["prompt"][0]}):
+    if name in _MESSAGE_REWARDS and not is_conversational({"prompt": rows[:1]["prompt"][0]}):
         raise InputError(
             f"The reward function {name} (reward_funcs) reads messages, and completions are text where prompts are:"
             " TRL ends at the first step.",
@@ -234,49 +234,49 @@ def _check_messages(name: str, rows: Dataset) -> None:
         )
 
 
-def _called(name: str) -> Callable[..., Any]:
-    """Return the reward function of a name, which is named in the error where a function of the user's own fails.
+def _named_reward(name: str) -> Callable[..., Any]:
+    """Return a reward function; errors of a user's own function become a :class:`RewardError` with its name.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: it does not exist.
     """
     function = reward_function(name)
-    if name in _OWN_REWARDS:
+    if name in _TRL_REWARDS:
         return function
 
     @wraps(function)
-    def called(**columns: Any) -> Any:
-        with _blamed(name):
+    def call(**columns: Any) -> Any:
+        with _name_in_errors(name):
             return function(**columns)
 
     @wraps(function)
-    async def awaited(**columns: Any) -> Any:
-        with _blamed(name):
+    async def call_async(**columns: Any) -> Any:
+        with _name_in_errors(name):
             return await function(**columns)
 
-    # As TRL finds out which functions it has to await.
-    is_awaited = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-    return awaited if is_awaited else called
+    # TRL's test for functions that it awaits.
+    is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    return call_async if is_async else call
 
 
 @contextmanager
-def _blamed(name: str) -> Iterator[None]:
+def _name_in_errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         raise RewardError(f"Your reward function {name} failed: {type(error).__name__}: {error}") from error
 
 
-def assumed_tokens(plan: TrainingPlan) -> int:
-    """Return the tokens of a completion whose length is not known."""
+def default_completion_tokens(plan: TrainingPlan) -> int:
+    """Return the assumed tokens of a completion of unknown length: the plan's mean, or 1."""
     return round(plan.completions.mean) if plan.completions else 1
 
 
-def require_generated(tokens: int, wanted: int) -> None:
-    """Check that completions have their intended length, before they are cut.
+def require_generated(tokens: int, expected: int) -> None:
+    """Check that completions have at least the expected length before they are cut.
 
     Raises:
-        RuntimeError: they are shorter, so that what runs is not what is to be measured.
+        RuntimeError: they are shorter, so that the run is not the planned one.
     """
-    if tokens < wanted:
-        raise RuntimeError(f"the model generated {tokens} tokens, and {wanted} were asked for")
+    if tokens < expected:
+        raise RuntimeError(f"the model generated {tokens} tokens, and {expected} were asked for")

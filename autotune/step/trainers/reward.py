@@ -1,4 +1,4 @@
-"""``RewardTrainer``: two sequences of a row through a model with a head of one output, in one batch."""
+"""``RewardTrainer``: scores two sequences per row in one batch, with a head of one output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.step.trainers.base import Adapter
 
 
 class _OnTokenizedRows(RewardTrainer):
-    """TRL's trainer on tokenised rows, which it drops by the lengths of Arrow's lists, not one by one."""
+    """TRL's trainer on tokenised rows; drops too long ones by the lengths of Arrow's lists, not one by one."""
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         if args.max_length is None:
@@ -37,7 +37,7 @@ class RewardModelling(Adapter):
     on_rows = _OnTokenizedRows
 
     def trainable(self, rows: Dataset) -> Counts:
-        """Return the tokens of both sequences: each has a part in the score."""
+        """Return the tokens of both sequences, all of which affect the score."""
         return np.asarray(self.lengths(rows).sum(axis=1))
 
 

@@ -1,4 +1,4 @@
-"""TRL's connection to vLLM: generates a given number of tokens in a probe, and is replaced in a trace."""
+"""Makes TRL's connection to vLLM generate a given number of tokens in a probe, and replaces it in a trace."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from autotune.trainers.prompts import SYNCHRONISATION
 from autotune.virtual import is_tracing, phase
 
 
-class GivenCompletions(VLLMGeneration):
-    """Replaces TRL's connection to vLLM in a trace: gathers and merges weights, and returns given completions.
+class FixedCompletions(VLLMGeneration):
+    """Replaces TRL's connection to vLLM in a trace: gathers and merges weights, and generates one token id.
 
-    It holds nothing: what vLLM itself holds follows from vLLM's own rule (``autotune/planning/vllm.py``).
+    Allocates no memory for vLLM, which follows from vLLM's own rule (``autotune/planning/vllm.py``).
 
     Attributes:
-        tokens: of each completion.
+        tokens: number of tokens of each completion.
     """
 
     def __init__(self, *, model: Any, accelerator: Any, **_: Any) -> None:
@@ -32,28 +32,28 @@ class GivenCompletions(VLLMGeneration):
         self.model, self.accelerator, self._dist = model, accelerator, DistributedBackend(accelerator)
 
     def sync_weights(self) -> None:
-        """Merge adapters and gather each weight, as for vLLM, and send none."""
+        """Merge adapters and gather each weight as for vLLM, without sending any."""
         with phase(SYNCHRONISATION):
-            if is_merged(self.model):
+            if merges_weights(self.model):
                 deque(self._iter_named_params(), maxlen=0)
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, ...]:
-        """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
-        # Allocate and free a tensor, so that the trace records the bytes that the training holds meanwhile.
+        """Return prompts, completions, the log-probability of each token, and None for other candidates."""
+        # Allocate and free a tensor: the trace records the training's memory during generation.
         torch.empty(1, device=self.accelerator.device)
         completions = [[TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
 
 
-def is_merged(model: Any) -> bool:
-    """Whether a trace merges and gathers weights for vLLM: not 4-bit ones, which bitsandbytes cannot merge there."""
+def merges_weights(model: Any) -> bool:
+    """Whether a trace merges and gathers weights for vLLM; bitsandbytes cannot merge 4-bit ones in a trace."""
     return not getattr(model, "is_quantized", False)
 
 
-def without_weights(module: ModuleType) -> AbstractContextManager[object]:
-    """Patch a module of TRL to start vLLM with random weights: a probe's model may have no others.
+def with_random_weights(module: ModuleType) -> AbstractContextManager[object]:
+    """Patch a module of TRL to start vLLM with random weights, since a probe's model may have no checkpoint.
 
-    They take the same memory, and TRL replaces them by the trained model's before the first generation. On a virtual
+    They need the same memory, and TRL replaces them by the trained model's before the first generation. On a virtual
     device, vLLM is not started, and no server is contacted; TRL's own checks of both still run.
     """
     if not hasattr(module, "LLM"):
@@ -65,9 +65,9 @@ def without_weights(module: ModuleType) -> AbstractContextManager[object]:
     return mock.patch.object(module, "LLM", partial(module.LLM, load_format="dummy"))
 
 
-def make_long(generation: Any, tokens: int) -> None:
+def set_completion_tokens(generation: Any, tokens: int) -> None:
     """Make TRL's connection to vLLM generate exactly ``tokens`` tokens, regardless of the end token."""
-    if isinstance(generation, GivenCompletions):
+    if isinstance(generation, FixedCompletions):
         generation.tokens = tokens
         return
     generation.max_completion_length = tokens

@@ -24,7 +24,7 @@ from autotune.virtual.libraries import Patches
 from autotune.virtual.records import Category
 
 # Methods that compute with the ranks of a mesh, which are real tensors.
-_OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_mesh")
+_MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_mesh")
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def process_group(world: World) -> Iterator[None]:
     with mock.patch.dict(os.environ, {name: str(value) for name, value in launched.items()}):
         dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
         try:
-            with mock.patch.object(dist, "all_gather_object", _same_of_all):
+            with mock.patch.object(dist, "all_gather_object", _gather_own_object):
                 yield
         finally:
             dist.destroy_process_group()
 
 
-def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
+def _gather_own_object(object_list: list[Any], own: Any, group: Any = None) -> None:
     """Replaces ``torch.distributed.all_gather_object``: every rank contributes this rank's object.
 
     The original pickles the object into a device tensor and reads the received values, which a trace does not have. TRL
@@ -92,7 +92,7 @@ def _shards_of_fake_tensors(ledger: Ledger) -> Patches:
     # It computes shapes under its own fake tensor mode.
     shapes = "_propagate_tensor_meta_non_cached"
     yield mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes]))
-    for name in _OF_MESHES:
+    for name in _MESH_METHODS:
         if name in vars(DeviceMesh):
             yield mock.patch.object(DeviceMesh, name, outside(vars(DeviceMesh)[name]))
     yield mock.patch.object(DeviceMesh, "mesh", property(outside(DeviceMesh.mesh.fget)))

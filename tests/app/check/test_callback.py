@@ -276,7 +276,7 @@ def test_a_callback_of_several_trainers_checks_the_one_that_begins(
     def checked(_callback: object, _args: object, trainer: Any, *_: object) -> Verdict:
         return Verdict(SCHEMA, Outcome.DOES_NOT_FIT, f"it is number {trainers.index(trainer)}")
 
-    monkeypatch.setattr(autotune.PreflightCallback, "_checked", checked)
+    monkeypatch.setattr(autotune.PreflightCallback, "_verdict", checked)
     callback = autotune.PreflightCallback()
     trainers = [built("sft", small_model_directory, rows("sft"), tmp_path, callback=callback) for _ in range(2)]
     for number, training in enumerate(trainers):
@@ -305,14 +305,16 @@ def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
     state = {model.weight: {"step": 1, "exp_avg": torch.empty_like(model.weight)}}
     trainer = SimpleNamespace(model=model, model_wrapped=model, optimizer=SimpleNamespace(state=state))
     args = SimpleNamespace(device=SimpleNamespace(type="meta"), world_size=1, deepspeed=None, **more)
-    assert preflight._free(args, trainer) == available
+    assert preflight._available_bytes(args, trainer) == available
 
 
 def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() -> None:
     with pytest.raises(InputError, match=r"when_unsure cannot be 'stop'\. It is pass or fail"):
         autotune.PreflightCallback(when_unsure="stop")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"'24 gigs' is not a size\."):
-        autotune.PreflightCallback(memory_budget="24 gigs")
+    budgets: dict[str | int, str] = {"24 gigs": "'24 gigs' is not", -5: "-5 is not a size", 24: "24 bytes holds"}
+    for budget, message in budgets.items():
+        with pytest.raises(InputError, match=message):
+            autotune.PreflightCallback(memory_budget=budget)
 
 
 def begun(callback: autotune.PreflightCallback, **given: Any) -> None:

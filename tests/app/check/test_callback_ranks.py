@@ -43,7 +43,7 @@ class FakeRankOfTwo:
     def other(self) -> FakeRankOfTwo:
         return FakeRankOfTwo(1 - self.rank, self.broadcast_so_far, self.gathered_so_far, self.met)
 
-    def gathered(self, own: Any) -> list[Any]:
+    def gather(self, own: Any) -> list[Any]:
         self.gathered_so_far[self.rank] = own
         self.met.wait()
         return [self.gathered_so_far[rank] for rank in range(2)]
@@ -73,8 +73,8 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
         return check()
 
     monkeypatch.setattr(preflight, "ranks_of", lambda _: here.ranks)
-    monkeypatch.setattr(preflight, "_free", lambda *_: free[here.ranks.rank])
-    monkeypatch.setattr(preflight.PreflightCallback, "_checked", checked)
+    monkeypatch.setattr(preflight, "_available_bytes", lambda *_: free[here.ranks.rank])
+    monkeypatch.setattr(preflight.PreflightCallback, "_verdict", checked)
     errors: dict[int, BaseException | None] = {}
 
     def run(ranks: FakeRankOfTwo) -> None:

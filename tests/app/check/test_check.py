@@ -25,6 +25,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.configuration import ReadCommand
 from autotune.core.verdict import Outcome, Severity, Source, Verdict, WillNotFit
 from autotune.errors import InputError, JobLostError
+from autotune.inspection.software import installed_packages
 from tests.app.check.conftest import Checked, Write
 from tests.small import write_small_model
 
@@ -339,6 +340,16 @@ def test_a_file_that_has_the_new_key_already_is_left_to_its_author(tmp_path: Pat
     fixed = fix_legacy(str(file), trainer="sft")
     assert "has max_length already" in fixed.left[0].message
     assert file.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("args", [{}, {"fits": False}, {"gpu": GPU}], ids=str)
+def test_libraries_of_an_unsupported_version_are_refused_before_they_read_anything(
+    args: dict[str, Any], write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = {**installed_packages(), "trl": "1.15.0"}
+    monkeypatch.setattr(of_check, "installed_packages", lambda: packages)
+    with pytest.raises(InputError, match=r"trl 1\.15\.0 is installed; autotune needs trl"):
+        checked(config=str(write("sft", "")), trainer="sft", **args)
 
 
 def test_probing_needs_the_device_that_is_here(write: Write, checked: Checked) -> None:

@@ -19,7 +19,7 @@ from autotune.inspection.command_line import Command
 from autotune.inspection.script import Script
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.sources import rewards_of
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write, cache_of
 from tests.small import write_rows
 
@@ -149,10 +149,14 @@ def test_trl_s_own_command_needs_a_reward_function_and_a_script_may_have_its_own
 def test_a_file_without_reward_functions_is_of_trl_s_own_command() -> None:
     own = Command("grpo", ("--config", "x"))
     script = replace(own, source=Script("train.py", frozenset(), "grpo", "", takes_more=False))
-    assert Written(own, None, "grpo").own_command == "trl grpo"
-    assert Written(script, None, "grpo").own_command == Written(Command("grpo", ()), None, "grpo").own_command == ""
+    assert WrittenConfig(own, None, "grpo").own_command == "trl grpo"
+    assert (
+        WrittenConfig(script, None, "grpo").own_command
+        == WrittenConfig(Command("grpo", ()), None, "grpo").own_command
+        == ""
+    )
     # TRL has no command for it.
-    assert Written(own, None, "online_dpo").own_command == ""
+    assert WrittenConfig(own, None, "online_dpo").own_command == ""
 
 
 def test_a_function_of_trl_s_that_reads_a_column_that_is_not_there_cannot_run(

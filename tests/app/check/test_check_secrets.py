@@ -14,7 +14,7 @@ from autotune.confidential import PLACEHOLDER
 from autotune.core.codec import encode
 from autotune.core.verdict import Outcome
 from autotune.emit.document import json_text
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 from tests.app.check.conftest import Checked, Write, cache_of
 
 SECRET = "planted0secret"
@@ -43,7 +43,7 @@ def test_neither_the_verdict_nor_the_cache_has_a_secret(
     assert again.from_cache
     assert SECRET not in json_text(found) + json_text(again)
     # A remedy is shown as the difference of this text.
-    read = written(file, "sft").file
+    read = read_written(file, "sft").file
     assert read is not None
     assert PLACEHOLDER in read.text
     assert SECRET not in read.text
@@ -56,7 +56,7 @@ def test_the_words_of_a_command_are_told_without_their_secrets(checked: Checked,
     found = checked(command=words, fits=False)
     assert SECRET not in json.dumps(encode(found))
     assert found.settings["command"] == ("HF_TOKEN=***", *words[1:6], "***", "--sead", "1")
-    assert SECRET not in repr(written(None, command=words))
+    assert SECRET not in repr(read_written(None, command=words))
 
 
 @pytest.mark.parametrize(

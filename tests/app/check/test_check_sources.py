@@ -123,10 +123,13 @@ def test_what_trl_s_scripts_end_with_is_told(find: Find, files: list[str], asked
 def test_shares_are_for_all_or_for_none(find: Find, files: list[str]) -> None:
     with pytest.raises(InputError, match="in all datasets or in none"):
         find([entry(files[0], fraction=0.5), entry(files[1])])
+    with pytest.raises(InputError, match="fraction is 0 for all datasets"):
+        find([entry(files[0], fraction=0), entry(files[1], fraction=0.0)])
+    find([entry(files[0], fraction=0), entry(files[1], fraction=1)])
 
 
 def test_a_file_is_no_name_of_a_dataset(find: Find, files: list[str]) -> None:
-    with pytest.raises(InputError, match="which TRL does not find"):
+    with pytest.raises(InputError, match="which TRL cannot load"):
         find(dataset_name=files[0])
 
 
@@ -145,7 +148,7 @@ def test_an_entry_of_no_files_is_refused(find: Find, files: list[str], listed: o
 def test_streamed_rows_that_are_here_are_read_and_others_are_not(find: Find, files: list[str], tmp_path: Path) -> None:
     assert find([entry(files[0])], streaming=True, args={"max_steps": 3}).streams
     assert find(dataset_name=str(tmp_path), dataset_streaming=True, args={"max_steps": 3}).streams
-    with pytest.raises(UnreadError, match="streamed from elsewhere"):
+    with pytest.raises(UnreadError, match="streamed from another machine"):
         find(dataset_name="hub/id", dataset_streaming=True, args={"max_steps": 3})
 
 

@@ -12,9 +12,9 @@ from trl.cli.commands.base import CommandContext
 from trl.cli.commands.training import TrainingCommand
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.check import _planned
+from autotune.app.check.check import _target_machine
 from autotune.core.verdict import Outcome, Severity
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 from tests.app.check.conftest import Checked, Write
 
 
@@ -128,7 +128,7 @@ def test_what_trl_hands_on_and_accelerate_refuses_is_refused(
 )
 def test_a_check_is_for_a_cpu_where_the_training_is(body: str, words: str, on_cpu: bool, write: Write) -> None:
     command = ("trl", "sft", "--config", str(write("sft", body)), *words.split())
-    planned, _ = _planned(CheckArguments(command, fits=False), written(None, None, command))
+    planned, _ = _target_machine(CheckArguments(command, fits=False), read_written(None, None, command))
     assert (planned is not None) is on_cpu
 
 

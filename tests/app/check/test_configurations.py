@@ -11,7 +11,7 @@ from autotune.core.configuration import Fault, ReadCommand
 from autotune.core.verdict import EXIT_CODES, Outcome, Severity
 from autotune.trainers import trainers
 from autotune.userconfig.problems import problems
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 from tests.app.check.configurations import CASES, Case
 from tests.app.check.conftest import Checked, Write
 
@@ -67,7 +67,9 @@ def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_i
 ) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("warmup_ratio: 0.1\n", encoding="utf-8")
-    assert [(item.severity, item.message) for item in problems(written(str(file), "sft"), read)] == [(severity, WENT)]
+    assert [(item.severity, item.message) for item in problems(read_written(str(file), "sft"), read)] == [
+        (severity, WENT)
+    ]
 
 
 def test_a_number_at_which_trl_s_class_ends_without_a_word_is_told_by_its_key(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_a_number_at_which_trl_s_class_ends_without_a_word_is_told_by_its_key(tm
     read = ReadCommand(
         faults=(Fault("packing", "", unknown=True),), refused="ZeroDivisionError: integer modulo by zero"
     )
-    found = [(item.line, item.message) for item in problems(written(str(file), "grpo"), read)]
+    found = [(item.line, item.message) for item in problems(read_written(str(file), "grpo"), read)]
     assert found == [
         (1, "num_generations is 0, and has to be at least 1."),
         (2, "packing is a key of sft, and not of grpo."),
@@ -86,7 +88,7 @@ def test_a_number_at_which_trl_s_class_ends_without_a_word_is_told_by_its_key(tm
 def test_a_file_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.joinpath("mine.yaml").write_text("packing: true\n", encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert written("~/mine.yaml").place == f"{tmp_path}/mine.yaml"
+    assert read_written("~/mine.yaml").place == f"{tmp_path}/mine.yaml"
 
 
 @pytest.mark.parametrize(("here", "severity"), [(True, Severity.ERROR), (False, Severity.NOTE)])
@@ -95,5 +97,5 @@ def test_what_needs_a_package_that_is_absent_ends_a_training_on_this_machine(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("report_to: wandb\n", encoding="utf-8")
-    (found,) = problems(written(str(file), "sft"), ReadCommand(absent={"report_to": "It names wandb."}), here=here)
+    (found,) = problems(read_written(str(file), "sft"), ReadCommand(absent={"report_to": "It names wandb."}), here=here)
     assert (found.severity, found.line) == (severity, 1)

@@ -52,11 +52,11 @@ def test_the_limit_of_a_real_run_is_the_share_of_each_process(
 ) -> None:
     limits: list[int] = []
 
-    def probed(_sized: object, _workload: object, _planned: object, limit_bytes: int, *_: object) -> CheckAnswer:
+    def judged(_sized: object, _workload: object, _planned: object, limit_bytes: int, *_: object) -> CheckAnswer:
         limits.append(limit_bytes)
         return CheckAnswer(Outcome.UNKNOWN, None, "it was not run")
 
-    monkeypatch.setattr(fitting, "probed", probed)
+    monkeypatch.setattr(fitting, "judge_by_probe", judged)
     for processes in (1, 4):
         checked(**asked(write, processes), probe=True)
     assert limits == [budget_bytes(1), budget_bytes(4)]

@@ -16,9 +16,9 @@ from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
-from autotune.userconfig.problems import of_launch, refused
-from autotune.userconfig.written import Written
-from autotune.userconfig.written import written as written_by
+from autotune.userconfig.problems import of_launch, refusal_finding
+from autotune.userconfig.written import WrittenConfig
+from autotune.userconfig.written import read_written as written_by
 from tests.app.check.conftest import Write
 from tests.app.check.starting import read_by_accelerate
 
@@ -70,7 +70,7 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     used, count = launched(words, tmp_path, monkeypatch)
     assert (1 if used == "simple_launcher" else count) == processes
 
-    written = Written(command, None, "sft", default_file(command))
+    written = WrittenConfig(command, None, "sft", default_file(command))
     found = launching(written, read_by_accelerate(written))
     assert (found.processes, found.document["distributed_type"], found.file) == (processes, kind, str(file))
     told = [item.message for item in of_launch(written, ReadCommand(), found)]
@@ -84,7 +84,7 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
     file = tmp_path / "default_config.yaml"
     file.write_text("distributed_type: FSDP\nnum_processes: 8\n", encoding="utf-8")
     command = read_command_line([*words.split(), SCRIPT, "--config", "c.yaml"])
-    written = Written(command, None, "sft", file)
+    written = WrittenConfig(command, None, "sft", file)
     found = launching(written, read_by_accelerate(written))
     assert (found.processes, found.document, found.file) == (1, {}, "")
 
@@ -92,8 +92,8 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
 def test_the_processes_of_accelerate_s_default_file_count_where_groups_of_one_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "default_config.yaml"
     file.write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
-    written = Written(read_command_line(["trl", "grpo", "--config", "c.yaml"]), None, "grpo", file)
-    found = refused(written, "generation_batch_size (1) must be divisible by num_generations (8)")
+    written = WrittenConfig(read_command_line(["trl", "grpo", "--config", "c.yaml"]), None, "grpo", file)
+    found = refusal_finding(written, "generation_batch_size (1) must be divisible by num_generations (8)")
     assert "write generation_batch_size: 8, which counts all 8." in found.message
 
 

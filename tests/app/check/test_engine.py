@@ -22,7 +22,7 @@ from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.deepspeed import deepspeed_document
 from autotune.userconfig.engine import check_documents, engine_args, loading_text, without_engine
-from autotune.userconfig.launch import Launching, shipped
+from autotune.userconfig.launch import Launching, read_document
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
@@ -40,38 +40,38 @@ def zero(args: Mapping[str, object]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize(("name", "stage"), [("zero1", 1), ("zero2", 2), ("zero3", 3)])
 def test_trl_s_own_documents_of_deepspeed_are_read(name: str, stage: int) -> None:
-    assert zero(engine_args(shipped(name), NOTHING))["stage"] == stage
+    assert zero(engine_args(read_document(name), NOTHING))["stage"] == stage
 
 
 def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
-    found = engine_args(shipped("fsdp2"), NOTHING)
+    found = engine_args(read_document("fsdp2"), NOTHING)
     assert found["fsdp"] is True
     assert found["fsdp_config"] == {
         "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"
     }  # fmt: skip
     with pytest.raises(UnreadError, match="fsdp_version: 2"):
-        engine_args(shipped("fsdp1"), NOTHING)
-    assert engine_args(shipped("multi_gpu"), NOTHING) == {}
+        engine_args(read_document("fsdp1"), NOTHING)
+    assert engine_args(read_document("multi_gpu"), NOTHING) == {}
 
 
 def test_a_reference_that_zero3_gathers_whole_is_not_known() -> None:
     own: dict[str, object] = {"sync_ref_model": True}
     with pytest.raises(UnreadError, match="sync_ref_model with ZeRO-3"):
-        engine_args(shipped("zero3"), Configuration("DPOConfig", own, {}))
-    assert zero(engine_args(shipped("zero2"), Configuration("DPOConfig", own, {})))["stage"] == 2
+        engine_args(read_document("zero3"), Configuration("DPOConfig", own, {}))
+    assert zero(engine_args(read_document("zero2"), Configuration("DPOConfig", own, {})))["stage"] == 2
 
 
 def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
     def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
         return loading_text(document, Configuration("SFTConfig", own, {})) is not None
 
-    assert said(shipped("fsdp2"), {})
+    assert said(read_document("fsdp2"), {})
     keys = {"cpu_ram_efficient_loading": "true"}
     assert said({}, {"fsdp": True, "fsdp_config": keys})
     # The trainer's own document comes first, and one without FSDP is read by nothing.
-    assert not said(shipped("fsdp2"), {"fsdp": True, "fsdp_config": {}})
+    assert not said(read_document("fsdp2"), {"fsdp": True, "fsdp_config": {}})
     assert not said({"distributed_type": "MULTI_GPU", "fsdp_config": keys}, {})
-    assert not said(shipped("zero3"), {})
+    assert not said(read_document("zero3"), {})
 
 
 @pytest.mark.parametrize("choices", [{"sharding": "zero3", "offload": "both"}, {"sharding": "zero1"}], ids=str)
@@ -104,7 +104,7 @@ def test_groups_of_processes_are_read_as_they_were_handed_over(choices: dict[str
 def test_the_trainer_s_own_file_comes_before_accelerate_s(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}), encoding="utf-8")
     own = Configuration("SFTConfig", {"deepspeed": str(tmp_path / "own.json")}, {"deepspeed": None})
-    document = shipped("zero3")
+    document = read_document("zero3")
     assert zero(engine_args(document, own))["stage"] == 1
     assert without_engine(own).values == {"deepspeed": None}
     with pytest.raises(InputError, match=r"absent\.json cannot be read"):
@@ -121,7 +121,7 @@ def test_deepspeed_clips_as_accelerate_s_keys_have_it(
         # As accelerate's launcher hands it on (utils/launch.py, prepare_deepspeed_cmd_env).
         monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", str(given["gradient_clipping"]))
     wanted = DeepSpeedPlugin(zero_stage=stage).deepspeed_config
-    document = {**shipped(f"zero{stage}"), "deepspeed_config": {"zero_stage": stage, **given}}
+    document = {**read_document(f"zero{stage}"), "deepspeed_config": {"zero_stage": stage, **given}}
     found = deepspeed_document(document, NOTHING)
     assert found is not None
     assert found.get("gradient_clipping") == wanted.get("gradient_clipping")
@@ -276,7 +276,7 @@ def test_what_transformers_refuses_beside_an_engine_is_told(
 ) -> None:
     config = Configuration("SFTConfig", own, {})
     with pytest.raises(InputError, match=refused) if refused else nullcontext():
-        engine_args(shipped(document), config)
+        engine_args(read_document(document), config)
 
 
 def test_weights_alone_are_saved_by_fsdp_where_they_are_gathered() -> None:

@@ -19,9 +19,9 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
 from autotune.userconfig.engine import as_launched, engine_args
-from autotune.userconfig.launch import Launching, launching, shipped
+from autotune.userconfig.launch import Launching, launching, read_document
 from autotune.userconfig.problems import of_precision
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import read_by_accelerate
 from tests.step.plans import needs_deepspeed
@@ -128,7 +128,7 @@ def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_
 
 
 def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -> None:
-    assert engine_args(shipped("zero1"), configured(), 8)
+    assert engine_args(read_document("zero1"), configured(), 8)
     file = write("sft", "accelerate_config: zero1\ngradient_accumulation_steps: 4\n")
     verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
     assert verdict.outcome is Outcome.CANNOT_RUN
@@ -185,7 +185,7 @@ def by(words: str, document: Mapping[str, object], folder: Path) -> Launching:
     command = read_command_line(
         [*words.replace("FILE", str(folder / "launch.yaml")).split(), "trl/scripts/sft.py", "--config", "c.yaml"]
     )
-    written = Written(command, None, "sft")
+    written = WrittenConfig(command, None, "sft")
     return launching(written, read_by_accelerate(written))
 
 
@@ -210,7 +210,9 @@ def test_a_precision_that_accelerate_hands_on_counts_where_both_arguments_are_fa
             found = as_launched(config, started)
             trains = next((name for name in ("fp16", "bf16") if found.values[name]), "no")
             assert trains == config.values["mixed_precision"]
-            told = list(of_precision(Written(read_command_line(["trl", "sft"]), None, "sft"), reads(config), found))
+            told = list(
+                of_precision(WrittenConfig(read_command_line(["trl", "sft"]), None, "sft"), reads(config), found)
+            )
             assert bool(told) is (found is not config)
             assert all(f"{precision} is false here" in item.message for item in told)
 

@@ -21,7 +21,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.step.objects import config
-from autotune.userconfig.engine import engine_args, started_by
+from autotune.userconfig.engine import engine_args, process_groups
 from tests.app.check.conftest import Checked, Write
 from tests.contract.building import config_class
 
@@ -52,7 +52,7 @@ def refused_by_accelerate(sizes: Mapping[str, int], processes: int, *, fsdp: boo
 def refused(sizes: Mapping[str, int], processes: int, *, fsdp: bool) -> bool:
     given = {name: size for name, size in sizes.items() if size != 1}
     try:
-        started_by(given, a_document(sizes), "fsdp" if fsdp else "", processes)
+        process_groups(given, a_document(sizes), "fsdp" if fsdp else "", processes)
     except InputError:
         return True
     return False

@@ -14,11 +14,11 @@ from autotune.app.planned import planned_machine
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
-from autotune.inspection.yaml_file import parsed
-from autotune.step.jobs.accelerate_launch import launched
+from autotune.inspection.yaml_file import parse_yaml
+from autotune.step.jobs.accelerate_launch import read_launch
 from autotune.userconfig.launch import launching, likely_gpus, likely_processes
 from autotune.userconfig.problems import of_launch
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import started, with_keys
 from tests.step.plans import needs_deepspeed
@@ -137,6 +137,7 @@ def test_a_number_that_follows_from_the_machines_is_not_known(words: str, said: 
         ("deepspeed --num_gpus four", "'four' is not a number of processes"),
         ("deepspeed --num_gpus 2 --include localhost:0", "DeepSpeed refuses --include together with --num_gpus"),
         ("accelerate launch --num_processes 3 --num_machines 2", "3 processes cannot be divided among 2 machines"),
+        ("accelerate launch --num_processes 1 --num_machines 2", "1 process cannot be divided among 2 machines"),
     ],
 )
 def test_words_that_a_launcher_does_not_take_are_told(words: str, said: str, script: str) -> None:
@@ -244,7 +245,7 @@ def test_a_command_is_read_as_each_of_its_processes_reads_it(write: Write, check
 
 def test_only_a_check_for_this_machine_s_own_gpus_knows_how_many_there_are(write: Write, script: str) -> None:
     command = read_command_line(["torchrun", "--nproc_per_node=gpu", script, "--config", str(write("sft", ""))])
-    written = Written(command, None, "sft")
+    written = WrittenConfig(command, None, "sft")
     four, eight = (planned_machine("H100-80GB", count) for count in (4, 8))
     assert Task(CheckArguments("config.yaml"), written, four, 0, 0.0).gpus == 4
     assert Task(CheckArguments("config.yaml", gpu="H100-80GB"), written, four, 0, 0.0).gpus is None
@@ -291,7 +292,7 @@ def test_a_file_that_accelerate_refuses_is_refused(document: str, said: str, scr
 
 def test_accelerate_loads_no_file_that_is_larger_than_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(f"distributed_type: {'x' * 200_000}\n", encoding="utf-8")
-    found = launched(["--config_file", str(tmp_path / "own.yaml")], 1, "")
+    found = read_launch(["--config_file", str(tmp_path / "own.yaml")], 1, "")
     assert "a configuration has at most" in found.refused
 
 
@@ -348,8 +349,8 @@ def test_torchrun_takes_options_from_variables(script: str, monkeypatch: pytest.
     ],
 )
 def test_the_number_of_processes_is_known_before_anything_is_imported(words: str, processes: int) -> None:
-    file = parsed("num_processes: 4\n", Path("FILE")) if "FILE" in words else None
-    assert likely_processes(Written(read_command_line(words.split()), file, "sft")) == processes
+    file = parse_yaml("num_processes: 4\n", Path("FILE")) if "FILE" in words else None
+    assert likely_processes(WrittenConfig(read_command_line(words.split()), file, "sft")) == processes
 
 
 @pytest.mark.parametrize(
@@ -365,5 +366,5 @@ def test_the_number_of_processes_is_known_before_anything_is_imported(words: str
     ],
 )
 def test_the_gpus_of_a_command_are_known_by_their_numbers(words: str, keys: str, gpus: int) -> None:
-    file = parsed(keys, Path("FILE")) if keys else None
-    assert likely_gpus(Written(read_command_line(words.split()), file, "sft")) == gpus
+    file = parse_yaml(keys, Path("FILE")) if keys else None
+    assert likely_gpus(WrittenConfig(read_command_line(words.split()), file, "sft")) == gpus

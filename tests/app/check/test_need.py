@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.check.need import studied, traced
+from autotune.app.check.need import judge_by_study, judge_by_traces
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
 from autotune.core.setting import Wishes
 from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.emit.document import json_text
 from autotune.inspection.machine import environment
-from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.reporting.check import verdict_report
@@ -31,8 +31,8 @@ def need_of(lengths: dict[int, int], folder: Path, budget_bytes: int) -> Need:
     here = problem(setting(machine=machine, of=workload(lengths=lengths)), Wishes({"packing": "none"}))
     plan = here.trainer.plan(here.baseline, here.setting)
     tracer = PlanTracer(Traces(AnalyticTracer(), Cache(folder), "model", {}), here.setting, machine.gpu)
-    sized = Sized(plan, whole_geometry(here.trainer, plan, here.setting.workload))
-    need = traced(tracer, sized, machine, budget_bytes).need
+    sized = SizedPlan(plan, whole_geometry(here.trainer, plan, here.setting.workload))
+    need = judge_by_traces(tracer, sized, machine, budget_bytes).need
     assert need is not None
     return need
 
@@ -85,8 +85,8 @@ def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured
     (tmp_path / "result.json").write_text(json_text(found), encoding="utf-8")
     written = replace(known, args={**known.args, "max_length": length})
     config = Configuration("SFTConfig", written.args, written.args)
-    sized = Sized(written, whole_geometry(here.trainer, plan, here.setting.workload))
-    assert (studied(config, sized, tmp_path, rows, machine, 80 * GIB) is not None) is measured
+    sized = SizedPlan(written, whole_geometry(here.trainer, plan, here.setting.workload))
+    assert (judge_by_study(config, sized, tmp_path, rows, machine, 80 * GIB) is not None) is measured
 
 
 @pytest.mark.parametrize("trainer", ["dpo", "kto"])

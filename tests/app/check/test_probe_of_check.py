@@ -10,7 +10,7 @@ import pytest
 
 from autotune.app.arguments import CheckArguments, time_limit
 from autotune.app.check import check, fitting
-from autotune.app.check.need import probed
+from autotune.app.check.need import judge_by_probe
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
@@ -20,7 +20,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.status import ProbeStatus
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
-from autotune.planning.single import Sized
+from autotune.planning.single import SizedPlan
 from autotune.probing import JobServer
 from autotune.userconfig.launch import Launching
 from tests.app.check.conftest import Checked, Write
@@ -111,8 +111,8 @@ def test_a_run_that_was_ended_for_memory_does_not_fit_whatever_is_known_of_its_n
     measured = Measurement(status=status, reason="memory ran out", out_of_memory=ended)
     monkeypatch.setattr("autotune.app.check.need.probe", lambda *_: measured)
     worst = Shape(1, 16)
-    sized = Sized(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1))
+    sized = SizedPlan(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1))
     server: Any = None
-    answer = probed(sized, workload(), planned_machine("cpu"), 1, server, tmp_path, None)
+    answer = judge_by_probe(sized, workload(), planned_machine("cpu"), 1, server, tmp_path, None)
     assert (answer.outcome, answer.reason) == (Outcome.DOES_NOT_FIT, "memory ran out")
     assert (answer.need.bytes if answer.need is not None else None) == bytes_needed

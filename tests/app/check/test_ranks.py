@@ -64,7 +64,7 @@ def meeting(store: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> list[Sto
     """Return the processes of a training, which all have started as many checks."""
     made = []
     for rank in range(count):
-        monkeypatch.setattr(ranks, "_MEETINGS", iter([7]))
+        monkeypatch.setattr(ranks, "_CHECKS", iter([7]))
         # Each process has a connection of its own, or the host's.
         own = store if rank == 0 else dist.TCPStore("127.0.0.1", store.port, is_master=False)
         made.append(StoreRanks(dist.PrefixStore("default_pg", own), rank, count))
@@ -75,7 +75,7 @@ def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monke
     def of(each: StoreRanks) -> Callable[[], Any]:
         def agree() -> Any:
             time.sleep(0.05 * each.rank)
-            return each.gathered({"rank": each.rank}), each.broadcast("fits" if each.rank == 0 else None)
+            return each.gather({"rank": each.rank}), each.broadcast("fits" if each.rank == 0 else None)
 
         return agree
 
@@ -93,7 +93,7 @@ def test_a_verdict_reaches_the_others(store: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_runs_code_when_it_is_unpickled_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_MEETINGS", iter([7]))
+    monkeypatch.setattr(ranks, "_CHECKS", iter([7]))
     store = dist.HashStore()
     store.set("autotune/7/0", pickle.dumps(_FirstRankReply()))
     with pytest.raises(RanksError, match="cannot be read"):
@@ -106,10 +106,10 @@ def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, mo
 
     def checks() -> Any:
         callback = autotune.PreflightCallback(memory_budget="1GiB", when_unsure="fail")
-        return callback._agreed(SimpleNamespace(), None, {}, first)
+        return callback._agree(SimpleNamespace(), None, {}, first)
 
     def waits() -> Any:
-        return autotune.PreflightCallback(memory_budget="1GiB")._agreed(SimpleNamespace(), None, {}, second)
+        return autotune.PreflightCallback(memory_budget="1GiB")._agree(SimpleNamespace(), None, {}, second)
 
     found = run(checks, waits)
     assert "sent nothing for 0 s" in str(found[0])
@@ -120,7 +120,7 @@ def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         apart = StoreRanks(LostStore(), rank, 2)
         with pytest.raises(RanksError, match=f"cannot reach the store of their group: {ENDED}"):
-            apart.gathered(rank)
+            apart.gather(rank)
         with pytest.raises(RanksError, match=ENDED):
             apart.broadcast(rank)
 

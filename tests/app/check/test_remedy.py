@@ -17,16 +17,16 @@ from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome
 from autotune.inspection.space_file import default_file, load
-from autotune.inspection.yaml_edit import Edit, edited
+from autotune.inspection.yaml_edit import Edit, apply_edits
 from autotune.inspection.yaml_file import read_yaml
-from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import find_trainer
 from autotune.units import GIB
 from autotune.userconfig.candidate import as_candidate
 from autotune.userconfig.engine import engine_args
 from autotune.userconfig.keys import writable
-from autotune.userconfig.launch import Launching, shipped
+from autotune.userconfig.launch import Launching, read_document
 from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
 from tests.small import write_small_model
@@ -44,7 +44,7 @@ class Weighed(PlanTracer):
     def __init__(self) -> None:
         """Trace nothing."""
 
-    def memory(self, sized: Sized, *, whole: bool = False, varied: bool = False) -> MemoryEstimate:
+    def memory(self, sized: SizedPlan, *, whole: bool = False, varied: bool = False) -> MemoryEstimate:
         """Return what the plan needs."""
         needed, seconds = self.needed(sized.plan)
         return MemoryEstimate(needed, None, 0, {"parameter": needed}, 0, seconds, 0.0)
@@ -107,7 +107,7 @@ class File:
     def changes(self) -> list[Mapping[str, object]]:
         """What the first change may be, entries of a plan by their path."""
         remedies = self.remedies
-        return [entries for _, _, entries in remedies._changes(remedies.known.candidate)]
+        return [entries for _, _, entries in remedies._changes(remedies.nearest.candidate)]
 
     @property
     def frees_weights(self) -> bool:
@@ -116,7 +116,7 @@ class File:
 
     def with_change(self, changed: Changed) -> File:
         edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in changed.keys.items()]
-        self.path.write_text(edited(read_yaml(self.path), edits), encoding="utf-8")
+        self.path.write_text(apply_edits(read_yaml(self.path), edits), encoding="utf-8")
         return self
 
 
@@ -125,7 +125,7 @@ def file(tmp_path: Path) -> Any:
     def written(own: Mapping[str, object], document: Mapping[str, object] | str = "multi_gpu", **more: Any) -> File:
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump({"max_length": 1024, **own}), encoding="utf-8")
-        return File(path, shipped(document) if isinstance(document, str) else document, **more)
+        return File(path, read_document(document) if isinstance(document, str) else document, **more)
 
     return written
 
@@ -168,7 +168,7 @@ def test_groups_of_processes_are_never_written_into_the_trainer_s_file(file: Any
     assert every
     assert not [path for entries in every for path in entries if "parallelism_config" in path]
     # Nor is an engine that would not go with the groups of the document.
-    groups = {**shipped("multi_gpu"), "parallelism_config": {"parallelism_config_dp_replicate_size": 8}}
+    groups = {**read_document("multi_gpu"), "parallelism_config": {"parallelism_config_dp_replicate_size": 8}}
     assert not file({}, groups).frees_weights
 
 

@@ -17,7 +17,7 @@ from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.trainers.distillation import TEACHER
 from autotune.units import GIB
-from autotune.userconfig.written import written
+from autotune.userconfig.written import read_written
 from tests.app.check.conftest import Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
@@ -26,7 +26,7 @@ SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
 
 
 def key(asked: CheckArguments) -> str:
-    found = key_of(asked, written(asked.file, asked.trainer, asked.command), planned_machine("H100-80GB"))
+    found = key_of(asked, read_written(asked.file, asked.trainer, asked.command), planned_machine("H100-80GB"))
     assert found is not None
     return found
 
@@ -115,7 +115,7 @@ def test_a_verdict_on_what_lies_elsewhere_is_not_kept(write: Write) -> None:
     file.write_text(re.sub(f"^{TEACHER}: .*$", f"{TEACHER}: some/teacher", text, flags=re.MULTILINE), encoding="utf-8")
     by_words = ("trl", "sft", "--config", str(write("sft", "", "sft.yaml")), "--model_name_or_path", "some/model")
     for each in (asked, CheckArguments(by_words)):
-        assert key_of(each, written(each.file, each.trainer, each.command), planned_machine("H100-80GB")) is None
+        assert key_of(each, read_written(each.file, each.trainer, each.command), planned_machine("H100-80GB")) is None
 
 
 def test_neither_broken_documents_nor_those_that_name_one_another_keep_a_check_from_its_key(

@@ -28,7 +28,7 @@ def test_a_dry_run_is_offered_for_a_script_that_reads_its_own_arguments(checked:
     asked = {"command": ("python", str(script), "--lr", "1"), "gpu": GPU}
     verdict = checked(**asked)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
-    assert "reads its arguments by itself" in verdict.reason
+    assert "parses its arguments itself" in verdict.reason
     assert "use TrlParser and --config FILE in it" in messages(verdict)
     assert f"`autotune dry-run --gpu H100-SXM -- python {script} --lr 1` runs" in messages(verdict)
     assert [checked(**asked, when_unsure=word).exit_code for word in ("pass", "fail")] == [0, 1]
@@ -72,7 +72,7 @@ def test_trl_s_parser_takes_no_file_by_its_place(checked: Checked, script: Path)
     script.write_text(IMPORTS, encoding="utf-8")
     verdict = checked(command=("python", str(script), "recipes/config.yaml"), fits=False)
     assert verdict.outcome is Outcome.CANNOT_RUN
-    assert "TrlParser takes a file by --config only. Write --config recipes/config.yaml." in messages(verdict)
+    assert "TrlParser only accepts a file by --config. Write --config recipes/config.yaml." in messages(verdict)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_file_that_a_script_gets_by_itself_cannot_be_known(source: str, checke
     script.write_text(source, encoding="utf-8")
     verdict = checked(command=("python", str(script), "config.json"), fits=False)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert "reads its arguments by itself" in verdict.reason
+    assert "parses its arguments itself" in verdict.reason
 
 
 @pytest.mark.parametrize(

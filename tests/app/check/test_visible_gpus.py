@@ -20,24 +20,24 @@ from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.inspection import machine as of_machine
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.cuda import NoGpuError
-from autotune.inspection.yaml_file import parsed
-from autotune.userconfig.launch import launching, visible
+from autotune.inspection.yaml_file import parse_yaml
+from autotune.userconfig.launch import launching, visible_gpu_count
 from autotune.userconfig.launchers import named_gpus
 from autotune.userconfig.problems import of_launch
-from autotune.userconfig.written import Written
+from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate, started, with_keys
 from tests.settings import GPU
 
 
 def test_without_a_number_accelerate_starts_a_process_on_each_gpu_of_this_machine(script: str) -> None:
     command = read_command_line(["accelerate", "launch", script, "--config", "c.yaml"])
-    written = Written(command, None, "sft")
+    written = WrittenConfig(command, None, "sft")
     read = read_by_accelerate(written, gpus=8)
     found = launching(written, read, 8)
     assert (found.processes, found.counted) == (8, False)
     assert any("one on each of 8 GPUs" in item.message for item in of_launch(written, read, found))
-    hidden = Written(read_command_line(["CUDA_VISIBLE_DEVICES=0", "trl", "sft"]), None, "sft")
-    assert (visible(written, 8), visible(hidden, 8)) == (8, 1)
+    hidden = WrittenConfig(read_command_line(["CUDA_VISIBLE_DEVICES=0", "trl", "sft"]), None, "sft")
+    assert (visible_gpu_count(written, 8), visible_gpu_count(hidden, 8)) == (8, 1)
     assert started("deepspeed", script, gpus=8).processes == 8
 
 
@@ -74,7 +74,7 @@ def test_a_file_hides_gpus_from_the_processes_of_every_launcher(script: str) -> 
             launching(*with_keys(words, env=env))
     written, read = with_keys("trl sft", num_processes=2)
     assert written.file is not None
-    file = parsed(f"{written.file.text}env: {{CUDA_VISIBLE_DEVICES: 0}}\n", Path("c.yaml"))
+    file = parse_yaml(f"{written.file.text}env: {{CUDA_VISIBLE_DEVICES: 0}}\n", Path("c.yaml"))
     with pytest.raises(InputError, match=r"names 1 GPU\. Write num_processes: 1"):
         launching(replace(written, file=file), read)
 
@@ -137,8 +137,8 @@ def test_processes_on_a_cpu_need_no_gpu(script: str) -> None:
 )
 def test_a_launcher_starts_a_process_on_each_visible_gpu(words: str, processes: int, script: str) -> None:
     command = read_command_line([*words.split(), script, "--config", "c.yaml"])
-    written = Written(command, None, "sft")
-    read = read_by_accelerate(written, gpus=visible(written, None) or 1)
+    written = WrittenConfig(command, None, "sft")
+    read = read_by_accelerate(written, gpus=visible_gpu_count(written, None) or 1)
     found = launching(written, read)
     assert (found.processes, launching(written, read, 8).processes) == (processes, processes)
     assert not any("one was checked" in item.message for item in of_launch(written, read, found))
@@ -172,8 +172,10 @@ def test_only_gpus_that_train_decide_how_much_is_free(
 
     monkeypatch.setattr(of_machine, "visible_gpus", visible_gpus)
     monkeypatch.setattr(of_machine, "torch_cuda_version", lambda: "13.0")
-    text = Written(
-        read_command_line(words.replace("FILE", script).split()), parsed(keys or "bf16: true\n", Path("c.yaml")), "sft"
+    text = WrittenConfig(
+        read_command_line(words.replace("FILE", script).split()),
+        parse_yaml(keys or "bf16: true\n", Path("c.yaml")),
+        "sft",
     )
     asked, here = CheckArguments(None), planned_machine(None)
     if free is None:

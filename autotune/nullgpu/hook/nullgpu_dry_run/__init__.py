@@ -1,9 +1,9 @@
-"""Loaded by a dry run into the processes of a training script: follows their steps, and ends them after some.
+"""PyTorch plug-in of a dry run: records the memory of a training script's processes and ends them after some steps.
 
-The parent (``autotune/nullgpu/command.py``) names a folder in ``AUTOTUNE_DRY_RUN``; ``request.json`` in it says what is
-wanted. Each process that uses CUDA keeps ``process-PID.json`` there, written anew at every change; its fields are those
-of ``Followed`` in ``autotune/core/dry_run.py``. A rank whose steps are done leaves ``stopped-RANK``, and the last of
-them ``all-stopped``.
+Protocol: the parent (``autotune/nullgpu/command.py``) sets ``AUTOTUNE_DRY_RUN`` to a folder with ``request.json``; its
+fields are ``steps`` and ``as_shuffled``. Each process that uses CUDA rewrites ``process-PID.json`` there at every
+change; its fields are those of ``Followed`` in ``autotune/core/dry_run.py``. A rank that has taken its steps writes
+``stopped-RANK``, and the last rank ``all-stopped``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ FOLDER = "AUTOTUNE_DRY_RUN"
 
 
 def hook() -> None:
-    """Follow this process in a dry run; PyTorch calls this at the end of ``import torch``."""
+    """Start recording if this is a process of a dry run; PyTorch calls this at the end of ``import torch``."""
     folder = os.environ.get(FOLDER)
     request = Path(folder or "", "request.json")
     if folder and request.is_file():
-        from .followed import Followed
+        from .recorder import ProcessRecorder
 
-        Followed(request.parent, json.loads(request.read_text(encoding="utf-8"))).follow()
+        ProcessRecorder(request.parent, json.loads(request.read_text(encoding="utf-8"))).follow()

@@ -1,9 +1,8 @@
 """Puts the largest rows of a map-style dataset into every batch by replacing the indices of its sampler.
 
-A training meets its worst batch at some time; a dry run has a few steps. The distinct indices of a first batch become
-the largest rows, and those of each further batch the same again: gradients and optimizer state, which are not there at
-the first batch, are there at a later one. How often an index comes, and in which place, stays what the sampler does, so
-that one which repeats prompts repeats these.
+A training meets its worst batch at some time; a dry run has a few steps. The distinct indices of every batch become the
+largest rows: gradients and optimizer state are not yet allocated at the first batch, but are at later ones. The
+positions and repetitions of an index stay the sampler's, so that a sampler that repeats prompts still does.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ from typing import Any
 
 from torch.utils import data
 
-from .rows import Sizes, UnmeasuredError, sizes
+from .rows import Sizes, UnmeasuredError, measure_rows
 
-# Sampling loops that never end have no length; those with one are read as a whole.
+# Longest sampler that may be drawn from as a whole.
 _MOST_INDICES = 100_000_000
 
 
 class UnorderedError(Exception):
-    """The rows of a loader stay in the order that they have; the message gives the reason."""
+    """The order of a loader's rows cannot be changed; the message gives the reason."""
 
 
 class LargestFirst:
-    """Wraps a sampler and replaces its indices by those of the largest rows."""
+    """Sampler that replaces the indices of another sampler by those of the largest rows."""
 
-    def __init__(self, sampler: Any, found: Sizes, batch_size: int) -> None:
+    def __init__(self, sampler: Any, row_sizes: Sizes, batch_size: int) -> None:
         self._sampler = sampler
-        self._sizes = found
+        self._sizes = row_sizes
         self._batch_size = batch_size
 
     def __iter__(self) -> Iterator[int]:
-        return relabelled(map(int, self._sampler), self._sizes.rows, self._batch_size, self._choice())
+        return replace_indices(map(int, self._sampler), self._sizes.rows, self._batch_size, self._candidates())
 
-    def _choice(self) -> Sequence[int] | None:
-        """Return the rows that the sampler may draw at some time, or None if they are known only after drawing."""
-        drawing_any = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
-        return range(len(self._sizes.rows)) if isinstance(self._sampler, drawing_any) else None
+    def _candidates(self) -> Sequence[int] | None:
+        """Return the indices that the sampler can draw; None if they are known only after drawing."""
+        any_row = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
+        return range(len(self._sizes.rows)) if isinstance(self._sampler, any_row) else None
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -48,40 +47,41 @@ class LargestFirst:
         return getattr(self.__dict__["_sampler"], name)
 
 
-def relabelled(
-    drawn: Iterable[int], rows: Sequence[int], batch_size: int, choice: Iterable[int] | None = None
+def replace_indices(
+    drawn: Iterable[int], rows: Sequence[int], batch_size: int, candidates: Iterable[int] | None = None
 ) -> Iterator[int]:
-    """Yield the indices that were drawn with the largest rows in the place of each batch's distinct ones.
+    """Replace the distinct indices of each batch by those of the largest rows.
 
-    Where the largest rows all have one size, the last of every second batch is the largest of the shorter rows: beside
-    it, the others are padded, and padding brings a mask, which costs memory.
+    If the largest rows all have one size, every second batch ends with the largest of the shorter rows: it makes the
+    batch padded, and padding adds an attention mask, which costs memory.
 
     Args:
+        drawn: indices of the rows in the sampler's order.
         rows: the size of each row of the dataset.
         batch_size: rows in a batch.
-        choice: the rows to choose from; None: those that are drawn.
+        candidates: indices to choose from; None: the drawn ones.
     """
-    if choice is None:
+    if candidates is None:
         drawn = list(drawn)
-        choice = set(drawn)
-    rest = iter(drawn)
-    first = list(islice(rest, max(1, batch_size)))
-    worst = heapq.nsmallest(len(set(first)), choice, key=lambda index: (-rows[index], index))
+        candidates = set(drawn)
+    remaining = iter(drawn)
+    first = list(islice(remaining, max(1, batch_size)))
+    worst = heapq.nsmallest(len(set(first)), candidates, key=lambda index: (-rows[index], index))
     masked = list(worst)
     if len(worst) > 1 and rows[worst[0]] == rows[worst[-1]]:
-        shorter = (index for index in choice if rows[index] < rows[worst[0]])
+        shorter = (index for index in candidates if rows[index] < rows[worst[0]])
         masked[-1] = max(shorter, key=lambda index: (rows[index], -index), default=masked[-1])
     places: dict[int, int] = {}
-    for index in chain(first, rest):
+    for index in chain(first, remaining):
         batch, place = divmod(places.setdefault(index, len(places)), len(worst))
         yield (worst, masked)[batch % 2][place]
 
 
-def order(loader: Any) -> Sizes:
-    """Make a loader yield its largest rows first, and return the sizes of all.
+def put_largest_first(loader: Any) -> Sizes:
+    """Make a loader yield its largest rows first; return the sizes of all rows.
 
     Raises:
-        UnorderedError: it has to stay as it is.
+        UnorderedError: the order of its rows cannot be changed.
     """
     dataset = loader.dataset
     if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
@@ -97,19 +97,19 @@ def order(loader: Any) -> Sizes:
     ):
         raise UnorderedError(f"its sampler, {type(sampler).__name__}, yields no numbers of rows")
     try:
-        # TRL's sampler repeats a prompt for each of the completions that a trainer generates to it.
-        found = sizes(dataset, of_prompts=getattr(sampler, "mini_repeat_count", 1) > 1)
+        # TRL's sampler repeats a prompt for each completion that the trainer generates.
+        row_sizes = measure_rows(dataset, prompts_only=getattr(sampler, "mini_repeat_count", 1) > 1)
     except UnmeasuredError as error:
         raise UnorderedError(str(error)) from error
-    holder.sampler = LargestFirst(sampler, found, int(getattr(holder, "batch_size", 1) or 1))
-    return found
+    holder.sampler = LargestFirst(sampler, row_sizes, int(getattr(holder, "batch_size", 1) or 1))
+    return row_sizes
 
 
 def _innermost(loader: Any) -> Any:
     """Return the object whose ``sampler`` chooses the rows: PyTorch's batch sampler, inside accelerate's.
 
     Raises:
-        UnorderedError: batches are made by another class, which may look at the rows.
+        UnorderedError: another class makes the batches, possibly from the rows' contents.
     """
     holder = loader.batch_sampler
     if holder is None:

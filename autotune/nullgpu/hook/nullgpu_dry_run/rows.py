@@ -1,4 +1,4 @@
-"""Measures the rows of a map-style dataset, so that the largest can be found: tokens, or bytes of text, of each row."""
+"""Measures each row of a map-style dataset in tokens, bytes of text or elements, to find the largest rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-_TOKENS = re.compile(r"(.*_)?ids")
+_TOKEN_IDS = re.compile(r"(.*_)?ids")
 _PROMPT = re.compile(r"prompt(_.*)?")
-_ANSWERS = re.compile(r"(completion|chosen|rejected|answer|response)(_.*)?")
+_COMPLETION = re.compile(r"(completion|chosen|rejected|answer|response)(_.*)?")
 # Reading a row may decode an image or tokenise a text.
 _MOST_SECONDS = 60.0
-_AT_ONCE = 10_000
-_FEW = 8
+_CHUNK_ROWS = 10_000
+_CHECKED_ELEMENTS = 8
 """Elements of a list that are checked for images: rows of tokens are long."""
 _TEXT, _ELEMENTS = "bytes of text", "elements"
 
@@ -31,9 +31,9 @@ class Sizes:
 
     Attributes:
         rows: the size of each row, by its index.
-        field: what was measured, such as ``prompt_ids + chosen_ids``; empty for rows without named fields.
+        field: measured fields, such as ``prompt_ids + chosen_ids``; empty for rows without named fields.
         unit: ``tokens``, ``bytes of text`` or ``elements``.
-        unmeasured: whether rows have images or sounds, which are left out.
+        unmeasured: whether rows have images or audio, which the sizes leave out.
     """
 
     rows: Sequence[int]
@@ -42,30 +42,30 @@ class Sizes:
     unmeasured: bool = False
 
 
-def sizes(dataset: Any, *, of_prompts: bool = False) -> Sizes:
+def measure_rows(dataset: Any, *, prompts_only: bool = False) -> Sizes:
     """Return the sizes of all rows.
 
     Args:
-        of_prompts: whether the answers to prompts are generated, so that those in the dataset do not count.
+        prompts_only: leave out the dataset's completions, because the trainer generates its own.
 
     Raises:
-        UnmeasuredError: the rows have nothing that can be measured, or reading them takes too long.
+        UnmeasuredError: the rows have no field with a length, or reading them takes too long.
     """
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and isinstance(indices, Sequence):
-        found = sizes(inner, of_prompts=of_prompts)
-        return replace(found, rows=[found.rows[index] for index in indices])
-    columns = _columns(dataset)
-    return _of_columns(_by_reading(dataset) if columns is None else columns, of_prompts=of_prompts)
+        inner_sizes = measure_rows(inner, prompts_only=prompts_only)
+        return replace(inner_sizes, rows=[inner_sizes.rows[index] for index in indices])
+    columns = _arrow_columns(dataset)
+    return _combine_columns(_read_columns(dataset) if columns is None else columns, prompts_only=prompts_only)
 
 
 class Column:
     """The sizes of the cells of one field.
 
     Attributes:
-        sizes: one for each row.
-        unit: of the last cell that had a size.
-        unmeasured: whether it has images or sounds.
+        sizes: one per row.
+        unit: unit of the last cell that had a size.
+        unmeasured: whether cells have images or audio.
     """
 
     def __init__(self, unit: str = "") -> None:
@@ -74,7 +74,7 @@ class Column:
         self.unmeasured = False
 
     def add(self, row: int, size: int, unit: str) -> None:
-        """Add the size of the field in a row; of several fields without a name, the largest counts."""
+        """Add the size of the field in a row; of several unnamed fields, the largest counts."""
         self.fill(row)
         if len(self.sizes) > row:
             self.sizes[row] = max(self.sizes[row], size)
@@ -83,41 +83,42 @@ class Column:
         self.unit = unit or self.unit
 
     def fill(self, rows: int) -> None:
-        """Add empty cells up to a number of rows."""
+        """Add cells of size 0 up to a number of rows."""
         self.sizes.extend([0] * (rows - len(self.sizes)))
 
 
-def _columns(dataset: Any) -> dict[str, Column] | None:
-    """Return the measured columns of a ``datasets.Dataset``; None for one that makes rows as it goes."""
+def _arrow_columns(dataset: Any) -> dict[str, Column] | None:
+    """Return the measured columns of a ``datasets.Dataset``; None if a transform makes its rows, or it is no such."""
     table, features = getattr(dataset, "data", None), getattr(dataset, "features", None)
     format_type = (getattr(dataset, "format", None) or {}).get("type")
     if features is None or not hasattr(table, "column_names") or format_type == "custom":
         return None
     from .cells import has_bytes, has_length, has_text, lengths
 
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     plain = dataset.with_format("arrow")
-    kinds = {name: plain.data.schema.field(name).type for name in plain.column_names}
-    found = {name: Column(_TEXT if has_text(kind) else _ELEMENTS) for name, kind in kinds.items() if has_length(kind)}
-    for batch in plain.select_columns(list(found)).iter(batch_size=_AT_ONCE):
-        for name, column in found.items():
+    types = {name: plain.data.schema.field(name).type for name in plain.column_names}
+    units = {name: _TEXT if has_text(dtype) else _ELEMENTS for name, dtype in types.items() if has_length(dtype)}
+    columns = {name: Column(unit) for name, unit in units.items()}
+    for batch in plain.select_columns(list(columns)).iter(batch_size=_CHUNK_ROWS):
+        for name, column in columns.items():
             for chunk in batch.column(name).chunks:
                 column.sizes.extend(lengths(chunk).tolist())
-        _stop_after(began, len(dataset))
-    for name, kind in kinds.items():
-        if has_bytes(kind):
-            found.setdefault(name, Column()).unmeasured = True
-    return found
+        _stop_after(start_seconds, len(dataset))
+    for name, dtype in types.items():
+        if has_bytes(dtype):
+            columns.setdefault(name, Column()).unmeasured = True
+    return columns
 
 
-def _stop_after(began: float, rows: int) -> None:
-    if time.monotonic() - began > _MOST_SECONDS:
+def _stop_after(start_seconds: float, rows: int) -> None:
+    if time.monotonic() - start_seconds > _MOST_SECONDS:
         raise UnmeasuredError(f"reading {rows:,} rows takes more than {_MOST_SECONDS:.0f} s")
 
 
-def _by_reading(dataset: Any) -> dict[str, Column]:
-    """Measure rows by reading each of them."""
-    began = time.monotonic()
+def _read_columns(dataset: Any) -> dict[str, Column]:
+    """Measure the columns of a dataset by reading every row."""
+    start_seconds = time.monotonic()
     columns: dict[str, Column] = {}
     for index in range(len(dataset)):
         row = dataset[index]
@@ -125,25 +126,25 @@ def _by_reading(dataset: Any) -> dict[str, Column]:
         for name, value in fields.items():
             column = columns.setdefault(name if isinstance(name, str) else "", Column())
             column.add(index, *_size(value))
-            column.unmeasured = column.unmeasured or _is_pictured(value)
-        _stop_after(began, len(dataset))
+            column.unmeasured = column.unmeasured or _has_media(value)
+        _stop_after(start_seconds, len(dataset))
     for column in columns.values():
         column.fill(len(dataset))
     return columns
 
 
-def _of_columns(columns: Mapping[str, Column], *, of_prompts: bool) -> Sizes:
-    """Return the sizes of rows from those of their fields.
+def _combine_columns(columns: Mapping[str, Column], *, prompts_only: bool) -> Sizes:
+    """Return the sizes of rows from the sizes of their fields.
 
-    Tokens come before text. Prompt and answer make one sequence, and of several answers the longest counts.
+    Token ids count instead of text if there are any. A prompt and its longest completion make one sequence.
     """
     measured = {name: column for name, column in columns.items() if any(column.sizes)}
-    tokens = {name for name in measured if _TOKENS.fullmatch(name)}
+    tokens = {name for name in measured if _TOKEN_IDS.fullmatch(name)}
     chosen = tokens or set(measured)
     if not chosen:
         raise UnmeasuredError("its rows have no field with a length")
     prompts = sorted(name for name in chosen if _PROMPT.fullmatch(name))[:1]
-    others = sorted(name for name in chosen if not prompts or (_ANSWERS.fullmatch(name) and not of_prompts))
+    others = sorted(name for name in chosen if not prompts or (_COMPLETION.fullmatch(name) and not prompts_only))
     units = {measured[name].unit for name in (*prompts, *others)}
     parts = [[measured[name].sizes for name in names] for names in (prompts, others) if names]
     rows = [array("q", map(max, *part)) if len(part) > 1 else part[0] for part in parts]
@@ -153,16 +154,16 @@ def _of_columns(columns: Mapping[str, Column], *, of_prompts: bool) -> Sizes:
     return Sizes(total, " + ".join(filter(None, (*prompts, " or ".join(others)))), unit, unmeasured)
 
 
-def _is_pictured(value: Any) -> bool:
-    """Return whether a value has bytes, or an image of Pillow's."""
+def _has_media(value: Any) -> bool:
+    """Return whether a value contains bytes or a Pillow image."""
     if isinstance(value, (list, tuple, Mapping)):
-        return any(map(_is_pictured, value.values() if isinstance(value, Mapping) else value[:_FEW]))
-    # A tensor has a method of this name.
+        return any(map(_has_media, value.values() if isinstance(value, Mapping) else value[:_CHECKED_ELEMENTS]))
+    # Pillow's images have a string as ``mode``.
     return isinstance(value, bytes) or isinstance(getattr(value, "mode", None), str)
 
 
 def _size(value: Any) -> tuple[int, str]:
-    """Return the size of a value and its unit; that of a structure is that of all text in it, or its length."""
+    """Return the size of a value and its unit; nested texts are summed, and other lists have their length."""
     if isinstance(value, str):
         return len(value.encode(errors="replace")), _TEXT
     if hasattr(value, "shape"):

@@ -1,4 +1,4 @@
-"""Follows the steps of a process of the script, writes down the memory that it takes, and ends it after some."""
+"""Records a script process's peak memory of each optimizer step, and ends the process after some steps."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from torch.optim import optimizer
 
 from . import completions, longest, places
 
-# A rank that ends while another still reads what they exchanged would fail that one.
-_MOST_SECONDS_FOR_OTHERS = 120.0
-_GLANCE_SECONDS = 0.05
+# A rank must not end while another still reads its messages: that rank would fail.
+_MAX_SECONDS_FOR_OTHER_RANKS = 120.0
+_POLL_SECONDS = 0.05
 _REASON_CHARACTERS = 600
 
 
-class Followed:
-    """A process of the script, as far as it has come.
+class ProcessRecorder:
+    """Records one process through hooks of PyTorch.
 
     Attributes:
-        record: what is written; ``autotune/core/dry_run.py`` has its fields.
+        record: content of ``process-PID.json``: the fields of ``Followed`` in ``autotune/core/dry_run.py``.
     """
 
     def __init__(self, folder: Path, request: dict[str, Any]) -> None:
         self._folder = folder
         self._steps: int = request["steps"]
         self._as_shuffled: bool = request["as_shuffled"]
-        self._reset: Callable[[int], Any] | None = None
-        self._begin()
+        self._reset_peaks: Callable[[int], Any] | None = None
+        self._reset_record()
 
-    def _begin(self) -> None:
-        """Start anew: in a process that was forked, too."""
-        self._taken: dict[int, int] = {}
-        self._depth: dict[int, int] = {}
-        self._most: dict[int, tuple[int, int]] = {}
-        self._began = False
+    def _reset_record(self) -> None:
+        """Start an empty record; also runs in forked children."""
+        self._steps_by_optimizer: dict[int, int] = {}
+        self._step_depth: dict[int, int] = {}
+        self._peaks: dict[int, tuple[int, int]] = {}
+        self._has_iterated = False
         self._engine_steps = False
         self.record: dict[str, Any] = {
             "pid": os.getpid(),
@@ -60,82 +60,82 @@ class Followed:
         }
 
     def follow(self) -> None:
-        """Register this object's hooks with PyTorch."""
-        optimizer.register_optimizer_step_pre_hook(self._enters_step)
-        optimizer.register_optimizer_step_post_hook(self._leaves_step)
-        torch.cuda._lazy_call(self._uses_cuda)
+        """Register the hooks with PyTorch and the interpreter."""
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+        torch.cuda._lazy_call(self._on_cuda_start)
         for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
-            self._keep_peaks(name)
+            self._wrap_reset(name)
         iterate = torch.utils.data.DataLoader.__iter__
 
         def iterated(loader: Any) -> Any:
-            self._iterates(loader)
+            self._on_iteration(loader)
             return iterate(loader)
 
         torch.utils.data.DataLoader.__iter__ = iterated
         excepthook = sys.excepthook
 
         def excepted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self._fails(error, trace)
+            self._on_exception(error, trace)
             excepthook(kind, error, trace)
 
         sys.excepthook = excepted
-        atexit.register(self._ends)
-        os.register_at_fork(after_in_child=self._begin)
+        atexit.register(self._on_exit)
+        os.register_at_fork(after_in_child=self._reset_record)
 
-    def _uses_cuda(self) -> None:
+    def _on_cuda_start(self) -> None:
         self.record["uses_cuda"] = True
-        torch._C._cuda_attach_out_of_memory_observer(self._runs_out)
+        torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
         self._write()
 
-    def _keep_peaks(self, name: str) -> None:
-        """Keep a peak that the script itself resets."""
+    def _wrap_reset(self, name: str) -> None:
+        """Record peaks before the script resets them."""
         original = getattr(torch._C, name, None)
         if original is None:
             return
 
         def reset(device: int) -> Any:
-            self._note_peaks()
+            self._record_peaks()
             return original(device)
 
         setattr(torch._C, name, reset)
-        self._reset = self._reset or original
+        self._reset_peaks = self._reset_peaks or original
 
-    def _note_peaks(self) -> None:
+    def _record_peaks(self) -> None:
         for device in range(torch.cuda.device_count()):
             reserved = torch.cuda.max_memory_reserved(device)
             if reserved:
-                before = self._most.get(device, (0, 0))
-                self._most[device] = (
-                    max(before[0], torch.cuda.max_memory_allocated(device)),
-                    max(before[1], reserved),
+                previous = self._peaks.get(device, (0, 0))
+                self._peaks[device] = (
+                    max(previous[0], torch.cuda.max_memory_allocated(device)),
+                    max(previous[1], reserved),
                 )
 
-    def _iterates(self, loader: Any) -> None:
-        known = {"order": "as shuffled", "reason": "", "field": "", "unit": "", "rows": 0, "largest": 0}
+    def _on_iteration(self, loader: Any) -> None:
+        entry = {"order": "as shuffled", "reason": "", "field": "", "unit": "", "rows": 0, "largest": 0}
         if not self._as_shuffled:
             try:
-                found = longest.order(loader)
-                known |= {"order": "largest first", "field": found.field, "unit": found.unit}
-                known |= {"rows": len(found.rows), "largest": max(found.rows, default=0)}
-                if found.unmeasured:
-                    # The worst batch may be one of images, of which nothing is known.
-                    known |= {"order": "as it is", "reason": "its rows have images or sounds, whose sizes are not read"}
+                row_sizes = longest.put_largest_first(loader)
+                entry |= {"order": "largest first", "field": row_sizes.field, "unit": row_sizes.unit}
+                entry |= {"rows": len(row_sizes.rows), "largest": max(row_sizes.rows, default=0)}
+                if row_sizes.unmeasured:
+                    # The largest batch may be one with images, whose sizes are unknown.
+                    entry |= {"order": "as it is", "reason": "its rows have images or sounds, whose sizes are not read"}
             except longest.UnorderedError as error:
-                known |= {"order": "as it is", "reason": str(error)}
+                entry |= {"order": "as it is", "reason": str(error)}
             except Exception as error:  # noqa: BLE001 - a dataset of the script may raise anything; the script goes on
                 text = " ".join(str(error).split())[:_REASON_CHARACTERS]
-                known |= {"order": "as it is", "reason": f"measuring its rows fails ({type(error).__name__}: {text})"}
-        if known not in self.record["loaders"]:
-            self.record["loaders"].append(known)
-        if not self._began:
-            self._began = True
-            self._count_engine_steps()
-            completions.end_apart()
-            self._close(0)
+                entry |= {"order": "as it is", "reason": f"measuring its rows fails ({type(error).__name__}: {text})"}
+        if entry not in self.record["loaders"]:
+            self.record["loaders"].append(entry)
+        if not self._has_iterated:
+            self._has_iterated = True
+            self._wrap_engine_step()
+            completions.stagger_completions()
+            self._close_span(0)
 
-    def _count_engine_steps(self) -> None:
-        """Count a step of DeepSpeed's engine as one; it calls PyTorch's optimizer once for each part of the weights."""
+    def _wrap_engine_step(self) -> None:
+        """Count steps of DeepSpeed's engine, which calls PyTorch's optimizer once for each sub-group of parameters."""
         engine = sys.modules.get("deepspeed.runtime.engine")
         if engine is None:
             return
@@ -144,54 +144,54 @@ class Followed:
         def taken(engine: Any, *args: Any, **kwargs: Any) -> Any:
             self._engine_steps = True
             result = take(engine, *args, **kwargs)
-            self._count(engine)
+            self._count_step(engine)
             return result
 
         engine.DeepSpeedEngine._take_model_step = taken
 
-    def _enters_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 0) + 1
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._step_depth[id(optimizer)] = self._step_depth.get(id(optimizer), 0) + 1
 
-    def _leaves_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # A subclass's step calls that of its base, which PyTorch follows too.
-        self._depth[id(optimizer)] = self._depth.get(id(optimizer), 1) - 1
-        if not self._depth[id(optimizer)] and not self._engine_steps:
-            self._count(optimizer)
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # A subclass's step may call that of its base class, for which PyTorch runs the hooks too.
+        self._step_depth[id(optimizer)] = self._step_depth.get(id(optimizer), 1) - 1
+        if not self._step_depth[id(optimizer)] and not self._engine_steps:
+            self._count_step(optimizer)
 
-    def _count(self, optimizer: Any) -> None:
-        self._taken[id(optimizer)] = self._taken.get(id(optimizer), 0) + 1
-        if self._taken[id(optimizer)] <= self.record["steps"]:
+    def _count_step(self, optimizer: Any) -> None:
+        self._steps_by_optimizer[id(optimizer)] = self._steps_by_optimizer.get(id(optimizer), 0) + 1
+        if self._steps_by_optimizer[id(optimizer)] <= self.record["steps"]:
             return
         self.record["steps"] += 1
-        self._close(self.record["steps"])
+        self._close_span(self.record["steps"])
         if self.record["steps"] == self._steps:
             self._stop()
 
-    def _close(self, step: int) -> None:
-        """Write down the peaks since the last time; step 0 is all before the first batch."""
+    def _close_span(self, step: int) -> None:
+        """Record the peaks since the previous span; step 0 is the time before the first batch."""
         if not torch.cuda.is_initialized():
             return
-        self._note_peaks()
-        for device, (allocated, reserved) in sorted(self._most.items()):
+        self._record_peaks()
+        for device, (allocated, reserved) in sorted(self._peaks.items()):
             free, total = torch.cuda.mem_get_info(device)
-            # What is held beside this process's tensors at their peak is taken to be what is now.
-            beside = total - free - torch.cuda.memory_reserved(device)
+            # Memory outside this process's allocator is read now, and taken to be the same at the peak.
+            other_bytes = total - free - torch.cuda.memory_reserved(device)
             span = {"step": step, "device": device, "card": str(torch.cuda.get_device_properties(device).uuid)}
             span |= {"allocated_bytes": allocated, "reserved_bytes": reserved}
-            span |= {"beside_bytes": beside, "total_bytes": total}
+            span |= {"beside_bytes": other_bytes, "total_bytes": total}
             self.record["spans"].append(span)
-            if self._reset is not None:
-                self._reset(device)
-        self._most.clear()
+            if self._reset_peaks is not None:
+                self._reset_peaks(device)
+        self._peaks.clear()
         self._write()
 
-    def _runs_out(self, device: int, requested: int, allowed: int, free: int) -> None:
-        # A step that this ends is never left.
-        self._depth.clear()
+    def _on_out_of_memory(self, device: int, requested: int, allowed: int, free: int) -> None:
+        # The post hook of a step that this error ends never runs.
+        self._step_depth.clear()
         with contextlib.suppress(Exception):
             self.record["failed_allocations"].append(
                 {
-                    "step": self.record["steps"] + int(self._began),
+                    "step": self.record["steps"] + int(self._has_iterated),
                     "device": device,
                     "requested_bytes": requested,
                     "allocated_bytes": torch.cuda.memory_allocated(device),
@@ -202,7 +202,7 @@ class Followed:
             )
             self._write()
 
-    def _fails(self, error: BaseException, trace: TracebackType | None) -> None:
+    def _on_exception(self, error: BaseException, trace: TracebackType | None) -> None:
         text = " ".join(str(error).split())[:_REASON_CHARACTERS]
         place = places.of_traceback(trace)
         chain = [error]
@@ -214,14 +214,14 @@ class Followed:
             "error": {"kind": type(error).__name__, "message": text, "out_of_memory": memory, "place": place},
         }
         with contextlib.suppress(Exception):
-            self._close(self.record["steps"] + int(self._began))
+            self._close_span(self.record["steps"] + int(self._has_iterated))
         self._write()
 
-    def _ends(self) -> None:
+    def _on_exit(self) -> None:
         if not self.record["ended"]:
             self.record["ended"] = "finished"
             with contextlib.suppress(Exception):
-                self._close(self.record["steps"] + int(self._began))
+                self._close_span(self.record["steps"] + int(self._has_iterated))
             self._write()
 
     def _stop(self) -> None:
@@ -229,18 +229,18 @@ class Followed:
         self.record["ended"] = "stopped"
         self._write()
         (self._folder / f"stopped-{self.record['rank']}").touch()
-        until = time.monotonic() + _MOST_SECONDS_FOR_OTHERS
+        until = time.monotonic() + _MAX_SECONDS_FOR_OTHER_RANKS
         while len(list(self._folder.glob("stopped-*"))) < self.record["local_ranks"]:
             if time.monotonic() > until:
                 break
-            time.sleep(_GLANCE_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             (self._folder / "all-stopped").touch()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         logging.shutdown()
-        # What the script has behind its training (saving, uploading) is not to run, nor what it does at exit.
+        # Skips the rest of the script, such as saving and uploading, and its exit handlers.
         os._exit(0)
 
     def _write(self) -> None:
@@ -255,7 +255,7 @@ class Followed:
 
 
 def _ranks() -> dict[str, int]:
-    """Return this process's rank, and how many ranks there are on this machine: by PyTorch, else by the launcher."""
+    """Return this process's rank and the number of ranks on this machine, from PyTorch or the launcher's variables."""
     variables = {name: int(os.environ.get(name) or 0) for name in ("RANK", "LOCAL_WORLD_SIZE")}
     rank, local = variables["RANK"], variables["LOCAL_WORLD_SIZE"]
     if torch.distributed.is_available() and torch.distributed.is_initialized():

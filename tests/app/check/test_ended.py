@@ -1,0 +1,113 @@
+"""Arguments that TRL's classes accept, and that TRL or a library below it refuses once it trains, end a check."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.verdict import Outcome, Severity
+from tests.app.check.configurations import FITS
+from tests.app.check.conftest import Checked, Write
+
+EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
+GROUPS = "per_device_eval_batch_size: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "body", "words"),
+    [
+        ("sft", "adam_beta1: 2.0\n", "ends the training: ValueError: Invalid beta parameter at index 0: 2.0"),
+        pytest.param("dpo", "adam_beta2: 1.0\n", "Invalid beta parameter at index 1", marks=pytest.mark.nightly),
+        pytest.param("kto", "adam_epsilon: -1.0e-8\n", "Invalid epsilon value", marks=pytest.mark.nightly),
+        ("sft", "optim: adamw_torch\nlearning_rate: .nan\n", "Invalid learning rate: nan"),
+        pytest.param("sft", "seed: null\n", "TRL refuses it: TypeError: int() argument", marks=pytest.mark.nightly),
+        ("sft", "per_device_train_batch_size: null\n", "per_device_train_batch_size is null, and the training"),
+        pytest.param("sft", "max_steps: null\n", "max_steps is null", marks=pytest.mark.nightly),
+        pytest.param("grpo", "num_iterations: null\n", "num_iterations is null", marks=pytest.mark.nightly),
+        ("sft", f"{EVALUATED}per_device_eval_batch_size: null\n", "per_device_eval_batch_size is null"),
+        ("sft", "num_train_epochs: .inf\n", "num_train_epochs is inf, and transformers computes the number of steps"),
+        ("sft", "dataloader_num_workers: 2\ndataloader_prefetch_factor: 0\n", "prefetch_factor is 0, and has to be"),
+        (
+            "sft",
+            "env:\n  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:true\n",
+            "PyTorch cannot read the caching allocator's settings 'expandable_segments:true': Expected 'True'",
+        ),
+        pytest.param(
+            "sft",
+            "env:\n  PYTORCH_ALLOC_CONF: expandable_segments=True\n",
+            "Write NAME:VALUE with commas between, and True or False. PyTorch cannot read",
+            marks=pytest.mark.nightly,
+        ),
+        ("sft", "model_init_kwargs: 'x'\n", "model_init_kwargs is text, and TRL needs a mapping"),
+        pytest.param("sft", "learning_rate: -1.0\n", "Invalid learning rate", marks=pytest.mark.nightly),
+        ("sft", "weight_decay: 0.1\nadam_beta1: .nan\n", "A step ends the training: ValueError: Invalid beta"),
+        pytest.param(
+            "sft",
+            "gradient_checkpointing_kwargs: {no_such: 1}\n",
+            "ends the training: ValueError: Unexpected keyword arguments: no_such",
+            marks=pytest.mark.nightly,
+        ),
+        ("sft", "seed: -1\n", "TRL refuses it: ValueError: Seed must be between 0 and 2**32 - 1"),
+        ("grpo", "top_entropy_quantile: -1.0\n", "top_entropy_quantile ends the training: RuntimeError: quantile() q"),
+        ("grpo", f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n", "include_for_metrics ends the training"),
+        ("grpo", f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n", "metric_for_best_model ends the training"),
+        ("rloo", "accelerator_config: {dispatch_batches: true}\n", "Can only find the batch size of tensors but got"),
+        ("online_dpo", "remove_unused_columns: true\n", "ends the training: ValueError: No columns in the dataset"),
+        ("online_dpo", "beta: [0.1, 0.2]\n", "beta ends the training: TypeError: list indices must be integers"),
+    ],
+)
+def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, write: Write, checked: Checked) -> None:
+    file = write(trainer, body)
+    file.write_text(file.read_text().replace("seed: 7\n", ""))
+    verdict = checked(config=str(file), trainer=trainer, gpu="H100-80GB")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("trainer", "body"),
+    [
+        ("sft", "adam_beta1: 0.0\nfull_determinism: true\ndataloader_num_workers: 2\nsave_only_model: true\n"),
+        ("sft", "warmup_steps: 1000\nlr_scheduler_type: cosine\nnum_train_epochs: 0.5\nlogging_steps: 0.5\n"),
+        ("dpo", f"{EVALUATED}lr_scheduler_type: reduce_lr_on_plateau\neval_accumulation_steps: 1\n"),
+        (
+            "grpo",
+            f"{EVALUATED}{GROUPS}metric_for_best_model: reward\nlog_completions: true\ntop_entropy_quantile: 0.5\n",
+        ),
+        ("kto", "accelerator_config: {dispatch_batches: true}\nauto_find_batch_size: true\n"),
+        ("online_dpo", "beta: [0.1]\n"),
+        # PyTorch checks the default of its optimizers, and transformers gives the value to groups of parameters.
+        pytest.param("sft", "weight_decay: -1.0\n", marks=pytest.mark.nightly),
+        pytest.param("sft", "optim: sgd\nadam_beta1: 2.0\n", marks=pytest.mark.nightly),
+        pytest.param("sft", "env:\n  PYTORCH_ALLOC_CONF: 'backend:native, x:y'\n", marks=pytest.mark.nightly),
+        pytest.param("sft", "max_steps: 3\nnum_train_epochs: .inf\n", marks=pytest.mark.nightly),
+        pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
+        ("grpo", "remove_unused_columns: true\n"),
+    ],
+)
+def test_arguments_with_which_trl_trains_fit(trainer: str, body: str, write: Write, checked: Checked) -> None:
+    verdict = checked(config=str(write(trainer, body)), trainer=trainer, gpu="H100-80GB")
+    assert verdict.outcome is FITS, [item.message for item in verdict.findings]
+
+
+def test_a_training_that_does_not_end_is_ended_and_proves_nothing(
+    write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.app.check.fitting._BUILDING_SECONDS", 0.0)
+    # No verdict of another test is that of this file.
+    verdict = checked(config=str(write("sft", "learning_rate: 1.25e-04\n")), trainer="sft", gpu="H100-80GB")
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "exceeded its time limit" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("body", "of"),
+    [
+        ("per_device_train_batch_size: 1000000000\n", "1,000,000,000 rows of up to 59 tokens"),
+        ("packing: true\nmax_length: 1000000000\n", "8 rows of up to 1,000,000,000 tokens"),
+    ],
+)
+def test_a_micro_batch_of_too_many_tokens_is_not_traced(body: str, of: str, write: Write, checked: Checked) -> None:
+    verdict = checked(config=str(write("sft", body)), trainer="sft", gpu="H100-80GB")
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.reason.startswith(f"A micro-batch of {of} is not traced: 16,777,216 tokens are the most")

@@ -1,0 +1,23 @@
+"""PyTorch's own database of operators and optimizers: a trace allocates what PyTorch's CPU allocator does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotune.probing import JobServer
+from tests.virtual.alone import apart
+from tests.virtual.operator_differences import DIFFERENT_ON_CPU, REFUSED, differing
+from tests.virtual.operators import on_cpu, traced
+
+pytestmark = pytest.mark.skipif(
+    not (2, 13) <= torch.__version__ < (2, 14), reason="the database and what differs are those of PyTorch 2.13"
+)
+
+
+def test_operators_and_optimizers_allocate_in_a_trace_what_they_do_on_the_cpu(job_server: JobServer) -> None:
+    found, real = apart(job_server, traced), apart(job_server, on_cpu)
+
+    assert len(real) > 400
+    assert {name for name, peak in found.items() if isinstance(peak, str)} & real.keys() <= REFUSED
+    assert differing(found, real).keys() <= DIFFERENT_ON_CPU
