@@ -125,16 +125,16 @@ def with_nulls(plan: TrainingPlan, config: Configuration) -> TrainingPlan:
 
 
 def further_arguments(config: Configuration) -> Mapping[str, object]:
-    """Return the arguments that no trace depends on, differ from their defaults, and may end a training."""
+    """Return the arguments for a check's own training: without effect on memory, not at their defaults."""
     own, training = trainer_of(config).config_fields, tables()["training"]
     known = fields_of_kind("training") | fields_of_kind("evaluation") | own.without_effect
-    apart = frozenset(training["apart"]) | own.reading
-    beginnings = tuple(training["beginnings_apart"])
+    left_out = frozenset(training["not_in_check"]) | own.reading
+    beginnings = tuple(training["beginnings_not_in_check"])
     return {
         name: value
         for name, value in config.values.items()
         if (name in known or name.startswith(tuple(training["beginnings"])))
-        and not (name in apart or name.startswith(beginnings))
+        and not (name in left_out or name.startswith(beginnings))
         and value != config.defaults.get(name)
         # Jobs exchange infinities and NaN too.
         and (is_json(value) or isinstance(value, float))

@@ -41,7 +41,7 @@ _EVALUATED_ROWS, _EVALUATION = "per_device_eval_batch_size", "eval_strategy"
 _STEPS = "max_steps"
 _NEVER_NULL = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", _STEPS)
 """Numbers for which TRL's classes accept null, although every training computes with them."""
-_OF_LOADING = ("model_init_kwargs", TEACHER_LOADING)
+_LOADING_FIELDS = ("model_init_kwargs", TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
 
 _REFUSED_IN_A_STEP = {
@@ -112,7 +112,7 @@ def of_values(written: WrittenConfig, values: Mapping[str, object]) -> Iterator[
     divides = {"eval_accumulation_steps": evaluates, "ref_model_sync_steps": values.get("sync_ref_model")}
     zeros = [name for name in divides if divides[name] and values.get(name) == 0]
     reasons += [f"{name} is 0, and steps are divided by it" for name in zeros]
-    texts = [name for name in _OF_LOADING if isinstance(values.get(name), str) and values[name]]
+    texts = [name for name in _LOADING_FIELDS if isinstance(values.get(name), str) and values[name]]
     reasons += [f"{name} is text, and TRL needs a mapping" for name in texts if not str(values[name]).startswith("{")]
     for reason in filter(None, reasons):
         yield finding(written, Severity.ERROR, mentioned(written, reason), f"{reason}.")

@@ -19,15 +19,17 @@ _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536,
 
 _MAX_UNSORTED_INDICES = 3072
 _HALF = (torch.bfloat16, torch.float16)
-_CAST = frozenset({_aten.sum, _aten.mean, _aten.linalg_vector_norm, _aten.prod, _aten.cumsum, _aten.cumprod})
-_NUMBER, _SEVERAL = 4, 16
-_ACCUMULATED = {
-    **dict.fromkeys((_aten.sum, _aten.mean, _aten.linalg_vector_norm, _aten.nansum, _aten.amax, _aten.amin), _NUMBER),
+_CASTS_INPUT = frozenset({_aten.sum, _aten.mean, _aten.linalg_vector_norm, _aten.prod, _aten.cumsum, _aten.cumprod})
+_SCALAR_BYTES, _COMPOUND_BYTES = 4, 16
+_ACCUMULATOR_BYTES = {
+    **dict.fromkeys(
+        (_aten.sum, _aten.mean, _aten.linalg_vector_norm, _aten.nansum, _aten.amax, _aten.amin), _SCALAR_BYTES
+    ),
     # Mean, squares and counts; or a number and its index.
-    **dict.fromkeys((_aten.var, _aten.std, _aten.var_mean, _aten.std_mean), _SEVERAL),
-    **dict.fromkeys((_aten.max, _aten.min, _aten.argmax, _aten.argmin), _SEVERAL),
+    **dict.fromkeys((_aten.var, _aten.std, _aten.var_mean, _aten.std_mean), _COMPOUND_BYTES),
+    **dict.fromkeys((_aten.max, _aten.min, _aten.argmax, _aten.argmin), _COMPOUND_BYTES),
 }
-"""Bytes that thread blocks accumulate for an output, by reduction; more for outputs of more bytes."""
+"""Bytes of the accumulator of one output, by reduction; a scalar accumulator is at least as large as the output."""
 # aten/src/ATen/native/cuda/Reduce.cuh: ReduceConfig and setReduceConfig.
 _WARP = 32
 _MAX_THREADS = 512
@@ -43,7 +45,7 @@ _MULTIPROCESSORS = {
 _CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward
 _GROUPED = _aten._grouped_mm.default
 _INDEX_PUT = _aten.index_put.default
-_SHORT_ROW, _FEW_ROWS = 4096, 128
+_MAX_BLOCK_SORT, _SEGMENTED_ROWS = 4096, 128
 # Hopper, and Blackwell of data centres.
 _GROUPED_KERNEL_GENERATIONS = (9, 10)
 
@@ -55,7 +57,7 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilitie
         gpus: compute capabilities, on which some workspaces depend.
     """
     packet = func.overloadpacket
-    if packet in _CAST or packet in _ACCUMULATED:
+    if packet in _CASTS_INPUT or packet in _ACCUMULATOR_BYTES:
         dimensions = argument(func, args, kwargs, "dim")
         return gpus.decide(lambda capability: _reduction(func, args[0], dimensions, result, capability))
     if packet is _CUDNN_BACKWARD:
@@ -183,8 +185,8 @@ def _reduction(
     # of the result, except from half precision to float32, where CUDA's kernels cast on load.
     packet, result = func.overloadpacket, tensors_of(result)[0]
     cast = source.dtype != result.dtype and not (source.dtype in _HALF and result.dtype == torch.float32)
-    casts = (source.numel() * result.itemsize,) if cast and packet in _CAST else ()
-    if packet not in _ACCUMULATED or not result.numel():
+    casts = (source.numel() * result.itemsize,) if cast and packet in _CASTS_INPUT else ()
+    if packet not in _ACCUMULATOR_BYTES or not result.numel():
         return casts
     inner_size = _inner_size(source, [dimensions] if isinstance(dimensions, int) else dimensions)
     accumulated = _accumulated_bytes(packet, result)
@@ -192,8 +194,8 @@ def _reduction(
 
 
 def _accumulated_bytes(packet: Any, result: torch.Tensor) -> int:
-    least = _ACCUMULATED[packet]
-    return least if least == _SEVERAL else max(least, result.itemsize)
+    minimum = _ACCUMULATOR_BYTES[packet]
+    return minimum if minimum == _COMPOUND_BYTES else max(minimum, result.itemsize)
 
 
 def _partial_results(
@@ -251,7 +253,7 @@ def _power_of_two_below(count: int) -> int:
     return 1 << (max(count, 1).bit_length() - 1)
 
 
-def _put(args: Any, kwargs: Any, _: Any) -> tuple[int, ...]:
+def _index_put(args: Any, kwargs: Any, _: Any) -> tuple[int, ...]:
     # aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel: linear indices and positions, both sorted, and
     # CUB's double buffers, 64 bits each.
     if not argument(_INDEX_PUT, args, kwargs, "accumulate"):
@@ -266,10 +268,12 @@ def _sort(args: Any, kwargs: Any, _: Any) -> tuple[int, ...]:
     # aten/src/ATen/native/cuda/Sort.cpp: a block sorts short rows. Sort.cu, launch_stable_sort_kernel: CUB sorts longer
     # ones, with positions and two buffers; several rows in two passes.
     tensor, dimension = args[0], next((each for each in args[1:] if type(each) is int), kwargs.get("dim", -1))
-    if not tensor.dim() or tensor.size(dimension) <= _SHORT_ROW:
+    if not tensor.dim() or tensor.size(dimension) <= _MAX_BLOCK_SORT:
         return ()
     elements, buffers = tensor.numel(), (8 + tensor.itemsize) * tensor.numel()
-    passes = (8 * elements, tensor.itemsize * elements) if 1 < elements // tensor.size(dimension) < _FEW_ROWS else ()
+    passes = (
+        (8 * elements, tensor.itemsize * elements) if 1 < elements // tensor.size(dimension) < _SEGMENTED_ROWS else ()
+    )
     return (8 * elements, *passes, buffers)
 
 
@@ -299,7 +303,7 @@ _RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
     "aten.masked_scatter_.default": _masked_scatter,
     "aten.masked_scatter_backward.default": _masked_select,
     "aten.masked_select.default": _masked_select,
-    **dict.fromkeys(("aten.index_put.default", "aten.index_put_.default"), _put),
+    **dict.fromkeys(("aten.index_put.default", "aten.index_put_.default"), _index_put),
     **dict.fromkeys(("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList"), _count_nonzero),
     **dict.fromkeys(("aten.sort.default", "aten.sort.stable"), _sort),
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,

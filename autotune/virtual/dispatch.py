@@ -113,16 +113,16 @@ class VirtualMode(TorchDispatchMode):
             self._follow_autograd()
             inputs = tensors_of((args, tuple(kwargs.values())))
             given = received(func, args)
-            func, result, values, notes = self._ran(func, args, kwargs, inputs)
+            func, result, values, notes = self._execute(func, args, kwargs, inputs)
             self._keep(func, args, result, values)
             for tensor, value in given:
                 set_known(tensor, value)
             self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
             return result
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 any error of a backward pass has to leave PyTorch's C++ code
             return self._fail(func, error)
 
-    def _ran(self, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> tuple[Any, Any, Any, Any]:
+    def _execute(self, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> tuple[Any, Any, Any, Any]:
         """Return the operator that ran, its result and known values, and the notes of :meth:`_plain`."""
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
             values = self.knowledge.compute(func, args, kwargs, inputs, None)
@@ -135,7 +135,7 @@ class VirtualMode(TorchDispatchMode):
 
         While C++ unwinds from an exception of Python, PyTorch restores the device by code in Python, which then aborts
         the process (``PythonDeviceGuard`` in ``torch/csrc/acc/Module.cpp``). So the operator returns no tensor, which
-        is an error of C++, and :meth:`explained` raises the error.
+        is an error of C++, and :meth:`backward_errors_raised` raises the error.
         """
         if isinstance(error, UnsupportedOperatorException):
             error = UnsupportedError(f"PyTorch cannot derive the shapes of {func}. Use autotune dry-run instead.")
@@ -147,7 +147,7 @@ class VirtualMode(TorchDispatchMode):
         return error
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def backward_errors_raised(self) -> Iterator[None]:
         """Raise the error of an operator of a backward pass in place of PyTorch's."""
         try:
             yield

@@ -101,7 +101,7 @@ def trace(
         stack.enter_context(mode)
         _running.append((mode, ledger))
         stack.callback(_running.pop)
-        with errors_explained(), mode.explained():
+        with errors_explained(), mode.backward_errors_raised():
             fn(device)
         refuse_host_only(ledger.events)
         found = Trace(

@@ -63,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with another_process():
         for seed in range(1, options.searches + 1):
             searches.append(searched(model, data, options.folder, seed))
-            rates = kept(options.folder / f"busy-{seed}.json")
+            rates = read_rates(options.folder / f"busy-{seed}.json")
             while len(rates) < options.further:
                 rates.append(real_rate(searches[-1]))
-                keep(options.folder / f"busy-{seed}.json", rates)
+                write_rates(options.folder / f"busy-{seed}.json", rates)
             print(seed, described(searches[-1]), *(f"{rate:,.0f}" for rate in rates), flush=True)
     print(table(searches, idle_rates(searches, options.folder / "idle.json"), options.folder))
     return 0
@@ -121,12 +121,12 @@ def idle_rates(searches: Sequence[Result], file: Path) -> dict[str, float]:
     return {name: median(rates) for name, rates in rounds.items()}
 
 
-def kept(file: Path) -> list[float]:
+def read_rates(file: Path) -> list[float]:
     """Return the rates in a file; none if there is no such file."""
     return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
 
 
-def keep(file: Path, rates: Sequence[float]) -> None:
+def write_rates(file: Path, rates: Sequence[float]) -> None:
     """Write rates into a file."""
     file.write_text(json.dumps(rates), encoding="utf-8")
 
@@ -148,7 +148,7 @@ def table(searches: Sequence[Result], idle: Mapping[str, float], folder: Path) -
     for seed, result in enumerate(searches):
         assert result.recommended is not None
         promise = written(result.recommended)
-        rates = kept(folder / f"busy-{seed}.json")
+        rates = read_rates(folder / f"busy-{seed}.json")
         within += sum(one in promise.expected for one in rates)
         runs += len(rates)
         rate = idle[described(result)]

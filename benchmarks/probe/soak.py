@@ -42,6 +42,7 @@ evaluation and a save every {_EVERY}. Rows are pages of Python's documentation; 
 them, and "code" is the source of Python's functions instead. The rate is that of the steps before
 the first evaluation, without the first {_SETTLING_STEPS}; where the reference is precomputed, each step takes its share
 of that pass, which is spread over the epochs. "promised" is the 95 % range of a further run.
+It follows from the winner's own runs; since 29 November, the scatter of TRL's default widens it, where that runs.
 Memory is resident memory above the imports. The training runs under no limit, and its peak is held against the budget:
 `RLIMIT_DATA`, by which a probe is limited, also counts what is allocated and never touched. The peak is read ten times
 a second; "about": it was read at the end, when other pages of files may have been resident than at the peak.

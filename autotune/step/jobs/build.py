@@ -36,12 +36,12 @@ from autotune.virtual import trace as run_virtually
 # Libraries whose warnings are about the user's arguments.
 _WARNING_LIBRARIES = ("trl", "transformers", "peft", "accelerate")
 # Modules that read the arguments, or that get them from one that does.
-_READERS = (
+_ARGUMENT_READERS = (
     "trl.", "accelerate.", "peft.", "transformers.trainer", "transformers.generation.", "transformers.optimization",
     "torch.optim.", "torch.utils.checkpoint", "bitsandbytes.optim.",
 )  # fmt: skip
 # Functions of a traced training that run after the trainer is built.
-_RUNS = frozenset({"train", "_evaluate", "_rehearse_evaluation"})
+_TRAINING_FUNCTIONS = frozenset({"train", "_evaluate", "_rehearse_evaluation"})
 _PACKAGE = Path(__file__).parents[2]
 
 
@@ -63,7 +63,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
     if request.trained.target != "cpu" and (ended := _allocator_error(request.plan.env)):
         return replace(built, ended=ended)
     error = _training_error(request.trained, request.further, context.folder)
-    return built if error is None else replace(built, ended=_worded(error), raised_at=raised_at(error))
+    return built if error is None else replace(built, ended=_error_text(error), raised_at=raised_at(error))
 
 
 def _allocator_error(env: Mapping[str, str]) -> str:
@@ -79,8 +79,8 @@ def _allocator_error(env: Mapping[str, str]) -> str:
     return ""
 
 
-def _with(further: Mapping[str, object], plan: TrainingPlan) -> TrainingPlan:
-    # Of several processes, a single one runs here; it gets no rows that another one would read (`dispatch_batches`).
+def _with_arguments(further: Mapping[str, object], plan: TrainingPlan) -> TrainingPlan:
+    # Only one of several processes runs here. With `dispatch_batches`, it would wait for rows that another one reads.
     absent = {"accelerator_config"} if plan.in_group else set()
     return replace(plan, args={**plan.args, **{name: further[name] for name in further.keys() - absent}})
 
@@ -98,7 +98,7 @@ def _build(request: TraceRequest, further: Mapping[str, object], parent: Path) -
         with tempfile.TemporaryDirectory(dir=parent) as folder, traceable_deepspeed(device, plan):
             # Validate the planned arguments: the trainer below has fewer micro-batches per step.
             config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
-            explicit = _with(further, plan)
+            explicit = _with_arguments(further, plan)
             with _collect_warnings(messages):
                 trainer = build_virtual(adapter, explicit, model_config, processor, rows, device, Path(folder))
             used.update({name: getattr(trainer.args, name, None) for name in plan.args if name not in _OVERRIDDEN})
@@ -111,13 +111,13 @@ def _build(request: TraceRequest, further: Mapping[str, object], parent: Path) -
         # The training that follows reports it.
         return Built(warnings=tuple(messages))
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
-        return Built(refused=_worded(error), warnings=tuple(messages))
+        return Built(refused=_error_text(error), warnings=tuple(messages))
     return Built(overrides=tuple(overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
 
 
 def _training_error(request: TraceRequest, further: Mapping[str, object], folder: Path) -> Exception | None:
     """Train two steps, evaluate as TRL does, and return the error that ended it, or None."""
-    adapter, plan = find_adapter(request.plan.trainer), _with(further, request.plan)
+    adapter, plan = find_adapter(request.plan.trainer), _with_arguments(further, request.plan)
     model_config = load_config(request.model, adapter.head)
     model_config = first_layers(model_config, request.layers or MIN_BUILT_LAYERS)
     rows = TracedRows(request.worst, request.trainable, chosen=request.chosen, again=request.compiled_again)
@@ -132,7 +132,7 @@ def _training_error(request: TraceRequest, further: Mapping[str, object], folder
     return None
 
 
-def _worded(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
@@ -143,8 +143,10 @@ def raised_at(error: Exception) -> str:
     Errors at construction have none: a trace builds the trainer for other sizes than the plan's.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    trains = not _RUNS.isdisjoint(frame.f_code.co_name for frame in frames)
-    if isinstance(error, ImportError) or not (trains and frames[-1].f_globals["__name__"].startswith(_READERS)):
+    is_training = not _TRAINING_FUNCTIONS.isdisjoint(frame.f_code.co_name for frame in frames)
+    if isinstance(error, ImportError) or not (
+        is_training and frames[-1].f_globals["__name__"].startswith(_ARGUMENT_READERS)
+    ):
         return ""
     places = [each for each in traceback.extract_tb(error.__traceback__) if _PACKAGE not in Path(each.filename).parents]
     inner, *outer = ("".join(getlines(at.filename)[(at.lineno or 1) - 1 : at.end_lineno]) for at in places[:-3:-1])
