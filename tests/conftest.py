@@ -126,7 +126,7 @@ def traces_on_one_server(request: pytest.FixtureRequest) -> Iterator[None]:
 
     def shared(tracer: ServerTracer) -> JobServer:
         if tracer._server is None:
-            tracer._server = tracer._lent_server = request.getfixturevalue("job_server")
+            tracer._server = request.getfixturevalue("job_server")
         return tracer._server
 
     with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def test_every_target_is_explained() -> None:
     # What clean does is known, and can-… are asked by scripts.
     asked = [target for target in phony() if target != "clean" and not target.startswith("can-")]
     assert [target for target in asked if f"| `make {target}" not in page] == []
+
+
+def test_the_newest_versions_are_looked_for_each_time_as_is_what_is_asked_for_with_them() -> None:
+    asked = ["make", "--dry-run", "--no-print-directory", "test-newest", "WITH=trl[vllm]"]
+    lines = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    *_, upgrade, tests = lines
+    assert "--upgrade --upgrade-strategy eager" in upgrade
+    assert upgrade.endswith("'trl[vllm]'")
+    assert "-m pytest" in tests
 
 
 def phony() -> list[str]:

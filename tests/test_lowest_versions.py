@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,14 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def pins() -> dict[str, Version]:
+LOWEST, DEVELOPED = "constraints-lowest.txt", "constraints.txt"
+NAMED_BY_TORCH = ("cuda-", "nvidia-", "triton")
+"""Beginnings of the names of packages of which each build of torch requires versions of its own."""
+
+
+def pins(file: str = LOWEST) -> dict[str, Version]:
     """Return what is pinned, by name; a line that pins no single version fails."""
-    lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     found: dict[str, Version] = {}
     for requirement in (Requirement(line) for line in lines if not line.startswith("#")):
         (pin,) = requirement.specifier
@@ -51,3 +58,30 @@ def test_everything_that_autotune_imports_has_a_lower_bound() -> None:
 
 def test_every_build_of_a_pinned_version_will_do() -> None:
     assert [name for name, version in pins().items() if version.local] == []
+
+
+def installed() -> dict[str, Version]:
+    """Return what is installed of what autotune, its extras, and in turn those require, by name."""
+    found: dict[str, Version] = {}
+    seen: set[tuple[str, str]] = set()
+    left = [(requirement.name, extra) for requirement in required() for extra in ("", *requirement.extras)]
+    while left:
+        name, extra = left.pop()
+        name = canonicalize_name(name)
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = Version(metadata.version(name))
+            needs = [Requirement(line) for line in metadata.requires(name) or ()]
+            needs = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
+            left += [(need.name, other) for need in needs for other in ("", *need.extras)]
+    return {name: version for name, version in found.items() if not name.startswith(NAMED_BY_TORCH)}
+
+
+@pytest.mark.parametrize("file", [DEVELOPED, LOWEST])
+def test_whatever_pip_installs_beside_is_pinned(file: str) -> None:
+    pinned, versions = pins(file), installed()
+    if versions["torch"].public != pinned["torch"].public:
+        pytest.skip(f"the versions of {file} are not those that are installed")
+    assert sorted(versions.keys() - pinned) == []

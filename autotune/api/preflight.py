@@ -153,6 +153,13 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _save_model(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
+            teacher = getattr(trainer, "teacher_model", None)
+            if teacher is not None:
+                # The trainer ignores the one that its configuration names, which is for TRL's command.
+                teacher = trainer.accelerator.unwrap_model(teacher)
+                quantization = _save_model(teacher, processor, folder / "teacher")
+                config.teacher_model_name_or_path = str(folder / "teacher")
+                config.teacher_model_init_kwargs, config.teacher_model_revision = _loading(teacher, quantization), None
             if self._arguments.dataset is None:
                 # A trainer's own rows are tokens, for which TRL refuses this field.
                 config.assistant_only_loss = False
@@ -301,18 +308,23 @@ def _smallest_budget(budgets: list[str | int | None]) -> str | int | None:
     return min(known) if known else budgets[0]
 
 
-def _arguments(args: Any, model: Any, quantization: Any) -> Any:
-    """Return the arguments with the loaded model's type and attention, and with the model's own checkpointing.
-
-    Checkpointing may already be on, for example by PEFT's ``prepare_model_for_kbit_training``.
-    """
+def _loading(model: Any, quantization: Any) -> dict[str, object]:
+    """Return the arguments of ``from_pretrained`` that load a model as it is."""
     loaded = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "attn_implementation": model.config._attn_implementation,
         "quantization_config": quantization,
     }
+    return {name: value for name, value in loaded.items() if value is not None}
+
+
+def _arguments(args: Any, model: Any, quantization: Any) -> Any:
+    """Return the arguments with the loaded model's type and attention, and with the model's own checkpointing.
+
+    Checkpointing may already be on, for example by PEFT's ``prepare_model_for_kbit_training``.
+    """
     found = copy.copy(args)
-    found.model_init_kwargs = {name: value for name, value in loaded.items() if value is not None}
+    found.model_init_kwargs = _loading(model, quantization)
     found.gradient_checkpointing = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
     return found
 

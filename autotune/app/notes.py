@@ -78,7 +78,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
         )
     few = few_documents_text(workload, setting.global_batch_size)
     if few:
-        yield f"{few}: they were repeated to measure whole steps."
+        yield f"{few}: rows were repeated to measure whole steps."
     if setting.machine.device_reason:
         yield f"Measured on the CPU: {setting.machine.device_reason}."
     for name in ALLOCATOR_VARIABLES if setting.machine.hardware.kind == "cuda" else ():
@@ -265,7 +265,8 @@ def notes_on_plans(
     if SERVER in vllm:
         yield f"With vllm={SERVER}, a {SERVED}"
     if not COLOCATED.isdisjoint(vllm):
-        yield f"Assumed of vLLM: {'; '.join(engine_assumptions(workload.model))}."
+        assumed = "; ".join(engine_assumptions(workload.model))
+        yield f"No plan with vLLM has been compared with a GPU yet. Assumed of vLLM: {assumed}."
     yield from notes_on_gpus(gpus)
     yield from notes_on_traces(traces)
 

@@ -77,14 +77,16 @@ def checked_options(args: SearchArguments, init: Init = "random") -> Options:
     check_range("A global batch size of {}", args.global_batch_size)
     check_range("A maximum length of {}", max_length)
     check_range("A number of processes of {}", args.num_processes)
-    if max_length is not None and coverage is not None:
-        raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
     fixed = dict(args.fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(
             f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.", hint="Give one of them."
         )
     fixed = {knob: find(knob, trainer.techniques).parse(choice) for knob, choice in fixed.items()}
+    # A length in words, such as `coverage`, follows from the token coverage.
+    if coverage is not None and isinstance(fixed.get("max_length"), int):
+        given = "--max-length" if max_length is not None else "--fix max_length"
+        raise InputError(f"{given} and --token-coverage contradict each other.", hint="Give one of them.")
     for knob in (*args.exclude, *(each for each in args.allow if each != GLOBAL_BATCH)):
         find(knob, trainer.techniques)
     both = sorted(fixed.keys() & args.exclude)

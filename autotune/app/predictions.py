@@ -163,19 +163,17 @@ def trace_before_search(
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Predictions(failure=error.message)
-    predictions = [predictor.predict(candidate) for candidate in evaluator.candidates]
-    known = [prediction for prediction in predictions if prediction is not None]
-    over = sum(prediction.need_bytes > limit_bytes for prediction in known)
-    listener(Noted(note_on_traced(len(known), over, clock() - started)))
+    known = [estimate for estimate in evaluator.ranked() if estimate.memory is not None]
+    listener(Noted(note_on_traced(len(known), sum(estimate.fits for estimate in known), clock() - started)))
     return Predictions(predictor, evaluator)
 
 
-def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
+def note_on_traced(count: int, fitting: int, spent_seconds: float) -> str:
     """Return a sentence with the numbers of traced candidates and of those that are predicted to fit."""
     spent = format_duration(spent_seconds)
     if not count:
         return f"No trace was completed in {spent}."
-    return f"Traced {counted(count, 'candidate')} in {spent}: {count - over:,} predicted to fit."
+    return f"Traced {counted(count, 'candidate')} in {spent}: {fitting:,} predicted to fit."
 
 
 def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
@@ -261,4 +259,4 @@ def _measure(
     if seconds <= 0:
         return {}
     request = OperatorsRequest(tuple(calls), device, seconds, limit_bytes)
-    return measure_operators(server, request, tracer.new_folder(), _LONGEST_SECONDS).seconds
+    return measure_operators(server, request, tracer.new_folder(), _LONGEST_SECONDS)

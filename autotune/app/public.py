@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ _REMEDIES: Mapping[str, str] = {
     "dataset": _ROWS,
     "eval_dataset": _ROWS,
     "base": "Give its YAML file.",
+    "reward_funcs": "Name a function by the path that imports it, such as 'my_rewards.length'.",
     "trainer": f"Give its name, such as {DEFAULT!r}.",
 }
 """Hints for an argument whose value is an object of a library, by the argument's name."""
@@ -94,7 +96,9 @@ class Arguments(Checked):
     @property
     def settings(self) -> dict[str, object]:
         """The arguments that differ from their defaults, by name, without secrets: ``settings`` in ``result.json``."""
-        values = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name not in OBJECTS}
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OBJECTS}
+        # As `result.json` has them: paths as texts, sequences as lists.
+        values: dict[str, object] = json.loads(json.dumps(given, default=_plain))
         if isinstance(storage := values.get("storage"), str):
             values["storage"] = hidden_url(storage)
         defaults = {each.name: each.default for each in fields(self)}
@@ -147,17 +151,8 @@ def _field_descriptions(kind: object) -> Iterator[tuple[str, str, str]]:
         yield from _DESCRIPTION.findall(inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2])
 
 
-def as_json(value: object) -> object:
-    """Return the value of an argument as JSON types: paths as texts, sequences as lists, mappings as dictionaries."""
-    match value:
-        case Path():
-            return str(value)
-        case Mapping():
-            return {name: as_json(item) for name, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return list(value)
-        case _:
-            return value
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def check_type(name: str, value: object, annotation: object) -> None:
@@ -210,5 +205,5 @@ def _type_error(name: str, value: object, annotation: object) -> InputError:
         elif kind is not NoneType:
             words.append(_VALUES.get(get_origin(kind) or kind) or f"an autotune.{getattr(kind, '__name__', kind)}")
     listed = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
-    instead = "" if isinstance(value, _SHOWN_TYPES) else _REMEDIES.get(name, "")
+    instead = "" if isinstance(value, _SHOWN_TYPES) else _REMEDIES.get(name.rpartition(" ")[2], "")
     return InputError(f"{name} cannot be {shown}.", hint=f"It is {listed}. {instead}".strip())

@@ -25,8 +25,7 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate
+from autotune.core.candidate import Candidate
 from autotune.core.events import Ranked, StageStarted, excluding
 from autotune.core.machine import Machine
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
@@ -41,14 +40,8 @@ from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, parse_size
 
-SEARCHED = (
-    "For each kind and number of GPUs, the best was searched for among at most 40 candidates: others may"
-    " be faster, and fewer GPUs may be enough."
-)
-"""Note on a table for which not all of a space was traced."""
 _MOST_TRACED = 40
 """Most candidates for a number of GPUs of one kind; each search starts from the best of the earlier searches."""
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
@@ -121,8 +114,7 @@ class _Survey:
         kinds: number of kinds of GPU to plan for.
         refused: errors of GPUs that could not be planned for.
         offloads: offers of single GPUs on which only last resorts fit.
-        searched: whether any space was traced only in part.
-        vllm: the choices of vLLM in the planned spaces.
+        evaluators: those of all numbers of GPUs of all kinds.
     """
 
     arguments: RentArguments
@@ -135,8 +127,7 @@ class _Survey:
     kinds: int
     refused: list[InputError] = field(default_factory=list)
     offloads: list[Offer] = field(default_factory=list)
-    searched: bool = False
-    vllm: set[Choice] = field(default_factory=set)
+    evaluators: list[Evaluator] = field(default_factory=list)
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
     def offers(self, word: str | int | None, place: int) -> Sequence[Offer]:
@@ -145,21 +136,21 @@ class _Survey:
         Args:
             place: index of the kind among all, from 1.
         """
-        alone, tried = self.kinds == 1, list[Offer]()
+        alone, tried, earlier = self.kinds == 1, list[Offer](), len(self.evaluators)
         progress = "" if alone else f" ({place} of {self.kinds})"
-        single: Evaluator | None = None
         for number in self.numbers:
-            offer, evaluator = self._offer(word, number, progress)
-            tried.append(offer)
-            single = evaluator if number == 1 else single
+            tried.append(self._offer(word, number, progress))
             if not should_try_more_gpus(tried, alone=alone):
                 break
-        if single is not None and not any(offer.fits for offer in tried):
-            tried = [self._offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
+        evaluators = self.evaluators[earlier:]
+        single = [each for each in evaluators if each.problem.setting.machine.hardware.processes == 1]
+        if single and not any(offer.fits for offer in tried):
+            tried[0] = self._best(Offer(tried[0].gpu, 1), with_last_resorts_if_nothing_fits(single[0]))
+            self.offloads += [tried[0]] if tried[0].fits else []
         return offers_to_show(tried, alone=alone)
 
-    def _offer(self, word: str | int | None, processes: int, progress: str) -> tuple[Offer, Evaluator | None]:
-        """Return the offer for a number of GPUs, and its evaluator; None if they cannot be planned for."""
+    def _offer(self, word: str | int | None, processes: int, progress: str) -> Offer:
+        """Return the offer for a number of GPUs."""
         planned = _machine(word, processes, self.arguments.num_machines, self.arguments.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         several = f"{processes} x " if processes > 1 else ""
@@ -169,28 +160,14 @@ class _Survey:
             budget_bytes = checked_budget(_within(self.arguments.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
             self.refused.append(error)
-            return replace(blank, reason=error.message), None
-        self.vllm.update(problem.choices.get(VLLM, ()))
+            return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
         with Tracking(excluding(self.arguments.listener, StageStarted, Ranked)) as tracking:
             tracking.search(evaluator, starts, _MOST_TRACED)
-        self.searched |= len(evaluator.candidates) < problem.size
+        self.evaluators.append(evaluator)
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
-        return self._best(blank, evaluator), evaluator
-
-    def _offloading(self, single: Offer, single_evaluator: Evaluator) -> Offer:
-        """Return the offer for one GPU with last resorts, or ``single`` if there are none.
-
-        Args:
-            single_evaluator: the evaluator behind ``single``.
-        """
-        evaluator = with_last_resorts_if_nothing_fits(single_evaluator)
-        if evaluator is single_evaluator:
-            return single
-        offer = self._best(Offer(single.gpu, 1), evaluator)
-        self.offloads += [offer] if offer.fits else []
-        return offer
+        return self._best(blank, evaluator)
 
     def _best(self, blank: Offer, evaluator: Evaluator) -> Offer:
         """Return the offer of a number of GPUs with their best traced candidate."""
@@ -199,14 +176,11 @@ class _Survey:
         if best is None or best.memory is None:
             return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.unknown_reason)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
-        if best.fits:
-            return self._with_price(offer, best, problem)
-        needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
-        return replace(offer, reason=f"the least needs {needs} of {budget}")
-
-    def _with_price(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
-        rate, price = estimate.tokens_per_second, (self.prices or {}).get(offer.gpu.name)
-        seconds = epoch_of(estimate.candidate, problem, rate).seconds_per_epoch
+        if not best.fits:
+            needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
+            return replace(offer, reason=f"the least needs {needs} of {budget}")
+        rate, price = best.tokens_per_second, (self.prices or {}).get(offer.gpu.name)
+        seconds = epoch_of(best.candidate, problem, rate).seconds_per_epoch
         if self.arguments.dataset is None:
             seconds = BILLION / rate if rate else None
         cost = cost_of(seconds, price, offer.processes)
@@ -308,8 +282,11 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
             " with --gpu NAME."
         )
-    if survey.searched:
-        yield SEARCHED
+    if any(len(each.candidates) < each.problem.size for each in survey.evaluators):
+        yield (
+            f"For each kind and number of GPUs, the best was searched for among at most {_MOST_TRACED} candidates:"
+            " others may be faster, and fewer GPUs may be enough."
+        )
     most = max(survey.numbers)
     if auto and most < max(NUMBERS):
         yield (
@@ -327,7 +304,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             f"May not fit, since less is to spare than the error of the estimate: {tight}. The plan for one of them"
             " (--gpu NAME) names the fastest that has more to spare."
         )
-    yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.traces)
+    vllm = {choice for each in survey.evaluators for choice in each.problem.choices.get(VLLM, ())}
+    yield from notes_on_plans(survey.workload, vllm, gpus.values(), survey.traces)
     yield from close_calls(offers)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:

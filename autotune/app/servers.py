@@ -13,7 +13,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.emit.serving import serve_command
 from autotune.errors import InputError
-from autotune.planning.vllm import Engine, Reservation, engine_of
+from autotune.planning.vllm import Engine, engine_of
 from autotune.techniques.vllm import NAME, SERVER, beyond_model
 from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers.problem import TrainerProblem
@@ -72,15 +72,15 @@ def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) ->
     setting = problem.setting
     source, hardware = setting.workload.model_source, setting.machine.hardware
     tokens = longest_sequence(candidate, problem)
-    held = held_by_server(server_of(problem.trainer.plan(candidate, setting), setting, server_gpus, tokens))
-    if isinstance(held, str):
-        return held
+    server = server_of(problem.trainer.plan(candidate, setting), setting, server_gpus, tokens)
+    if refused := server_error(server):
+        return refused
     return ServerSplit(
         generation=server_gpus,
         training=hardware.processes,
-        server_bytes=held.requested_bytes,
-        cache_bytes=held.cache_bytes,
-        sequences=held.sequences,
+        server_bytes=server.requested_bytes,
+        cache_bytes=server.cache_bytes,
+        sequences=server.sequences,
         serve=serve_command(source.name, server_gpus, tokens, source.revision),
     )
 
@@ -129,7 +129,7 @@ def server_of(plan: TrainingPlan, setting: Setting, gpus: int, tokens: int | Non
     return replace(engine, on_server=False, sleeps=False, utilization=UTILIZATION, parallel=gpus, tokens=tokens)
 
 
-def held_by_server(server: Engine) -> Reservation | str:
-    """Return a server's memory on each of its GPUs, or why it does not start there."""
+def server_error(server: Engine) -> str:
+    """Return the reason that a server does not start on its GPUs; empty if it starts."""
     refused = undivided(server.model, server.parallel) or beyond_model(server.model, server.tokens or 0)
-    return refused or server.start_error or server.reservation
+    return refused or server.start_error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, distinct
@@ -38,9 +38,17 @@ class Tracking:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._evaluator is not None and error is not None and issubclass(error, KeyboardInterrupt):
-            for text in _left_by_interruption(self._evaluator):
-                self._listener(Noted(text))
+        evaluator = self._evaluator
+        if evaluator is None or error is None or not issubclass(error, KeyboardInterrupt):
+            return
+        best = next((found for found in evaluator.ranked() if found.memory is not None), None)
+        if best is not None and best.memory is not None:
+            needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
+            traced = counted(len(evaluator.candidates), "traced candidate")
+            choices = differences(best.candidate, evaluator.problem.baseline)
+            self._listener(Noted(f"The best of {traced} so far is predicted to need {needs} of {budget}: {choices}."))
+        if evaluator.traces.cache.is_enabled:
+            self._listener(Noted("Finished traces are cached: the same command continues from there."))
 
     def pass_on(self, event: Event) -> None:
         """Forward an event of the tracer; progress of a single call becomes progress over all calls."""
@@ -92,15 +100,3 @@ class Tracking:
         remaining = (self._clock() - self._started_seconds) * left / run if run else None
         done = traces.count + event.done
         return Tracing(done, done + left, remaining)
-
-
-def _left_by_interruption(evaluator: Evaluator) -> Iterator[str]:
-    """Yield sentences on the best candidate of an interrupted search, and on the cached traces."""
-    best = next((found for found in evaluator.ranked() if found.memory is not None), None)
-    if best is not None and best.memory is not None:
-        needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
-        traced = counted(len(evaluator.candidates), "traced candidate")
-        choices = differences(best.candidate, evaluator.problem.baseline)
-        yield f"The best of {traced} so far is predicted to need {needs} of {budget}: {choices}."
-    if evaluator.traces.cache.is_enabled:
-        yield "Finished traces are cached: the same command continues from there."

@@ -86,7 +86,7 @@ class WorkloadReader:
             self.listener(StageStarted(f"Checking that {aim}"))
             kind = machine.hardware.kind
             request = CheckPackingRequest(workload.trainer, workload.model_source, kind, missing, packs)
-            found = check_packing(self.server, request, self.directory / "check_packing").checks
+            found = check_packing(self.server, request, self.directory / "check_packing")
             checks |= {check.attention: check for check in found}
         for each in missing:
             # A failure before logits were compared may be a lack of memory, which the next run may have.

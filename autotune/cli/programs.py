@@ -28,6 +28,7 @@ def resume_command(argv: Sequence[str]) -> str | None:
     if not arguments or arguments[0] != "probe":
         return None
     if "--resume" not in arguments:
-        arguments.append("--resume")
+        # After --, it would be a name.
+        arguments.insert(arguments.index("--") if "--" in arguments else len(arguments), "--resume")
     started = [sys.executable, "-m", "autotune"] if Path(argv[0]).name == "__main__.py" else [program("autotune")]
     return shlex.join([*started, *arguments])

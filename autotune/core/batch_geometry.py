@@ -110,11 +110,6 @@ class PhaseGeometry:
         """Return :attr:`worst`, or the micro-batch's shape if its trace runs the phase on its own rows."""
         return micro_batch if micro_batch.chosen else self.worst
 
-    @property
-    def typical(self) -> Shape:
-        """The mean of the sizes."""
-        return mean_shape(self.sizes)
-
 
 @dataclass(frozen=True)
 class BatchGeometry:

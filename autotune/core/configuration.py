@@ -80,22 +80,22 @@ class Override:
 
 @dataclass(frozen=True)
 class Built:
-    """The result of building a trainer's class from a plan, and of training with it.
+    """The result of building a trainer's class from a plan.
 
     Attributes:
         refused: the error by which TRL or one of its libraries refused the plan; empty if none did.
-        overrides: arguments that the class changed.
         warnings: its warnings, raised or logged.
-        ended: the error that ended the training; empty if none did.
-        raised_at: the line of TRL, or of a library below it that reads its arguments, that raised this error, and the
-            line of its caller; empty if other code raised it.
     """
 
     refused: str = ""
-    overrides: tuple[Override, ...] = ()
     warnings: tuple[str, ...] = ()
-    ended: str = ""
-    raised_at: str = ""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The arguments that end a training of a tiny model, each with the error."""
+
+    errors: Mapping[str, str] = field(default_factory=dict)
 
 
 NOT_COMPILED = "no"
@@ -147,6 +147,7 @@ class ReadCommand:
         refused: the error of the parser or of a class; empty without one.
         warnings: warnings of the classes.
         absent: by argument, the packages it needs that are not installed.
+        ended: by argument that ends a training of a tiny model, the error.
     """
 
     configurations: Mapping[str, Configuration] = field(default_factory=dict)
@@ -158,6 +159,7 @@ class ReadCommand:
     refused: str = ""
     warnings: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
+    ended: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def script(self) -> Mapping[str, object]:

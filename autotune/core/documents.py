@@ -68,19 +68,14 @@ class Documents:
         import numpy as np
 
         rows = np.asarray(rows) if trained is None else np.column_stack([rows, trained])
-        ascending = np.lexsort(rows.T[::-1])
-        differs = np.zeros(len(rows), dtype=bool)
+        # By column, since np.unique of whole rows takes twice the memory.
+        places = np.zeros(len(rows), dtype=np.int64)
         for column in rows.T:
-            differs[1:] |= np.diff(column[ascending]) != 0
-        starts = np.flatnonzero(np.append(~differs[:1], differs[1:]))
-        distinct = rows[ascending[starts]]
-        columns = [np.diff(starts, append=len(rows)), *distinct.T]
+            places = np.unique(places * (int(column.max()) + 1) + column, return_inverse=True)[1]
+        _, first, counts = np.unique(places, return_index=True, return_counts=True)
+        columns = [counts, *rows[first].T]
         counted = None if trained is None else Table([columns.pop()])
-        if not ordered:
-            return cls(Table(columns), trained=counted)
-        places = np.empty(len(rows), dtype=np.int32)
-        places[ascending] = np.cumsum(differs, dtype=np.int32)
-        return cls(Table(columns), Table([places]), counted)
+        return cls(Table(columns), Table([places]) if ordered else None, counted)
 
     @property
     def sequences(self) -> int:
@@ -112,6 +107,10 @@ class Documents:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
         return max(int(part[:, 1:].max()) for part in self.groups.parts())
 
+    def capped(self, max_length: int | None) -> int:
+        """Return the smallest maximum length with the same effect on all documents; None: nothing is cut or dropped."""
+        return self.longest if max_length is None else min(max_length, self.longest)
+
     def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[Numbers, Numbers]]:
         """Yield the counts of distinct documents that a maximum length keeps, and the tokens of their cut sequences.
 
@@ -121,27 +120,30 @@ class Documents:
             max_length: tokens to which sequences are cut; None: they are not cut.
             dropping: whether documents that need a larger maximum length are dropped; TRL does not drop when it packs.
         """
+        length = self.capped(max_length)
         for part in self.groups.parts():
-            if max_length is None:
-                yield part[:, 0], part[:, 2:]
-            else:
-                left = part[part[:, 1] <= max_length] if dropping else part
-                yield left[:, 0], left[:, 2:].clip(max=max_length)
+            left = part[part[:, 1] <= length] if dropping else part
+            yield left[:, 0], left[:, 2:].clip(max=length)
 
     @cached_property
     def widths(self) -> Mapping[int, int]:
         """The number of documents by the tokens of their longest sequence before any cutting, ascending."""
-        return self.by_width()
+        widths, counts, _ = self.by_width()
+        return dict(zip(widths.tolist(), counts.tolist(), strict=True))
 
-    def by_width(self, max_length: int | None = None, *, dropping: bool = True) -> dict[int, int]:
-        """Return the number of kept documents by the tokens of their longest sequence, ascending."""
+    def by_width(self, max_length: int | None = None, *, dropping: bool = True) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the tokens of kept documents' longest sequences, ascending, and for each of these widths the number of
+        documents and the tokens of all their sequences; each of shape (widths,).
+        """
         import numpy as np
 
-        found = np.zeros(self.longest + 1, dtype=np.int64)
-        for counts, sequences in self.kept(max_length, dropping=dropping):
-            np.add.at(found, sequences.max(axis=1), counts)
-        widths = np.flatnonzero(found)
-        return dict(zip(widths.tolist(), found[widths].tolist(), strict=True))
+        counts, tokens = np.zeros((2, self.longest + 1), dtype=np.int64)
+        for some, sequences in self.kept(max_length, dropping=dropping):
+            width = sequences.max(axis=1)
+            np.add.at(counts, width, some)
+            np.add.at(tokens, width, some * sequences.sum(axis=1))
+        widths = np.flatnonzero(counts)
+        return widths, counts[widths], tokens[widths]
 
     def up_to(self, tokens: int) -> Documents:
         """Return the documents whose longest sequence has at most ``tokens`` tokens before any cutting.
@@ -163,10 +165,10 @@ class Documents:
         """
         import numpy as np
 
-        groups = self.groups.rows()
-        kept = groups[:, 1] <= max_length if dropping and max_length is not None else slice(None)
+        groups, length = self.groups.rows(), self.capped(max_length)
+        kept = groups[:, 1] <= length if dropping else slice(None)
         needs, whole = groups[kept, 1:2], groups[kept, 2:]
-        sequences = np.minimum(whole, self.longest if max_length is None else max_length)
+        sequences = np.minimum(whole, length)
         tokens: Numbers = sequences.sum(axis=1, dtype=np.int64)
         if self.trained is None:
             return tokens
@@ -190,11 +192,11 @@ class Documents:
         groups, found = self.groups.rows(self.order), of_groups.rows(self.order)
         if self.order is None:
             groups, found = (rows.repeat(groups[:, 0], axis=0) for rows in (groups, found))
-        return found if max_length is None or not dropping else found[groups[:, 1] <= max_length]
+        return found[groups[:, 1] <= self.capped(max_length)] if dropping else found
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the number of tokens that a maximum length keeps."""
-        return _at_length(_tokens_at(self, dropping=dropping and max_length is not None), max_length)
+        return int(_tokens_at(self, dropping=dropping)[self.capped(max_length)])
 
     def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of tokens, 0 to 1, that a maximum length keeps."""
@@ -206,17 +208,17 @@ class Documents:
         The tokens in the loss are assumed to be the last ones, as answers are, so that they are cut first.
         """
         kept = self.coverage(max_length, dropping=dropping)
-        if self.trained is None or max_length is None:
+        if self.trained is None:
             return kept
-        groups, own = self.groups.rows(), self.trained.rows()[:, 0]
-        left = (own - (groups[:, 2:] - max_length).clip(min=0).sum(axis=1)).clip(min=0)
+        groups, own, length = self.groups.rows(), self.trained.rows()[:, 0], self.capped(max_length)
+        left = (own - (groups[:, 2:] - length).clip(min=0).sum(axis=1)).clip(min=0)
         if dropping:
-            left[groups[:, 1] > max_length] = 0
+            left[groups[:, 1] > length] = 0
         return min(kept, float(groups[:, 0] @ left / (groups[:, 0] @ own)))
 
     def rows_kept(self, max_length: int | None, *, whole: bool = False) -> int:
         """Return how many documents a maximum length keeps; with ``whole``, how many it neither drops nor cuts."""
-        return _at_length(_rows_at(self, whole=whole), max_length)
+        return int(_rows_at(self, whole=whole)[self.capped(max_length)])
 
     def shortest_covering(self, coverage: float) -> int:
         """Return the smallest maximum length, in tokens, that keeps a document and this share, 0 to 1, of all tokens.
@@ -263,7 +265,3 @@ def _rows_at(documents: Documents, *, whole: bool) -> Numbers:
     for part in documents.groups.parts():
         np.add.at(found, part[:, 1 : None if whole else 2].max(axis=1), part[:, 0])
     return found.cumsum()
-
-
-def _at_length(by_length: Numbers, max_length: int | None) -> int:
-    return int(by_length[-1 if max_length is None else min(max_length, len(by_length) - 1)])

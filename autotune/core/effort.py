@@ -21,8 +21,8 @@ class Effort:
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner must pass.
         comparison: schedule of the short runs that alternate between the winner and the baseline afterwards.
-        comparisons: number of short runs of each of the two. The promised rate, the speed-up and their intervals are
-            computed from the spread between runs.
+        comparisons: number of short runs of each of the two; up to twice as many where their rates scatter. The
+            promised rate, the speed-up and their intervals are computed from the spread between runs.
         probe_timeout_seconds: time after which a probe is killed.
         planning_seconds: time limit for traces before the first probe. In replayed searches, 12 traced candidates were
             as good as 24, since other candidates are traced before their probes.

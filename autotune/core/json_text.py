@@ -9,22 +9,21 @@ MAX_DEPTH = 64
 """Maximum depth of JSON and YAML collections; functions on documents recurse, and Python limits their depth too."""
 
 
-def read_json(text: str | bytes) -> Any:
+def read_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON (``json.JSONDecodeError`` or ``UnicodeDecodeError``), too deeply nested, or has too
-            long a number.
+        ValueError: it is not JSON (``json.JSONDecodeError``), too deeply nested, or has too long a number.
     """
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except json.JSONDecodeError:
         raise
     except ValueError as error:
         raise ValueError("a number has too many digits") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if _opening_brackets(text) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     return value
 
@@ -36,10 +35,6 @@ def is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _opening_brackets(text: str | bytes) -> int:
-    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
 
 
 def _depth(value: Any) -> int:

@@ -123,18 +123,16 @@ def histogram(documents: Documents) -> tuple[LengthBin, ...]:
     """Return at most :data:`MOST_BINS` bins from the shortest row to the longest, empty ones included."""
     import numpy as np
 
-    shortest, longest = min(documents.widths), max(documents.widths)
+    widths, *counts = documents.by_width()
+    shortest, longest = int(widths[0]), int(widths[-1])
     halves = [bound for bound in _bounds(longest) if bound >= shortest]
     powers = [bound for bound in halves if bound & (bound - 1) == 0 or bound == halves[-1]]
     bounds = halves if len(halves) <= MOST_BINS else powers
-    rows, tokens = np.zeros((2, len(bounds)), dtype=np.int64)
-    for counts, sequences in documents.kept(None):
-        places = np.searchsorted(bounds, sequences.max(axis=1))
-        np.add.at(rows, places, counts)
-        np.add.at(tokens, places, counts * sequences.sum(axis=1))
+    places = np.searchsorted(bounds, widths)
+    sums = (np.bincount(places, each, len(bounds)).astype(int).tolist() for each in counts)
     lows = (below + 1 for below in (shortest - 1, *bounds))
-    bins = zip(lows, bounds, rows.tolist(), tokens.tolist(), strict=False)
-    return tuple(LengthBin(low, min(high, longest), *counts) for low, high, *counts in bins)
+    bins = zip(lows, bounds, *sums, strict=False)
+    return tuple(LengthBin(low, min(high, longest), rows, tokens) for low, high, rows, tokens in bins)
 
 
 def _bounds(longest: int) -> list[int]:

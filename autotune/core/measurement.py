@@ -73,12 +73,21 @@ class OutOfMemory:
         return None if self.held_bytes is None else self.held_bytes + (self.requested_bytes or 0)
 
 
+@dataclass(frozen=True, kw_only=True)
 class HeldMemory:
-    """The memory figures of a run, as :class:`Measurement` defines them."""
+    """The memory figures of a run; those that were not measured are None.
 
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    device_bytes: int | None
+    Attributes:
+        peak_bytes: CUDA: peak of allocated bytes. CPU: peak of anonymous resident memory (without mapped files) above
+            the baseline taken after imports.
+        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
+        device_bytes: CUDA: device memory of the process: context and peak of reserved bytes, or, if more, the driver's
+            figure at the end. CPU: None, as in early results without the driver's figure.
+    """
+
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    device_bytes: int | None = None
 
     @property
     def held_bytes(self) -> int | None:
@@ -93,11 +102,6 @@ class Measurement(HeldMemory):
     Attributes:
         status: its outcome.
         reason: why it did not end ``ok``; empty otherwise.
-        peak_bytes: CUDA: peak of allocated bytes. CPU: peak of anonymous resident memory (without mapped files) above
-            the baseline taken after imports.
-        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        device_bytes: CUDA: device memory of the process: context and peak of reserved bytes, or, if more, the driver's
-            figure at the end. CPU: None, as in early results without the driver's figure.
         host_peak_bytes: peak of anonymous resident memory on the host, as for ``peak_bytes``; with a GPU, including
             shared mappings such as pinned memory; None if the kernel does not count it. Of several processes, the sum.
         allocation_retries: number of times that the caching allocator had to free its cache and try again.
@@ -129,9 +133,6 @@ class Measurement(HeldMemory):
 
     status: ProbeStatus
     reason: str = ""
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
-    device_bytes: int | None = None
     host_peak_bytes: int | None = None
     allocation_retries: int | None = None
     tokens_per_second: float | None = None

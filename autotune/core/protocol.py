@@ -14,7 +14,7 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import DatasetSource, ModelSource, PackingCheck, Rollouts
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 
 REQUEST_FILE = "request.json"
 REPLY_FILE = "reply.json"
@@ -34,6 +34,7 @@ class Job(StrEnum):
     MEASURE_OPERATORS = "measure_operators"
     READ_COMMAND = "read_command"
     BUILD = "build"
+    REHEARSE = "rehearse"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class PrepareRequest:
 class CheckPackingRequest:
     """Compare packed with separate logits on a shrunken copy of the model, for each attention implementation.
 
+    The reply is a tuple of :class:`autotune.core.workload.PackingCheck`, in the order of the request.
+
     Attributes:
         trainer: the trainer, which determines the model's class.
         packs: whether rows may be packed; otherwise it is only checked that each attention runs.
@@ -78,13 +81,6 @@ class CheckPackingRequest:
     device: DeviceKind
     attentions: tuple[str, ...]
     packs: bool = True
-
-
-@dataclass(frozen=True)
-class CheckPackingReply:
-    """One check per attention implementation, in the order of the request."""
-
-    checks: tuple[PackingCheck, ...]
 
 
 @dataclass(frozen=True)
@@ -144,6 +140,8 @@ class SpeedsRequest:
 class OperatorsRequest:
     """Run operators of traces on the real device, each a few times, and time them.
 
+    The reply is a dictionary of the seconds of one run of each call that started; None if it cannot be run by itself.
+
     Attributes:
         calls: operators with their arguments (:attr:`autotune.core.traced.TracedOperator.call`).
         seconds: time after which no further call starts.
@@ -154,13 +152,6 @@ class OperatorsRequest:
     device: DeviceKind
     seconds: float
     limit_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class OperatorsReply:
-    """The seconds of one run of each call that started; None if it cannot be run by itself."""
-
-    seconds: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -207,3 +198,19 @@ class InputProblem:
     message: str
     hint: str = ""
     unread: bool = False
+
+
+@dataclass(frozen=True)
+class RehearsalRequest:
+    """Train a tiny model with a user's arguments on the CPU.
+
+    Attributes:
+        arguments: fields of the trainer's configuration that the user set.
+        processes: number of processes of the user's training.
+        has_evaluation_rows: whether the trainer has rows to evaluate on even if the arguments do not evaluate.
+    """
+
+    trainer: str
+    arguments: Mapping[str, object]
+    processes: int = 1
+    has_evaluation_rows: bool = False

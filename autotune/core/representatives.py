@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -112,32 +111,19 @@ _NOISE = 1e-12
 
 
 def _nodes(sizes: Numbers, weights: Numbers, count: int, fixed: float | None = None) -> Numbers:
-    """Return the nodes of Gaussian quadrature: eigenvalues of the recurrence of orthogonal polynomials.
+    """Return the nodes of Gaussian quadrature: eigenvalues of the product with the size among polynomials.
 
     Args:
-        fixed: a size that must be one of the nodes: the last coefficient of the recurrence is chosen so that the
-            polynomial of degree ``count`` is zero there.
+        fixed: a size that must be one of the nodes: the others are then the nodes of the smaller sizes, weighted with
+            their distance from it.
     """
     import numpy as np
 
-    points = sizes if fixed is None else np.append(sizes, fixed)
-    diagonal: list[float] = []
-    beside: list[float] = []
-    before, polynomial = np.zeros_like(points), np.ones_like(points)
-    for number in range(count):
-        own = polynomial[: len(sizes)]
-        diagonal.append(float(weights @ (sizes * own**2)))
-        following = (points - diagonal[-1]) * polynomial - (beside[-1] if beside else 0.0) * before
-        if fixed is not None and number == count - 1 and polynomial[-1]:
-            diagonal[-1] += float(following[-1] / polynomial[-1])
-        norm = float(weights @ following[: len(sizes)] ** 2) ** 0.5
-        if norm < _NOISE:
-            # There are no more distinct sizes.
-            break
-        beside.append(norm)
-        before, polynomial = polynomial, following / norm
-    beside = beside[: len(diagonal) - 1]
-    return np.asarray(np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)))
+    if fixed is not None:
+        return np.append(_nodes(sizes, weights * (fixed - sizes).clip(min=0.0), count - 1), fixed)
+    degrees = np.arange(min(count, len(np.unique(sizes[weights > 0]))))
+    basis, _ = np.linalg.qr(np.sqrt(weights)[:, None] * sizes[:, None] ** degrees)
+    return np.asarray(np.linalg.eigvalsh(basis.T @ (sizes[:, None] * basis)))
 
 
 def _weights(sizes: Numbers, weights: Numbers, nodes: Numbers) -> Numbers:
@@ -153,8 +139,6 @@ def _by_quantile(figures: Numbers, weights: Numbers, shares: Numbers) -> list[fl
     """Return the mean of figures in each of the successive quantiles with these shares."""
     import numpy as np
 
-    ends, bounds = np.cumsum(weights), np.append(0.0, np.cumsum(shares))
-    parts = [
-        np.clip(np.minimum(ends, end) - np.maximum(ends - weights, start), 0.0, None) for start, end in pairwise(bounds)
-    ]
-    return [float(part @ figures / part.sum()) for part in parts]
+    ends, sums, bounds = (np.append(0.0, np.cumsum(each)) for each in (weights, weights * figures, shares))
+    means: list[float] = (np.diff(np.interp(bounds, ends, sums)) / shares).tolist()
+    return means

@@ -63,15 +63,12 @@ class Trial(HeldMemory):
         predicted_tokens_per_second: token rate as predicted before its probe.
         illegal: why it may not be recommended even if it fits; else empty.
         later_failure: the first later run that did not end ``ok``, or None.
-        device_bytes: CUDA: device memory of the process, context included.
     """
 
     number: int
     candidate: Candidate
     status: ProbeStatus
     reason: str
-    peak_bytes: int | None
-    reserved_bytes: int | None
     tokens_per_second: float | None
     start_seconds: float | None
     wall_seconds: float
@@ -79,7 +76,6 @@ class Trial(HeldMemory):
     predicted_tokens_per_second: float | None = None
     illegal: str = ""
     later_failure: LaterFailure | None = None
-    device_bytes: int | None = None
 
     @property
     def lacked_memory(self) -> bool:
@@ -95,9 +91,6 @@ class Choosable(Brief, HeldMemory, Epoch):
     Attributes:
         number: number of its trial.
         plan: the training plan of the bundle.
-        peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
-        reserved_bytes: CUDA: peak reserved by the caching allocator.
-        device_bytes: CUDA: device memory of the process, context included.
         tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step; the geometric mean of
             ``runs`` runs.
         tokens_per_second_error: relative standard error of that mean, from the spread between runs; None for fewer than
@@ -116,9 +109,6 @@ class Choosable(Brief, HeldMemory, Epoch):
     plan: TrainingPlan
     status: ProbeStatus
     reason: str
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    device_bytes: int | None
     tokens_per_second: float | None
     tokens_per_second_error: float | None
     tokens_per_second_low: float | None = None
@@ -142,7 +132,8 @@ class Contribution:
         reason: why it was not measured; else empty.
         speedup: the winner's token rate divided by that candidate's, each the mean of its later runs, or else of its
             probe; None if not measured.
-        peak_bytes_saved: memory of that candidate minus the winner's; None if not measured.
+        peak_bytes_saved: memory of that candidate minus the winner's in the nearer of its probe and its longer run; 0
+            if it lies between the two; None if not measured.
         told_apart: whether that candidate's rate is outside the prediction interval of a further run of the winner;
             None if either was not measured.
     """

@@ -144,23 +144,6 @@ class TraceRequest:
 
 
 @dataclass(frozen=True)
-class BuildRequest:
-    """Build the trainer of a plan on the virtual accelerator, and train two steps with it.
-
-    The reply is a :class:`autotune.core.configuration.Built`.
-
-    Attributes:
-        plan: the plan, at its own sizes.
-        trained: the trace of its largest micro-batch, with few layers.
-        further: the user's arguments on which no trace depends.
-    """
-
-    plan: TrainingPlan
-    trained: TraceRequest
-    further: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class TraceReply:
     """The traced memory of training, and the predicted times of an optimizer step's parts.
 
@@ -197,11 +180,7 @@ class TraceReply:
         """The figures of the request's GPU."""
         return self.gpus[0]
 
-    @property
-    def replays(self) -> tuple[Replayed, ...]:
-        """The replays of the request's GPU."""
-        return self.own.replays
-
     def replayed(self, expandable_segments: bool = False) -> Replayed:
         """Return the allocator's peaks with expandable or fixed segments; without replays, the peak of tensors."""
-        return self.replays[expandable_segments] if self.replays else Replayed(self.device.bytes, None, None)
+        replays = self.own.replays
+        return replays[expandable_segments] if replays else Replayed(self.device.bytes, None, None)

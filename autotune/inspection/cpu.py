@@ -21,7 +21,7 @@ _CACHE_SIZE = "32"
 
 @dataclass(frozen=True)
 class Limits:
-    """The tightest limits that control groups set for this process; None without a limit.
+    """The tightest limits that control groups set for this process; infinite without a limit.
 
     Attributes:
         memory_bytes: memory limit.
@@ -29,9 +29,9 @@ class Limits:
         cores: CPU quota, in cores.
     """
 
-    memory_bytes: int | None = None
-    memory_left_bytes: int | None = None
-    cores: float | None = None
+    memory_bytes: float = math.inf
+    memory_left_bytes: float = math.inf
+    cores: float = math.inf
 
 
 def cpu(root: Path = Path("/")) -> Hardware:
@@ -46,13 +46,12 @@ def cpu(root: Path = Path("/")) -> Hardware:
 
     memory = psutil.virtual_memory()
     limits = control_group_limits(root)
-    total_bytes = min(memory.total, memory.total if limits.memory_bytes is None else limits.memory_bytes)
-    left_bytes = memory.available if limits.memory_left_bytes is None else limits.memory_left_bytes
+    total_bytes = int(min(memory.total, limits.memory_bytes))
     return Hardware(
         kind="cpu",
         name=_cpu_name(root),
         memory_bytes=total_bytes,
-        used_by_others_bytes=total_bytes - min(total_bytes, memory.available, left_bytes),
+        used_by_others_bytes=total_bytes - int(min(total_bytes, memory.available, limits.memory_left_bytes)),
         cores=int(min(len(core_numbers(root)), openmp_threads())),
         variables=" ".join(f"{name}={value}" for name, value in cpu_variables().items()),
     )
@@ -66,9 +65,8 @@ def core_numbers(root: Path) -> tuple[int, ...]:
     Args:
         root: directory with ``proc`` and ``sys``.
     """
-    quota = control_group_limits(root).cores
     allowed = os.sched_getaffinity(0)
-    count = len(allowed) if quota is None else max(1, min(len(allowed), int(quota)))
+    count = max(1, int(min(len(allowed), control_group_limits(root).cores)))
     return tuple(sorted(allowed, key=partial(_core_sort_key, root))[:count])
 
 
@@ -115,13 +113,11 @@ def control_group_limits(root: Path) -> Limits:
         limit, used = (_number(group / name) for name in names)
         if limit is not None and used is not None:
             memory.append((limit, max(0, limit - used + _reclaimable_bytes(group / "memory.stat"))))
-        quota = _quota(group)
-        if quota is not None:
-            cores.append(quota)
+        cores.append(_quota(group))
     return Limits(
-        memory_bytes=min((limit for limit, _ in memory), default=None),
-        memory_left_bytes=min((left for _, left in memory), default=None),
-        cores=min(cores, default=None),
+        memory_bytes=min((limit for limit, _ in memory), default=math.inf),
+        memory_left_bytes=min((left for _, left in memory), default=math.inf),
+        cores=min(cores, default=math.inf),
     )
 
 
@@ -171,10 +167,10 @@ def _oom_kills(file: Path) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
-def _quota(group: Path) -> float | None:
+def _quota(group: Path) -> float:
     both = _words(group / "cpu.max") or [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
     if len(both) != 2 or not both[0].isdigit():  # "max" in version 2 and -1 in version 1 mean no limit
-        return None
+        return math.inf
     return int(both[0]) / int(both[1])
 
 

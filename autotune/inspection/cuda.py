@@ -59,7 +59,8 @@ def _visible_handles(visible: str | None) -> list[Any]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     # CUDA ignores the entries from the first invalid one on.
     named = list(itertools.takewhile(bool, (_handle_of(word, count) for word in _variable_words(visible, count))))
-    if not named:
+    # It sees none if one is named twice (torch.cuda, `_parse_visible_devices`).
+    if not named or len(set(map(pynvml.nvmlDeviceGetUUID, named))) < len(named):
         raise NoGpuError(f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device visible")
     used = [device for device in map(_card_or_mig_instance, named) if device]
     if not used:
@@ -86,11 +87,10 @@ def _handle_of(word: str, count: int) -> Any:
     if word.startswith("MIG-"):
         return pynvml.nvmlDeviceGetHandleByUUID(word)
     if word.startswith("GPU-"):
-        for index in range(count):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            # CUDA accepts a prefix of a UUID.
-            if pynvml.nvmlDeviceGetUUID(handle).startswith(word):
-                return handle
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
+        named = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle).startswith(word)]
+        # CUDA accepts a prefix of a single UUID.
+        return named[0] if len(named) == 1 else None
     return None
 
 

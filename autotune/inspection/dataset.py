@@ -64,7 +64,7 @@ def dataset_source(text: str | Path, split: str | None = None, config: str | Non
     if glob.has_magic(str(path)):
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
     if split.partition("[")[0] != _TRAIN:
-        raise InputError(f"{path} is a file, and has no split but {_TRAIN}.", hint="Leave out --split.")
+        raise InputError(f"{path} is a file, and has no split but {_TRAIN}.", hint="Name a file with those rows.")
     if config is not None:
         raise InputError(f"{path} is a file, and has no configurations.", hint="Leave out --dataset-config.")
     check_file(path)
@@ -109,19 +109,12 @@ def evaluation_source(
     name = dataset if evaluation is None else evaluation
     if name is None:
         raise InputError("--eval-split needs a dataset, and there is none.", hint="Give a DATASET, or --eval-dataset.")
-    source = dataset_source(name, config=config)
     if split is not None:
         check_split(split)
-    if source.data_files is None:
+    rows = dataset_source(name, split, config)
+    if rows.data_files is None:
         split = split or "test"
-        rows = replace(source, split=split, name=f"{source.name} ({split})")
-    elif split in (None, source.split):
-        rows = source
-    else:
-        raise InputError(
-            f"{source.name} is a file, and has no split but {source.split}.",
-            hint="Name the file with the rows to evaluate on: --eval-dataset FILE.",
-        )
+        rows = replace(rows, split=split, name=f"{rows.name} ({split})")
     if dataset is not None and rows == replace(dataset_source(dataset, trained, config), name=rows.name):
         raise InputError(
             f"Evaluation rows and training rows are the same: {rows.name}.",

@@ -66,12 +66,10 @@ def divide_among_workers(
                 f"Device 'cuda' cannot be used: {error}.", hint="Use --device cpu, or install what is missing."
             ) from error
         return _divided_cpu(Machine(host, packages, str(error)), processes or 1, workers)
-    if workers is None:
-        return Machine(replace(_tightest(gpus, processes), cores=host.cores), packages), (WHOLE,)
-    each = processes or 1
-    shares = _shares_of_gpus(gpus, each, workers)
+    each = processes or (len(gpus) if workers is None else 1)
+    shares = (WHOLE,) if workers is None else _shares_of_gpus(gpus, each, workers)
     cores = max(1, host.cores // len(shares))
-    return Machine(replace(_tightest(gpus[: each * len(shares)], None), processes=each, cores=cores), packages), shares
+    return Machine(replace(_tightest(gpus, each * len(shares)), processes=each, cores=cores), packages), shares
 
 
 def _divided_cpu(whole: Machine, processes: int, workers: Workers | None) -> tuple[Machine, tuple[Share, ...]]:
@@ -140,19 +138,17 @@ def _workers_text(count: int, processes: int) -> str:
     return counted(count, "worker") + (f" of {processes} processes" if processes > 1 else "")
 
 
-def _tightest(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
-    """Return the one of the first ``processes`` GPUs that has the least free memory, which limits every process.
+def _tightest(gpus: Sequence[Hardware], count: int) -> Hardware:
+    """Return the one of the first ``count`` GPUs that has the least free memory, which limits every process.
 
     Raises:
         InputError: there are fewer GPUs.
     """
-    count = processes or len(gpus)
     if count > len(gpus):
         raise InputError(
             f"{count} processes need {count} GPUs, and {_visible_text(gpus)}.", hint="Give fewer --num-processes."
         )
-    tightest = min(gpus[:count], key=lambda gpu: gpu.available_bytes)
-    return replace(tightest, processes=count)
+    return min(gpus[:count], key=lambda gpu: gpu.available_bytes)
 
 
 def environment(machine: Machine) -> dict[str, str]:

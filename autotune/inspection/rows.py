@@ -152,7 +152,7 @@ def _parse(content: bytes, name: str, position: str, hint: str = "") -> object:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(read_json(line), dict)
+        return isinstance(read_json(line.decode("utf-8")), dict)
     except ValueError:
         return False
 

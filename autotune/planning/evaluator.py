@@ -102,7 +102,7 @@ class Evaluator:
     @property
     def assumptions(self) -> Sequence[str]:
         """The traces' assumptions about values of real data, in sentences."""
-        return sorted({assumed for each in self._traced_plans() for assumed in each.assumptions})
+        return sorted({assumed for each in self._traced_plans() for assumed in each.memory.assumptions})
 
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
@@ -141,7 +141,7 @@ class Evaluator:
         memory = with_vllm(traced.memory, traced.plan, self.problem.setting)
         if isinstance(memory, str):
             return Estimate(candidate, Origin.UNKNOWN, reason=memory)
-        memory = replace(memory, assumptions=traced.assumptions).within(self.budget_bytes)
+        memory = memory.within(self.budget_bytes)
         tokens = traced.geometry.tokens_per_step
         scaled_seconds = traced.scaled_seconds if memory.step_seconds else None
         if not traced.timed:
@@ -202,16 +202,15 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
         memory: the plan's estimate, including its engine.
     """
     at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in OUTSIDE_TENSORS}
-    most_bytes = sum(at_peak.values())
     moments: list[Levels] = []
     marks: list[Mark] = []
     are_peak: list[bool] = []
-    for (part, backward), course in traced.courses().items():
-        if course:
-            marks.append(Mark(part, backward, len(moments)))
+    for (part, backward), stretch in traced.stretches.items():
+        course = stretch.course()
+        marks.append(Mark(part, backward, len(moments)))
         engine_bytes = engine.held_bytes(part.phase) if engine is not None else 0
         of_engine = {VLLM: engine_bytes} if engine_bytes else {}
-        moments += [{**_at_most(levels, most_bytes), **of_engine} for levels in course]
+        moments += [{**levels, **of_engine} for levels in course]
         are_peak += [levels == at_peak for levels in course]
     names = list(dict.fromkeys(name for levels in moments for name in levels))
     totals = [sum(levels.values()) for levels in moments]
@@ -225,15 +224,6 @@ def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine |
         followed=traced.aligned,
         micro_batches=traced.geometry.micro_batches,
     ).thinned()
-
-
-def _at_most(levels: Levels, most: int) -> Levels:
-    """Return the bytes of a moment, at most the peak: rounding by category may exceed it by a few bytes."""
-    excess = sum(levels.values()) - most
-    if excess <= 0:
-        return levels
-    largest = max(levels, key=levels.__getitem__)
-    return {**levels, largest: levels[largest] - excess}
 
 
 def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Explanation:
@@ -259,8 +249,8 @@ def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Exp
         traces=_traced_points(traced),
         aligned=traced.fit.aligned,
         peaks=tuple(
-            PartPeak(*stretch, levels, traced.highest_moment(stretch))
-            for stretch, levels in traced.worst.stretches.items()
+            PartPeak(*stretch, levels, name)
+            for stretch, (name, levels) in ((at, aligned.highest()) for at, aligned in traced.stretches.items())
             if levels
         ),
         times=tuple(

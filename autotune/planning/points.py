@@ -11,7 +11,6 @@ from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.traced import TraceRequest
-from autotune.core.workload import Workload
 from autotune.planning.extrapolation.series import LAYERS_AT_EDGES
 from autotune.techniques.traits import impact_in
 from autotune.trainers import find_trainer
@@ -84,12 +83,16 @@ def trace_request(
         steps_alone: see :class:`autotune.core.traced.TraceRequest`.
     """
     trainer = find_trainer(plan.trainer)
-    dataset = setting.workload.dataset
+    workload, dataset = setting.workload, setting.workload.dataset
+    profile = workload.evaluation if shape.evaluated else dataset
+    chosen = None
+    if shape.chosen and profile is not None:
+        chosen = ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen)
     share = shape.trained or dataset.trainable_tokens / dataset.documents.tokens
     trainable = round(shape.filled * share, 3)
     return TraceRequest(
         plan=trainer.traced_plan(plan, layout, shape),
-        model=setting.workload.model_source,
+        model=workload.model_source,
         target=setting.machine.hardware.kind,
         worst=trainer.traced_rows(layout, shape, trainable),
         trainable=trainable,
@@ -97,14 +100,6 @@ def trace_request(
         gpu=gpu,
         emptied=plan.empties_cache,
         steps_alone=steps_alone,
-        chosen=chosen_rows(shape, setting.workload),
+        chosen=chosen,
         compiled_again=trainer.compiled_again(plan, layout, dataset.documents),
     )
-
-
-def chosen_rows(shape: Shape, workload: Workload) -> ChosenRows | None:
-    """Return the dataset rows of a micro-batch's shape, or None if synthetic rows with its tokens suffice."""
-    profile = workload.evaluation if shape.evaluated else workload.dataset
-    if not shape.chosen or profile is None:
-        return None
-    return ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen)

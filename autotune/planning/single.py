@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
@@ -14,7 +14,7 @@ from autotune.core.setting import Setting
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times, memory_estimate
-from autotune.planning.extrapolation.series import Levels
+from autotune.planning.extrapolation.series import Aligned
 from autotune.planning.points import depths_of, trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
@@ -57,7 +57,22 @@ class SizedPlan:
         if timed:
             typical = [*geometry.step_sizes, *(size for apart in geometry.apart for size in apart.sizes)]
             sizes += [self._timing_size(each)[0] for each in typical]
-        return dict.fromkeys([*sizes, *(phase.size for phase in phase_sizes(geometry, geometry.worst))])
+        return dict.fromkeys([*sizes, *(size for size, *_ in self.phases(geometry.worst).values())])
+
+    def phases(self, shape: Shape) -> Mapping[str, tuple[Size, int, float]]:
+        """Return the phases with their own micro-batch sizes, for a training whose worst micro-batch has ``shape``.
+
+        Returns:
+            The size with the most memory, the micro-batches of a step and the number of runs per step, by phase.
+        """
+        geometry = self.geometry
+        found = {
+            apart.phase: (_size_of(geometry, apart.shape_for(shape)), geometry.micro_batches, apart.per_step)
+            for apart in geometry.apart
+        }
+        if geometry.evaluation is not None:
+            found[EVALUATE] = _size_of(geometry.evaluation), 1, 0.0
+        return found
 
     def forecast_at(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
         """Return the forecast with ``size`` as the largest micro-batch.
@@ -67,9 +82,8 @@ class SizedPlan:
         """
         geometry, expandable = self.geometry, self.plan.expandable_segments
         forecast = fits[size].forecast(geometry.micro_batches, expandable)
-        for phase in phase_sizes(geometry, size[1]):
-            own = fits[phase.size].forecast(phase.micro_batches, expandable)
-            forecast = forecast.with_phase(phase.phase, own, phase.per_step)
+        for phase, (own, micro_batches, per_step) in self.phases(size[1]).items():
+            forecast = forecast.with_phase(phase, fits[own].forecast(micro_batches, expandable), per_step)
         return forecast.with_pass_share(self.plan.pass_share)
 
     def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
@@ -114,7 +128,7 @@ class TracedPlan(SizedPlan):
         geometry: batch geometry; its worst shape needs the most memory by the traces.
         worst: forecast of that micro-batch, for the whole model.
         mean: the same with mean times over all micro-batches if ``timed``; else with those of the widest one.
-        memory: estimate of the training without vLLM. Its time is that of ``mean``.
+        memory: estimate of the training without vLLM, with the traces' assumptions. Its time is that of ``mean``.
         timed: whether all sizes that represent its micro-batches were traced.
         fits: extrapolated traces, by size.
     """
@@ -131,11 +145,6 @@ class TracedPlan(SizedPlan):
         return self.fits[_size_of(self.geometry)]
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Its traces' assumptions about values of real data, in sentences."""
-        return tuple(sorted({assumed for fit in self.fits.values() for assumed in fit.assumptions}))
-
-    @property
     def scaled_seconds(self) -> float | None:
         """Time of a step, scaled from the worst micro-batch in proportion to tokens; None if unknown."""
         geometry = self.geometry
@@ -147,17 +156,12 @@ class TracedPlan(SizedPlan):
         """Whether memory was extrapolated moment by moment."""
         return all(fit.aligned for fit in self.fits.values())
 
-    def courses(self) -> Mapping[Stretch, Sequence[Levels]]:
-        """Return the bytes of tensors at each moment of a step, by stretch."""
-        return {stretch: self._fit_of(stretch).course(stretch) for stretch in self.worst.stretches}
-
-    def highest_moment(self, stretch: Stretch) -> str:
-        """Return the name of the moment of a stretch with the most bytes of tensors."""
-        return self._fit_of(stretch).highest_moment(stretch)
-
-    def _fit_of(self, stretch: Stretch) -> Fit:
-        at = {phase.phase: phase.size for phase in phase_sizes(self.geometry, self.geometry.worst)}
-        return self.fits[at.get(stretch[0].phase, _size_of(self.geometry))]
+    @property
+    def stretches(self) -> Mapping[Stretch, Aligned]:
+        """Memory of the whole model in each stretch of a step."""
+        largest, phases = _size_of(self.geometry), self.phases(self.geometry.worst)
+        sizes = {stretch: phases.get(stretch[0].phase, (largest,))[0] for stretch in self.worst.stretches}
+        return {stretch: self.fits[size].stretches[stretch] for stretch, size in sizes.items()}
 
 
 class PlanTracer:
@@ -191,7 +195,7 @@ class PlanTracer:
         memory = with_vllm(traced.memory, sized.plan, self._setting)
         if isinstance(memory, str):
             raise VllmError(memory)
-        return replace(memory, assumptions=traced.assumptions)
+        return memory
 
     def traced(self, plans: Sequence[SizedPlan], *, timed: bool) -> list[TracedPlan | Untraceable]:
         """Trace plans, all at once; return each traced plan or its failure.
@@ -258,7 +262,7 @@ class PlanTracer:
         geometry, layers = traced.geometry, len(self._layer_kinds)
         fits = {**traced.fits, _size_of(geometry): Fit({layers: reply}, layers)}
         worst = traced.forecast_at(_size_of(geometry), fits)
-        memory = self._memory(traced, worst, traced.mean)
+        memory = self._memory(traced, worst, traced.mean, fits)
         replayed = reply.replayed(traced.plan.expandable_segments)
         varied_bytes = 0 if geometry.typical == geometry.worst else replayed.varied_bytes
         return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
@@ -294,34 +298,17 @@ class PlanTracer:
             geometry=replace(geometry, layout=layout, worst=shape, rivals=()),
             worst=worst,
             mean=mean,
-            memory=self._memory(sized, worst, mean),
+            memory=self._memory(sized, worst, mean, fits),
             timed=timed,
             fits=fits,
         )
 
-    def _memory(self, sized: SizedPlan, worst: Forecast, mean: Forecast) -> MemoryEstimate:
+    def _memory(self, sized: SizedPlan, worst: Forecast, mean: Forecast, fits: Mapping[Size, Fit]) -> MemoryEstimate:
         hardware = self._setting.machine.hardware
         memory = memory_estimate(worst, mean, sized.geometry.micro_batches, self._device, hardware.kind)
-        return replace(memory, step_seconds=None) if untimed(sized.plan, hardware) else memory
-
-
-@dataclass(frozen=True)
-class PhaseSize:
-    """A phase with its own micro-batch sizes: the size with the most memory, and the number of runs per step."""
-
-    phase: str
-    size: Size
-    micro_batches: int
-    per_step: float
-
-
-def phase_sizes(geometry: BatchGeometry, shape: Shape) -> Iterator[PhaseSize]:
-    """Yield the phases with their own micro-batch sizes, for a training whose worst micro-batch has ``shape``."""
-    for apart in geometry.apart:
-        size = _size_of(geometry, apart.shape_for(shape))
-        yield PhaseSize(apart.phase, size, geometry.micro_batches, apart.per_step)
-    if geometry.evaluation is not None:
-        yield PhaseSize(EVALUATE, _size_of(geometry.evaluation), 1, 0.0)
+        assumptions = {assumed for fit in fits.values() for assumed in fit.assumptions}
+        seconds = None if untimed(sized.plan, hardware) else memory.step_seconds
+        return replace(memory, step_seconds=seconds, assumptions=tuple(sorted(assumptions)))
 
 
 def _size_of(geometry: BatchGeometry, shape: Shape | None = None) -> Size:

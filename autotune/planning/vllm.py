@@ -63,34 +63,6 @@ SYNC_CHUNK_BYTES = GIB
 
 Two exist at a time (``vllm/distributed/weight_transfer/packed_tensor.py``), and are freed afterwards.
 """
-ASSUMPTIONS = (
-    f"{format_bytes(OVERHEAD_BYTES)} go to its activations, CUDA graphs and libraries (0.4 to 3 GiB in logs)",
-    f"asleep, it still holds {format_bytes(SLEEPING_BYTES)} (0.3 to 1.4 GiB in logs, on one GPU)",
-    "its weights and its cache are in 16 bits; of a model in 4 bits, the weights in its layers are in 4 bits here too",
-    "its cache holds all tokens in all layers, those with a sliding window too",
-    "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to",
-)
-"""Assumptions beyond vLLM's rule, in sentences."""
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """The memory that an engine reserves on one GPU.
-
-    Attributes:
-        requested_bytes: the whole reservation.
-        cache_bytes: its key-value cache; negative if weights and overhead exceed the reservation.
-        sequences: number of sequences of maximum length in the cache; None if the model's cache is unknown.
-    """
-
-    requested_bytes: int
-    cache_bytes: int
-    sequences: float | None
-
-    @property
-    def starts(self) -> bool:
-        """Whether vLLM starts with this cache."""
-        return self.cache_bytes > 0 and (self.sequences is None or self.sequences >= 1)
 
 
 @dataclass(frozen=True)
@@ -107,6 +79,7 @@ class Engine:
         total_bytes: memory of each GPU.
         in_4_bits: whether it quantises the weights of linear modules.
         trained_bytes: bytes of a weight of the trained model, which a server receives in the same dtype.
+        overhead_bytes: libraries' memory since it started, the peak of activations, and CUDA graphs.
     """
 
     on_server: bool
@@ -118,6 +91,7 @@ class Engine:
     total_bytes: int
     in_4_bits: bool = False
     trained_bytes: int = 4
+    overhead_bytes: int = OVERHEAD_BYTES
 
     @property
     def block_bytes(self) -> int | None:
@@ -128,12 +102,25 @@ class Engine:
         return cache.layers * max(1, cache.heads // self.parallel) * cache.elements * TYPE_BYTES * BLOCK_TOKENS
 
     @property
-    def reservation(self) -> Reservation:
-        """The engine's reservation on each GPU."""
-        requested = math.ceil(self.total_bytes * self.utilization)
-        cache, block = cache_bytes(requested, self.weights_bytes, OVERHEAD_BYTES), self.block_bytes
-        sequences = None if block is None or self.tokens is None else num_sequences(cache, block, self.tokens)
-        return Reservation(requested, cache, sequences)
+    def requested_bytes(self) -> int:
+        """Memory that it reserves on each GPU."""
+        return math.ceil(self.total_bytes * self.utilization)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of its key-value cache on each GPU; negative if weights and overhead exceed the reservation."""
+        return self.requested_bytes - self.weights_bytes - self.overhead_bytes
+
+    @property
+    def sequences(self) -> float | None:
+        """Number of sequences of maximum length in the cache, one block of which stays empty; None if unknown.
+
+        vLLM's log calls it "Maximum concurrency", and counts the empty block.
+        """
+        block = self.block_bytes
+        if block is None or self.tokens is None:
+            return None
+        return max(0, self.cache_bytes // block - 1) / -(-self.tokens // BLOCK_TOKENS)
 
     @property
     def weights_bytes(self) -> int:
@@ -147,7 +134,7 @@ class Engine:
         if self.on_server:
             return self._sync_bytes if phase in (SYNCHRONISATION, GENERATION) else 0
         if not self.sleeps or phase == GENERATION:
-            return self.reservation.requested_bytes
+            return self.requested_bytes
         return SLEEPING_BYTES + (self.weights_bytes if phase == SYNCHRONISATION else 0)
 
     @property
@@ -158,14 +145,14 @@ class Engine:
     @property
     def start_error(self) -> str:
         """The reason that vLLM does not start, independent of the training; empty if it starts."""
-        reservation = self.reservation
-        if self.on_server or reservation.starts:
+        holds_one = self.sequences is None or self.sequences >= 1
+        if self.on_server or (self.cache_bytes > 0 and holds_one):
             return ""
-        share = f"vLLM does not start with {self.utilization:g} of the GPU, {format_bytes(reservation.requested_bytes)}"
-        if reservation.cache_bytes <= 0:
+        share = f"vLLM does not start with {self.utilization:g} of the GPU, {format_bytes(self.requested_bytes)}"
+        if self.cache_bytes <= 0:
             return f"{share}: that is less than its weights and what else it holds"
         return (
-            f"{share}: a key-value cache of {format_bytes(reservation.cache_bytes)} does not hold one sequence of "
+            f"{share}: a key-value cache of {format_bytes(self.cache_bytes)} does not hold one sequence of "
             f"{self.tokens:,} tokens"
         )
 
@@ -222,30 +209,14 @@ def with_vllm(training: MemoryEstimate, plan: TrainingPlan, setting: Setting) ->
     return training if engine is None else engine.start_error or engine.with_training(training)
 
 
-def cache_bytes(requested: int, weights_bytes: int, overhead_bytes: int) -> int:
-    """Return the size of the key-value cache.
-
-    Args:
-        overhead_bytes: libraries' memory since vLLM started, the peak of activations, and CUDA graphs.
-    """
-    return requested - weights_bytes - overhead_bytes
-
-
-def num_sequences(available_bytes: int, block: int, tokens: int) -> float:
-    """Return the number of sequences that fit into a cache, one block of which stays empty.
-
-    vLLM's log calls it "Maximum concurrency", and counts the empty block.
-
-    Args:
-        available_bytes: size of the cache.
-        block: size of a block in bytes.
-        tokens: length of a sequence.
-    """
-    return max(0, available_bytes // block - 1) / -(-tokens // BLOCK_TOKENS)
-
-
 def engine_assumptions(model: ModelProfile) -> Iterator[str]:
-    """Yield assumptions about vLLM on a training GPU, in sentences."""
-    yield from ASSUMPTIONS
+    """Yield assumptions about vLLM on a training GPU beyond vLLM's rule, in sentences."""
+    overhead, asleep = format_bytes(OVERHEAD_BYTES), format_bytes(SLEEPING_BYTES)
+    yield f"{overhead} go to its activations, CUDA graphs and libraries (0.4 to 3 GiB in logs)"
+    yield f"asleep, it still holds {asleep} (0.3 to 1.4 GiB in logs, on one GPU)"
+    in_layers = "of a model in 4 bits, the weights in its layers are in 4 bits here too"
+    yield f"its weights and its cache are in 16 bits; {in_layers}"
+    yield "its cache holds all tokens in all layers, those with a sliding window too"
+    yield "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to"
     if model.cache is None:
         yield "the cache of a token is not known for this model, so whether it holds a sequence is not either"

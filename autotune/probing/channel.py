@@ -1,18 +1,18 @@
-"""Starts processes of this package, and exchanges commands and events with them over sockets."""
+"""Starts processes of this package, and exchanges commands and events with them over connections."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,19 +39,18 @@ class ChannelClosed(Exception):  # noqa: N818 an event, signalled by an exceptio
 
 
 class Channel:
-    """Socket to a process that carries commands and events, one JSON object per line.
+    """Connection to a process that carries commands and events, which are dictionaries.
 
     Args:
-        end: this process's end, a stream socket.
+        end: this process's end.
 
     Attributes:
         ready: whether the process has sent the event ``ready``.
         pid: its process id; None before the event ``ready``, after the event ``ended``, and after :meth:`disconnect`.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: Connection) -> None:
         self._end = end
-        self._unread = b""
         self.ready = False
         self.pid: int | None = None
 
@@ -62,7 +61,7 @@ class Channel:
             ChannelClosed: the process has ended.
         """
         try:
-            self._end.sendall(json.dumps(command).encode() + b"\n")
+            self._end.send(command)
         except OSError as error:
             raise ChannelClosed from error
 
@@ -75,24 +74,14 @@ class Channel:
             ChannelClosed: the process has ended, or the channel is closed.
         """
         remaining_seconds = math.inf if timeout_seconds is None else timeout_seconds
-        while b"\n" not in self._unread:
-            wait_seconds, start_seconds = min(remaining_seconds, _WAIT_SECONDS), time.monotonic()
-            try:
-                self._end.settimeout(wait_seconds)
-                received = self._end.recv(65536)
-            except (TimeoutError, BlockingIOError):
+        try:
+            while not self._end.poll(wait_seconds := min(remaining_seconds, _WAIT_SECONDS)):
                 remaining_seconds -= wait_seconds
                 if remaining_seconds <= 0:
                     return None
-                continue
-            except OSError as error:
-                raise ChannelClosed from error
-            if not received:
-                raise ChannelClosed
-            remaining_seconds -= min(wait_seconds, time.monotonic() - start_seconds)
-            self._unread += received
-        line, _, self._unread = self._unread.partition(b"\n")
-        event: dict[str, Any] = json.loads(line)
+            event: dict[str, Any] = self._end.recv()
+        except (EOFError, OSError) as error:
+            raise ChannelClosed from error
         if event["event"] == "ready":
             self.ready, self.pid = True, event["pid"]
         elif event["event"] == "ended":
@@ -107,7 +96,7 @@ class Channel:
                 os.killpg(pid, signal.SIGKILL)
 
     def disconnect(self) -> None:
-        """Close this end of the socket; an idle process then exits."""
+        """Close this end of the connection; an idle process then exits."""
         self.pid = None
         self._end.close()
 
@@ -128,7 +117,7 @@ def child_environment(additional: Mapping[str, str]) -> dict[str, str]:
 
 def start_module(
     module: str, arguments: Sequence[str], environment: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
+) -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
     """Start ``python -m MODULE`` in a new session.
 
     Args:
@@ -136,10 +125,10 @@ def start_module(
         environment: variables in addition to those of this process.
 
     Returns:
-        The process, this end of the socket that is its standard input, and the file of its output.
+        The process, this end of the connection that is its standard input, and the file of its output.
     """
     output = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
             # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
@@ -168,10 +157,10 @@ class ServerProcess(Channel):
         Raises:
             ChannelClosed: the server has ended.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs:
             try:
-                socket.send_fds(self._end, [b"."], [theirs.fileno()])
+                send_handle(self._end, theirs.fileno(), self._process.pid)
             except OSError as error:
                 ours.close()
                 raise ChannelClosed from error
@@ -193,9 +182,7 @@ class ServerProcess(Channel):
             # The server is still importing. It has no jobs yet, and would end only after the imports.
             self._process.kill()
         self.disconnect()
-        try:
-            self._process.wait(_CLOSING_SECONDS)
-        except subprocess.TimeoutExpired:
+        if self.status() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         with self._output as output:

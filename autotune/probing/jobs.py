@@ -12,29 +12,28 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autotune.confidential import hidden
-from autotune.core.configuration import Built, ReadCommand
+from autotune.core.configuration import Built, ReadCommand, Rehearsed
 from autotune.core.exchange import ExchangeError
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.measurement import Measurement, combine_ranks
 from autotune.core.protocol import (
     LOG_FILE,
     RANK_FOLDER,
-    CheckPackingReply,
     CheckPackingRequest,
     Failure,
     Job,
-    OperatorsReply,
     OperatorsRequest,
     PrepareRequest,
     ProbeRequest,
     ReadCommandRequest,
+    RehearsalRequest,
     SpeedsRequest,
 )
 from autotune.core.ranks import rank_variables, reserved_port
 from autotune.core.scratch import is_temporary
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.core.traced import BuildRequest, TraceReply, TraceRequest
-from autotune.core.workload import Workload
+from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.workload import PackingCheck, Workload
 from autotune.errors import AutotuneError, JobLostError
 from autotune.probing.channel import read_tail
 from autotune.probing.classify import classify
@@ -84,17 +83,19 @@ class _JobFunction(Generic[RequestT, ReplyT]):
         return _load_expected(self.reply, self.job, server.run(self.job, request, folder, timeout_seconds), folder)
 
 
-check_packing = _JobFunction(Job.CHECK_PACKING, CheckPackingRequest, CheckPackingReply)
+check_packing = _JobFunction(Job.CHECK_PACKING, CheckPackingRequest, tuple[PackingCheck, ...])
 """Compares packed with separate logits for each attention implementation, on a shrunken copy of the model."""
 trace = _JobFunction(Job.TRACE, TraceRequest, TraceReply)
 """Runs training steps of a plan on the virtual accelerator, with no GPU."""
 read_command = _JobFunction(Job.READ_COMMAND, ReadCommandRequest, ReadCommand)
 """Reads a user's command with TRL's own parser and classes."""
-build = _JobFunction(Job.BUILD, BuildRequest, Built)
-"""Builds the trainer of a plan and trains on the virtual device, and returns what TRL refuses, changes, or warns of."""
+rehearse = _JobFunction(Job.REHEARSE, RehearsalRequest, Rehearsed)
+"""Trains a tiny model with a user's arguments on the CPU, and returns those that end the training."""
+build = _JobFunction(Job.BUILD, TraceRequest, Built)
+"""Builds the trainer of a plan on the virtual device, and returns what TRL refuses or warns of."""
 measure_speeds = _JobFunction(Job.MEASURE_SPEEDS, SpeedsRequest, GpuSpeeds)
 """Measures the CPU that the server's jobs run on."""
-measure_operators = _JobFunction(Job.MEASURE_OPERATORS, OperatorsRequest, OperatorsReply)
+measure_operators = _JobFunction(Job.MEASURE_OPERATORS, OperatorsRequest, dict[str, float | None])
 """Measures operators on the device of the server's jobs."""
 
 

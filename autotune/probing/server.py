@@ -114,14 +114,6 @@ class JobServer:
         with contextlib.closing(Worker(self)) as worker:
             return worker.run(job, request, folder, timeout_seconds)
 
-    def wait(self) -> None:
-        """Wait until the server accepts jobs.
-
-        Raises:
-            ProbeServerError: it could not be started, or died and could not be replaced.
-        """
-        self._ready_server()
-
     def start(self) -> tuple[Channel, ServerProcess]:
         """Start a process for jobs; return the connection to it, and its server.
 
@@ -131,7 +123,7 @@ class JobServer:
         # Locked, since a dead server is replaced.
         with self._lock:
             while True:
-                server = self._ready_server()
+                server = self.wait()
                 try:
                     return server.start(), server
                 except ChannelClosed:
@@ -141,7 +133,12 @@ class JobServer:
         """Reset the count of dead servers."""
         self._deaths = 0
 
-    def _ready_server(self) -> ServerProcess:
+    def wait(self) -> ServerProcess:
+        """Wait until the server accepts jobs, and return it.
+
+        Raises:
+            ProbeServerError: it could not be started, or died and could not be replaced.
+        """
         with self._lock:
             channel = self._channel
             if channel is None:
@@ -156,7 +153,7 @@ class JobServer:
                 # For instance by the kernel, for lack of memory that may be free a moment later.
                 killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
                 self.replace(channel, f"{killed} twice while it started")
-                return self._ready_server()
+                return self.wait()
             return channel
 
     def replace(self, dead: ServerProcess, problem: str = "died twice") -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -61,16 +61,17 @@ class ServerTracer:
     def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None, *, early: bool = False) -> None:
         self._count = max(1, min(_MAX_CONCURRENT_TRACES, cores))
         self._listener = listener
-        self._lent_server = lent
         self._idle: list[tuple[str, Worker]] = []
         self._busy: set[Worker] = set()
         self._lock = Lock()
-        self._scratch = scratch_folder()
-        self.folder = Path(self._scratch.name)
+        self._stack = ExitStack()
+        self.folder = Path(self._stack.enter_context(scratch_folder()))
         self._folder_numbers = count()
         self._cancelled = False
         self._end_seconds = math.inf
-        self._server = JobServer("cpu", threads=1) if early and lent is None else lent
+        self._server = lent
+        if early:
+            _ = self.server
 
     def __enter__(self) -> ServerTracer:
         return self
@@ -81,9 +82,7 @@ class ServerTracer:
             worker.interrupt()
         for _, worker in self._idle:
             worker.close()
-        if self._server is not None and self._lent_server is None:
-            self._server.close()
-        self._scratch.cleanup()
+        self._stack.close()
 
     @contextmanager
     def time_limit(self, seconds: float | None) -> Iterator[None]:
@@ -104,7 +103,7 @@ class ServerTracer:
     def server(self) -> JobServer:
         """The job server, which may run other jobs as well."""
         if self._server is None:
-            self._server = JobServer("cpu", threads=1)
+            self._server = self._stack.enter_context(JobServer("cpu", threads=1))
         return self._server
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
@@ -137,7 +136,8 @@ class ServerTracer:
         Closes the worker of a failed trace, which may be in a bad state. Repeats the request in a new worker if a used
         one is lost: an earlier trace may be the cause.
         """
-        key = _worker_key(request)
+        # Patches of libraries persist in a process.
+        key = f"{request.target} {request.model.name} {libraries_of(request.plan)}"
         while True:
             left_seconds = self.left_seconds
             if left_seconds <= 0:
@@ -193,8 +193,3 @@ class ServerTracer:
     def new_folder(self) -> Path:
         """Return the path of a new directory in :attr:`folder`."""
         return self.folder / f"job-{next(self._folder_numbers)}"
-
-
-def _worker_key(request: TraceRequest) -> str:
-    """Return the key of the workers that can run a trace: patches of libraries persist in a process."""
-    return f"{request.target} {request.model.name} {libraries_of(request.plan)}"

@@ -98,7 +98,7 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
 
 
 def fixed_report(fixed: Fixed) -> doc.Document:
-    """Return the report about ``check --fix``: the rewritten keys of a file, and those to change by hand."""
+    """Return the report about ``check --fix-legacy``: the rewritten keys of a file, and those to change by hand."""
     unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
     blocks = doc.Diff(fixed.diff), doc.Paragraph(f"wrote {fixed.file}" if fixed.diff else unchanged)
     return doc.Document(

@@ -10,6 +10,9 @@ from typing import TypeVar
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.reporting.words import printable
 
+_CROWDED = 1 / 3
+"""Share of the budget up to which sizes would be too small to compare on an axis that ends at the budget."""
+
 
 class Tone(StrEnum):
     """The tone of a sentence, which determines its colour."""
@@ -325,6 +328,12 @@ class Document:
     def blocks(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the blocks of a class, in their order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
+
+
+def memory_axis(sizes: Iterable[int], budget_bytes: int) -> int:
+    """Return the end of a memory axis in bytes: the budget, unless a size exceeds it or all are far below it."""
+    most = max(sizes)
+    return max(most, budget_bytes) if most > budget_bytes * _CROWDED else most
 
 
 def listing(title: str, lines: Iterable[Line], tone: Tone = Tone.PLAIN) -> list[Section]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from autotune.core.epoch import Epoch
 from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.memory_timeline import MemoryTimeline
-from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table
+from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table, memory_axis
 from autotune.reporting.lengths import histogram
 from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash
 from autotune.units import counted, format_bytes, format_share
 
-_UNITS = {"timeout": "s", "memory_budget": "B"}
+_UNITS = {"timeout": "s", "memory_budget": "B", "gpu": "B"}
 """Units, on the command line, of settings that are numbers in the API."""
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
@@ -23,7 +23,6 @@ _CATEGORIES = (
 )  # fmt: skip
 _OTHER = "other"
 _SMALLEST_SHARE = 1e-3
-_CROWDED = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,9 @@ def peak_sections(
         return
     parts = _parts(list(needs.values()))
     total, sums = len(parts), [sum(sizes.values()) for sizes in needs.values()]
-    # For sizes far below the budget, bars relative to the budget would be empty.
-    crowded = max(sums) <= budget_bytes * _CROWDED
-    scale_bytes = max(sums) if crowded else max(budget_bytes, *sums)
+    scale_bytes = memory_axis(sums, budget_bytes)
     parts["sum"] = sums
-    if not crowded:
+    if scale_bytes >= budget_bytes:
         parts["memory budget"] = [budget_bytes] * len(needs)
     columns = ("memory at peak", *(title for name in needs for title in (name, "")))
     rows = tuple((name, *_with_bars(sizes, scale_bytes)) for name, sizes in parts.items())

@@ -33,8 +33,6 @@ MARKS = {"other": "·", "default": "○", "recommended": "●"}
 """The mark of each role; later ones are drawn over earlier ones."""
 NARROWEST, WIDEST = 40, 100
 """Least and most characters of a line of the scatter plot; in a narrower terminal there is none."""
-# Below a third of the budget, points would be too close to the left edge.
-_CROWDED = 1 / 3
 _HEIGHT = 9
 
 
@@ -239,9 +237,9 @@ def scatter(plane: doc.Plane, width: int) -> list[str]:
         width: characters in a line, at least :data:`NARROWEST`.
     """
     drawn, budget_bytes = plane.points, plane.budget_bytes
-    most_peak = max(point.peak_bytes for point in drawn)
+    end_bytes = doc.memory_axis((point.peak_bytes for point in drawn), budget_bytes)
     most_rate = max(point.tokens_per_second for point in drawn)
-    right = max(budget_bytes, most_peak) if most_peak > budget_bytes * _CROWDED else max(1, round(most_peak * 1.25))
+    right = end_bytes if end_bytes >= budget_bytes else max(1, round(end_bytes * 1.25))
     top = f"{most_rate:,.0f}"
     columns = width - len(top) - 3
     grid = [[" "] * columns for _ in range(_HEIGHT)]

@@ -106,8 +106,10 @@ def cost_text(cost: float | None) -> str:
 
 
 def short_path(path: Path) -> str:
-    """Return a path relative to the working directory if it is inside it, else in full."""
+    """Return a path relative to the working directory if it is inside it, else in full; a command can take it."""
     absolute = path.absolute()
     with suppress(ValueError, FileNotFoundError):  # it is outside, or the working directory was removed meanwhile
-        return str(absolute.relative_to(Path.cwd()))
+        short = str(absolute.relative_to(Path.cwd()))
+        # A command would read it as an option.
+        return f"./{short}" if short.startswith("-") else short
     return str(absolute)

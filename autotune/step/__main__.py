@@ -1,13 +1,13 @@
 """Command line of the child side: the job server, or a process that it starts.
 
-``python -m autotune.step`` starts processes for jobs. Its standard input is a bidirectional socket. The server writes
-{"event": "ready", "pid": N} once it has imported the libraries. Each byte that it reads carries a file descriptor: the
-connection to a new process, a socket with one JSON object per line:
+``python -m autotune.step`` starts processes for jobs. Its standard input is a connection of :mod:`multiprocessing`. The
+server sends {"event": "ready", "pid": N} once it has imported the libraries. Each handle that it receives is the
+connection to a new process, which carries dictionaries:
 
     from the server, at the start        {"event": "ready", "pid": N}
     to the process, one after another    {"start": FOLDER, "env": {...} of a rank of several, or {}}
-    from the process, after each job     {"event": "done", "code": 0, "signal": null}
-    from the server, at the end          {"event": "ended", "code": N or null, "signal": N or null}
+    from the process, after each job     {"event": "done", "code": 0, "signal": None}
+    from the server, at the end          {"event": "ended", "code": N or None, "signal": N or None}
 
 A process leads a process group, whose other members are killed when it ends. It exits at the end of its input, or when
 the server exits. At the end of its own input, the server kills all processes and exits.
@@ -29,16 +29,12 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="most processes of a job, one for a GPU")
     parser.add_argument("--cores", metavar="N[,N]", help="the CPU cores to run on (default: all that are allowed)")
     parser.add_argument("--worker", action="store_true", help="run the jobs that standard input names")
-    parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each process, without a fork")
     parser.add_argument("--jobs", metavar="MODULE", help="a module whose JOBS are offered too")
     arguments = parser.parse_args()
 
     from autotune.step.imports import prepare_environment
-    from autotune.step.process import die_with_parent
 
-    if arguments.parent is not None:
-        die_with_parent(arguments.parent)
     if arguments.cores is not None:
         # Before torch is imported: its thread pools have one thread per allowed core.
         os.sched_setaffinity(0, map(int, arguments.cores.split(",")))

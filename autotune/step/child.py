@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import get_type_hints
 
@@ -32,20 +31,20 @@ def job_functions(extra_module: str | None) -> Mapping[str, JobFunction]:
 def run_worker(jobs_module: str | None) -> int:
     """Import the libraries and run the jobs that standard input names; return the exit status."""
     # Each job replaces standard input by the null device.
-    connection = socket.socket(fileno=os.dup(0))
+    connection = Connection(os.dup(0))
     import_libraries()
     return run_jobs(connection, job_functions(jobs_module))
 
 
-def run_jobs(connection: socket.socket, jobs: Mapping[str, JobFunction]) -> int:
+def run_jobs(connection: Connection, jobs: Mapping[str, JobFunction]) -> int:
     """Run jobs in this process, one after another, until the connection ends; return the exit status.
 
     Args:
         connection: names the folders of the jobs; see :mod:`autotune.step.__main__`.
     """
-    with connection.makefile(encoding="utf-8") as lines:
-        for line in lines:
-            command = json.loads(line)
+    with suppress(EOFError):
+        while True:
+            command = connection.recv()
             folder = Path(command["start"])
             redirect_output(folder)
             execute(folder, jobs, command["env"])
@@ -53,10 +52,10 @@ def run_jobs(connection: socket.socket, jobs: Mapping[str, JobFunction]) -> int:
     return 0
 
 
-def send_event(connection: socket.socket, **event: object) -> None:
+def send_event(connection: Connection, **event: object) -> None:
     """Send an event to the parent, which may have closed the connection."""
     with suppress(ConnectionError):
-        connection.sendall(json.dumps(event).encode() + b"\n")
+        connection.send(event)
 
 
 def redirect_output(folder: Path) -> None:

@@ -94,9 +94,8 @@ def preload(device: str) -> None:
     gc.disable()
     if device == "cuda":
         sys.meta_path.insert(0, _LazyImport())
-        _import(_PRELOADED)
-    else:
-        import_libraries()
+    import_libraries()
+    if device == "cpu":
         _import(_TRACE_MODULES)
         # If DeepSpeed is broken, the job that needs it reports the reason.
         with suppress(Exception):
@@ -120,8 +119,6 @@ def preload(device: str) -> None:
 
 def import_libraries() -> None:
     """Import all modules of jobs, so that they do not count as memory of a job."""
-    if importlib.util.find_spec(_QUERIES_CUDA) is not None:
-        importlib.import_module(_QUERIES_CUDA)
     _import(_PRELOADED)
 
 

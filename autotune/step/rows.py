@@ -134,8 +134,3 @@ def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
     """Return the offsets of the lists in a column, and the array of values that the offsets index."""
     lists = column.combine_chunks()
     return np.asarray(lists.offsets, dtype=np.int64), lists.values
-
-
-def rows_where(rows: Any, mask: Flags) -> Any:
-    """Return the rows of a dataset whose flag is set; the dataset itself if all are."""
-    return rows if mask.all() else rows.select(np.flatnonzero(mask))

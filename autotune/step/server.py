@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import selectors
 import signal
-import socket
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
 
 from autotune.step.child import job_functions, run_jobs, send_event
 from autotune.step.imports import accelerator_is_initialized, preload
 from autotune.step.job import JobFunction
-from autotune.step.process import fork_process, kill_group
 
+# PR_SET_PDEATHSIG of linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 # Interval of checks for a lost parent: another process may still hold the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
 # A scheduler may send these to every process of a job. The server ignores them, and ends with its parent.
@@ -30,9 +34,9 @@ class Server:
         self._spawn = spawn
         self._jobs_module = jobs_module
         self._parent = os.getppid()
-        self._connection = socket.socket(fileno=0)
+        self._connection = Connection(0)
         # Connections of the running workers, by their process ids.
-        self._connections: dict[int, socket.socket] = {}
+        self._connections: dict[int, Connection] = {}
 
     def serve(self) -> int:
         """Serve until standard input ends or the parent is gone; return the exit status."""
@@ -46,7 +50,7 @@ class Server:
             self._listen(jobs)
         finally:
             for pid in self._connections:
-                kill_group(pid)
+                _kill_group(pid)
                 os.waitpid(pid, 0)
         return 0
 
@@ -57,61 +61,50 @@ class Server:
         signal.set_wakeup_fd(wake)
         # Python writes a signal that has a handler to the pipe.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._selector = selectors.PollSelector()
-        for file in (0, self._wakeup_fd):
-            self._selector.register(file, selectors.EVENT_READ)
         for number in _TERMINATION_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def _listen(self, jobs: Mapping[str, JobFunction]) -> None:
         while os.getppid() == self._parent:
-            readable = [key.fd for key, _ in self._selector.select(_PARENT_CHECK_SECONDS)]
+            readable = wait([self._connection, self._wakeup_fd], _PARENT_CHECK_SECONDS)
             if self._wakeup_fd in readable:
                 os.read(self._wakeup_fd, 4096)
                 self._reap()
-            if 0 in readable:
-                received, files, *_ = socket.recv_fds(self._connection, 1, 1)
-                if not received:
+            if self._connection in readable:
+                try:
+                    file = recv_handle(self._connection)
+                except EOFError:
                     return
-                for file in files:
-                    os.set_inheritable(file, False)
-                    self._start_worker(socket.socket(fileno=file), jobs)
+                os.set_inheritable(file, False)
+                self._start_worker(Connection(file), jobs)
 
-    def _start_worker(self, connection: socket.socket, jobs: Mapping[str, JobFunction]) -> None:
+    def _start_worker(self, connection: Connection, jobs: Mapping[str, JobFunction]) -> None:
         """Start a worker in a new process group, which reads its jobs from the connection."""
-        pid = self._spawn_worker(connection) if self._spawn else self._fork_worker(connection, jobs)
-        self._connections[pid] = connection
-        send_event(connection, event="ready", pid=pid)
 
-    def _fork_worker(self, connection: socket.socket, jobs: Mapping[str, JobFunction]) -> int:
         def run() -> int:
+            os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, *_TERMINATION_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
+            if self._spawn:
+                os.dup2(connection.fileno(), 0)
+                os.execv(sys.executable, [sys.executable, "-P", "-m", "autotune.step", *sys.argv[1:], "--worker"])
             for other in self._connections.values():
                 other.close()
             return run_jobs(connection, jobs)
 
-        pid = fork_process(run)
-        # Before the parent is sent the process id, by which it kills the group.
-        os.setpgid(pid, pid)
-        return pid
-
-    def _spawn_worker(self, connection: socket.socket) -> int:
-        return os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-P", "-m", "autotune.step", *sys.argv[1:], "--parent", str(os.getpid()), "--worker"],
-            os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, connection.fileno(), 0)],
-            setpgroup=0,
-            setsigdef=[signal.SIGCHLD, *_TERMINATION_SIGNALS],
-        )
+        pid = _fork_process(run)
+        # Before the parent is sent the process id, by which it kills the group. The process may have done it already.
+        with suppress(PermissionError):
+            os.setpgid(pid, pid)
+        self._connections[pid] = connection
+        send_event(connection, event="ready", pid=pid)
 
     def _reap(self) -> None:
         """Kill the groups of workers that have ended, and report their exits."""
         for pid in [pid for pid in self._connections if _has_ended(pid)]:
             # The leader is not reaped yet, so its group id cannot have been reused.
-            kill_group(pid)
+            _kill_group(pid)
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
             with self._connections.pop(pid) as connection:
@@ -121,3 +114,30 @@ class Server:
 
 def _has_ended(child: int) -> bool:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _fork_process(run: Callable[[], int]) -> int:
+    """Fork a process that runs a function, exits with its result, and ends with this process; return its id."""
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        # The kernel keeps this setting across an exec (prctl(2)).
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == parent:
+            status = run()
+    except BaseException:  # noqa: BLE001 the forked process must not return into its parent's loop
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _kill_group(leader: int) -> None:
+    """Kill a process that is not yet reaped, and every process in its process group."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            kill(leader, signal.SIGKILL)

@@ -65,14 +65,16 @@ def _contribution(
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     # The judge's record does not contain the runs after the probe.
     record = next((known for known in session.log.records if known.number == record.number), record)
-    ours, other, expected = winner.measurement, record.failure or record.measurement, winner.prediction_interval
+    other, expected = record.failure or record.measurement, winner.prediction_interval
     speedup = saved = distinct = None
     if other.ok and record.tokens_per_second:
         # The probe's rate is biased by selection, so the winner's rate is that of its later runs, if there are any.
         speedup = winner.tokens_per_second / record.tokens_per_second
         distinct = None if expected is None else record.tokens_per_second not in expected
-    if other.ok and ours.held_bytes is not None and other.held_bytes is not None:
-        saved = other.held_bytes - ours.held_bytes
+    # Short runs skip the worst micro-batch once gradients exist, so their memory is no need.
+    held = [run.held_bytes for run in (winner.measurement, winner.confirmation) if run is not None and run.held_bytes]
+    if other.ok and held and other.held_bytes is not None:
+        saved = other.held_bytes - min(max(other.held_bytes, min(held)), max(held))
     return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, distinct)
 
 

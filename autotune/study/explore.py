@@ -27,10 +27,6 @@ _MIN_IMPROVEMENT = 0.01
 """Minimum expected improvement, as a share of the best rate, for which a search continues. With 2 %, one in ten of the
 searches replayed from a measured table ended at two thirds of the best rate."""
 
-_MIN_PROBES = 8
-"""Minimum number of probes before a search may end for lack of expected improvement: fewer do not show the error of
-predictions."""
-
 _UNPREDICTED_FACTOR = 4
 """Factor on the effort's patience if speed is not predicted: with a patience of one, a replayed search ended at 93 % of
 the best rate, which it would have found six probes later. Only two such searches were replayed."""
@@ -96,7 +92,7 @@ def _has_no_gain(session: Session, proposer: Proposer) -> bool:
     It does not while nothing fits, since that would imply that nothing can fit.
     """
     leading = session.leader()
-    if leading is None or sum(record.probed for record in session.log.records) < _MIN_PROBES:
+    if leading is None:
         return False
     number, count = session.without_gain
     previous = count if number == leading.number else 0

@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
-from autotune.study.comparison import next_turn
+from autotune.study.comparison import next_turn, wanted_runs
 from autotune.study.durations import WHOLE_STEPS, Clock, pair_seconds, short_runs
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
@@ -143,15 +143,19 @@ class Session:
 
     def comparisons(self, winner: Record) -> int:
         """Return the number of short runs of a winner and of the baseline, each."""
+        return self._short_runs(winner, wanted_runs(winner, self.effort.comparisons))
+
+    def _short_runs(self, winner: Record, max_runs: int) -> int:
         seconds = pair_seconds(winner, self.baseline)
-        return short_runs(seconds, self.log.records, self.effort.comparisons, self.clock.limit_seconds)
+        return short_runs(seconds, self.log.records, max_runs, self.clock.limit_seconds)
 
     def settling_seconds(self) -> float:
         """Return an estimate, in seconds, of confirmation and comparison; 0 without a leader."""
         first = self.leader()
         if first is None:
             return 0.0
-        return self.confirmation_seconds + self.comparisons(first) * pair_seconds(first, self.baseline)
+        runs = self._short_runs(first, self.effort.comparisons)
+        return self.confirmation_seconds + runs * pair_seconds(first, self.baseline)
 
     def refresh(self) -> None:
         """Read the records of the other workers, learn from them, and report them to the listener."""

@@ -171,7 +171,8 @@ def _is_left_empty(study: optuna.Study) -> bool:
 
 
 def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    differing = sorted(part for part in found.keys() | expected.keys() if found.get(part) != expected.get(part))
+    # In the order of the fingerprint: another dataset comes before the choices that differ with it.
+    differing = [part for part in {**expected, **found} if found.get(part) != expected.get(part)]
     if differing:
         differences = "; ".join(
             f"{part} is {expected.get(part, 'not given')} here and {found.get(part, 'not given')} there"

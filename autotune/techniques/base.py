@@ -59,6 +59,8 @@ class Option:
         family: pattern of the choices that it represents, itself included; None: only itself. Choices of digits are
             whole numbers.
         replaceable: whether an exact choice may replace it in a user's own configuration.
+        package: the required distribution; empty if it needs none.
+        without_gpu: why it is unavailable on a CPU; empty if it is available.
         entries: its plan entries; an empty mapping leaves the field at its default. None: the spelling is the value of
             the technique's only field.
     """
@@ -68,6 +70,8 @@ class Option:
     effect: Effect = Effect.EXACT
     family: re.Pattern[str] | None = None
     replaceable: bool = True
+    package: str = ""
+    without_gpu: str = ""
     entries: Mapping[str, object] | None = None
 
     def has(self, choice: Choice) -> bool:
@@ -184,7 +188,8 @@ class Technique:
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        return None
+        option = option_of(self, choice)
+        return _lacking(option, machine) if option else None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
@@ -217,11 +222,7 @@ class Equipped(Technique):
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        if choice == self.trl_default:
-            return None
-        if self.without_gpu and machine.hardware.kind == "cpu":
-            return self.without_gpu
-        return missing(self.package, machine) if self.package else None
+        return None if choice == self.trl_default else _lacking(self, machine)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
@@ -248,6 +249,13 @@ class NumberTechnique(Technique):
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect: any number but TRL's default changes training."""
         return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING
+
+
+def _lacking(needs: Option | Equipped, machine: Machine) -> str | None:
+    """Return why a machine lacks what a choice or a technique needs, or None if it has all."""
+    if needs.without_gpu and machine.hardware.kind == "cpu":
+        return needs.without_gpu
+    return missing(needs.package, machine) if needs.package else None
 
 
 def real_number(technique: Technique, text: Choice, takes: str, is_possible: Callable[[float], bool]) -> str:

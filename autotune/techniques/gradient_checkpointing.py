@@ -24,6 +24,7 @@ _TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
 # These releases pass the key `offload` on to PyTorch, which refuses it.
 _TRANSFORMERS_WITHOUT_OFFLOAD = "<5.17"
 
+_NO_ACCELERATOR = "offloading moves activations from an accelerator to the host, and there is no accelerator"
 _TO_PYTORCH = "passes its key to PyTorch"
 
 
@@ -50,7 +51,7 @@ class GradientCheckpointing(Technique):
         Option(ON, "keeps the input of every layer"),
         Option(_EVERY_2, "checkpoints every second layer only (every_N)", family=_EVERY),
         Option(SELECTIVE, "as on, and keeps the outputs of attention"),
-        Option(OFFLOAD, "as on, and moves the kept activations to the host's memory"),
+        Option(OFFLOAD, "as on, and moves the kept activations to the host's memory", without_gpu=_NO_ACCELERATOR),
     )
     trl_default = ON
     needs = "offload: an accelerator"
@@ -74,13 +75,9 @@ class GradientCheckpointing(Technique):
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason for offloading on a CPU, where memory cannot be pinned, or with an early transformers."""
-        if choice != OFFLOAD:
-            return None
-        if machine.hardware.kind == "cpu":
-            return "offloading moves activations from an accelerator to the host, and there is no accelerator"
-        if installed(machine, "transformers", _TRANSFORMERS_WITHOUT_OFFLOAD):
+        if choice == OFFLOAD and installed(machine, "transformers", _TRANSFORMERS_WITHOUT_OFFLOAD):
             return "transformers can offload checkpoints from version 5.17 on"
-        return None
+        return super().unavailable(choice, machine)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for ``every_N`` on a model with fewer than N layers: it then checkpoints one layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -12,24 +12,20 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Equipped, Option
 
+_ENTRY = re.compile(r'^ +"(\w+)": apply_liger_kernel_to_\w+,', re.MULTILINE)
+
 
 @cache
 def _supported_models() -> frozenset[str]:
     """Return the ``model_type`` of the architectures for which the installed Liger has layers.
 
-    They are the keys of ``MODEL_TYPE_TO_APPLY_LIGER_FN``; its module is parsed, since importing it takes seconds.
+    They are the keys of ``MODEL_TYPE_TO_APPLY_LIGER_FN``; its module is searched, since importing it takes seconds.
     """
     spec = find_spec("liger_kernel")
     if spec is None or spec.origin is None:
         return frozenset()
     source = Path(spec.origin).with_name("transformers") / "monkey_patch.py"
-    tables = (
-        node.value
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODEL_TYPE_TO_APPLY_LIGER_FN"
-    )
-    keys = (key for table in tables if isinstance(table, ast.Dict) for key in table.keys)
-    return frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
+    return frozenset(_ENTRY.findall(source.read_text(encoding="utf-8")))
 
 
 class Liger(Equipped):

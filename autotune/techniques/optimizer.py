@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import CrashReason, Effect, Option, Technique
+from autotune.techniques.base import CrashReason, Effect, Option, Technique, option_of
 from autotune.techniques.lora import has_adapters
 from autotune.techniques.sharding import DDP, FSDP2, ZERO_STAGES
 from autotune.techniques.trace_impact import NO_PATCHES
-from autotune.techniques.versions import missing
 
 _ADAFACTOR = "adafactor"
 _BITSANDBYTES = "bitsandbytes"
 _COUNT_OVERFLOW = 2**31
 """Number of elements from which on bitsandbytes' 32-bit count overflows (``backends/cuda/ops.py``, 0.50)."""
-_PACKAGES = {
-    "paged_adamw_32bit": _BITSANDBYTES,
-    "adamw_bnb_8bit": _BITSANDBYTES,
-    "paged_adamw_8bit": _BITSANDBYTES,
-    "lion_8bit": _BITSANDBYTES,
-    "adamw_torch_8bit": "torchao",
-}
+_PAGED = "paging moves optimizer state between a GPU and the host, and there is no GPU"
 
 
 class Optimizer(Technique):
@@ -32,11 +24,21 @@ class Optimizer(Technique):
     options = (
         Option("adamw_torch_fused", "AdamW in one fused kernel"),
         Option("adamw_torch", "AdamW with one kernel per group of tensors"),
-        Option("paged_adamw_32bit", "AdamW whose state may move to the host"),
-        Option("adamw_bnb_8bit", "AdamW with 8-bit state (bitsandbytes)", Effect.CHANGES_TRAINING),
-        Option("paged_adamw_8bit", "AdamW with 8-bit state that may move to the host", Effect.CHANGES_TRAINING),
-        Option("adamw_torch_8bit", "AdamW with 8-bit state (torchao)", Effect.CHANGES_TRAINING),
-        Option("lion_8bit", "Lion with 8-bit state", Effect.CHANGES_TRAINING),
+        Option(
+            "paged_adamw_32bit", "AdamW whose state may move to the host", package=_BITSANDBYTES, without_gpu=_PAGED
+        ),
+        Option(
+            "adamw_bnb_8bit", "AdamW with 8-bit state (bitsandbytes)", Effect.CHANGES_TRAINING, package=_BITSANDBYTES
+        ),
+        Option(
+            "paged_adamw_8bit",
+            "AdamW with 8-bit state that may move to the host",
+            Effect.CHANGES_TRAINING,
+            package=_BITSANDBYTES,
+            without_gpu=_PAGED,
+        ),
+        Option("adamw_torch_8bit", "AdamW with 8-bit state (torchao)", Effect.CHANGES_TRAINING, package="torchao"),
+        Option("lion_8bit", "Lion with 8-bit state", Effect.CHANGES_TRAINING, package=_BITSANDBYTES),
         Option(_ADAFACTOR, "Adafactor: factored second moments, no first moments", Effect.CHANGES_TRAINING),
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
@@ -47,16 +49,6 @@ class Optimizer(Technique):
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
     impact = NO_PATCHES
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason if ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
-        package = _PACKAGES.get(str(choice))
-        reason = missing(package, machine) if package else None
-        if reason:
-            return reason
-        if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
-            return "paging moves optimizer state between a GPU and the host, and there is no GPU"
-        return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for bitsandbytes under FSDP2 or with too large shares, and for Adafactor under DeepSpeed.
@@ -77,7 +69,8 @@ class Optimizer(Technique):
                 f"{choice} trains differently with sharding={sharding} than with sharding={own}: DeepSpeed passes one"
                 " flat tensor, whose second moments it does not factor, and which it clips as a whole"
             )
-        if _PACKAGES.get(str(choice)) != _BITSANDBYTES:
+        option = option_of(self, choice)
+        if option is None or option.package != _BITSANDBYTES:
             return None
         share = setting.workload.model.parameters // setting.machine.hardware.processes
         if sharding in ("zero1", "zero2") and share >= _COUNT_OVERFLOW and not has_adapters(candidate):

@@ -13,7 +13,7 @@ from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, Tr
 from autotune.techniques.lora import has_adapters
 from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
-from autotune.techniques.versions import installed, missing
+from autotune.techniques.versions import installed
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
@@ -104,9 +104,9 @@ class Sharding(Technique):
     summary = "Shards optimizer state, gradients and weights across the processes, instead of copying them."
     options = (
         Option(DDP, "each process holds everything"),
-        Option("zero1", "DeepSpeed shards the optimizer state"),
-        Option("zero2", "and the gradients"),
-        Option("zero3", "and the weights, which are gathered for each use"),
+        Option("zero1", "DeepSpeed shards the optimizer state", package="deepspeed"),
+        Option("zero2", "and the gradients", package="deepspeed"),
+        Option("zero3", "and the weights, which are gathered for each use", package="deepspeed"),
         Option(FSDP2, "PyTorch shards weights, gradients and optimizer state, layer by layer"),
     )
     needs = (
@@ -124,12 +124,9 @@ class Sharding(Technique):
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason if DeepSpeed is missing or too old, or a single process has no device to offload from."""
-        if choice == DDP:
-            return None
-        if choice in ZERO_STAGES and (lacking := missing("deepspeed", machine)):
+        lacking = super().unavailable(choice, machine)
+        if lacking or choice == DDP or machine.hardware.processes > 1:
             return lacking
-        if machine.hardware.processes > 1:
-            return None
         if choice not in ("zero2", "zero3"):
             return "there is one process, so nothing is sharded (--num-processes)"
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
@@ -159,7 +156,9 @@ class Sharding(Technique):
         if choice == FSDP2 and precomputed and has_adapters(candidate):
             return CrashReason(f"reference={PRECOMPUTED} runs a model with adapters before {FSDP2} puts it on the GPU")
         if choice in WEIGHTS_SHARED and quantised != "none":
-            return UnsearchedReason(f"sharding={choice} of quantised weights is not searched")
+            # transformers 5.23 loads them onto each GPU (``update_device_map`` of bitsandbytes' quantizers), and
+            # accelerate 1.15 keeps them until all are sharded (``original_sd`` of ``fsdp2_prepare_model``).
+            return UnsearchedReason(f"sharding={choice} of quantised weights is not searched: each GPU first loads all")
         return SYNCHRONISED_WHOLE if choice == "zero3" and setting.users_entry(SYNCHRONISED) else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

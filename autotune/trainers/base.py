@@ -105,14 +105,6 @@ class Trainer(MicroBatches):
         """
         return None
 
-    def refused_values(self, values: Mapping[str, object]) -> str | None:
-        """Return why TRL's trainer refuses values that its configuration class accepts, or None.
-
-        Args:
-            values: fields of the configuration; absent ones are at their defaults.
-        """
-        return None
-
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why the result of training with a candidate is certainly unintended, or None."""
         return None

@@ -67,7 +67,7 @@ def _largest_groups(documents: Documents, length: int | None, most: int) -> Sequ
     # If a length keeps none, which a probe reports, all documents are cut.
     dropping = length is not None and length >= documents.first_kept
     groups = groups[groups[:, 1] <= length] if dropping else groups
-    sequences = np.minimum(groups[:, 2:], length or documents.longest)
+    sequences = np.minimum(groups[:, 2:], documents.capped(length))
     width, shortest, tokens = sequences.max(axis=1), sequences.min(axis=1), sequences.sum(axis=1, dtype=np.int64)
     counted = documents.max_loss_tokens(length, dropping=dropping)
     some = min(most, len(groups))
@@ -166,8 +166,10 @@ def _fullest(documents: Documents, length: int, strategy: str) -> int:
     """Return the largest sum of tokens, at most ``length``, of whole documents, or of their parts if they are split."""
     if strategy not in SEPARATING:
         return length
-    widths = documents.by_width(length if strategy == CUTTING else None, dropping=False)
-    parts = {width % length or length for width in widths} | ({length} if documents.longest >= length else set())
+    widths, *_ = documents.by_width(length if strategy == CUTTING else None, dropping=False)
+    parts = {width % length or length for width in widths.tolist()} | (
+        {length} if documents.longest >= length else set()
+    )
     # Bit N is set if some of them have N tokens together.
     sums, within = 1, (1 << length + 1) - 1
     for shift in sorted(parts):
@@ -208,17 +210,12 @@ def _kept_documents(documents: Documents, length: int | None) -> _KeptDocuments:
     import numpy as np
 
     dropping = length is None or documents.first_kept <= length
-    (totals, tokens), kept = np.zeros((2, documents.longest + 1), dtype=np.int64), []
-    for counts, sequences in documents.kept(length, dropping=dropping):
-        width = sequences.max(axis=1)
-        kept.append(counts)
-        np.add.at(totals, width, counts)
-        np.add.at(tokens, width, counts * sequences.sum(axis=1))
+    widths, totals, tokens = documents.by_width(length, dropping=dropping)
     trained = 0.0
     if documents.trained is not None and length is not None and length < documents.longest:
-        trained = float(np.concatenate(kept) @ documents.max_loss_tokens(length, dropping=dropping) / tokens.sum())
-    widths = np.flatnonzero(totals)
-    return _KeptDocuments(widths, totals[widths], tokens[widths], trained)
+        kept = np.concatenate([counts for counts, _ in documents.kept(length, dropping=dropping)])
+        trained = float(kept @ documents.max_loss_tokens(length, dropping=dropping) / tokens.sum())
+    return _KeptDocuments(widths, totals, tokens, trained)
 
 
 def widths(
@@ -230,14 +227,15 @@ def widths(
         length: tokens to which sequences are cut, or None.
         together: number of documents that are padded together.
     """
-    counts: dict[int, int] = {}
-    for some, sequences in documents.kept(length):
+    import numpy as np
+
+    unpadded = np.zeros(documents.longest + 1, dtype=np.int64)
+    for counts, sequences in documents.kept(length):
         width = sequences.max(axis=1)
         whole = (sequences.min(axis=1) == width) & (width % multiple == 0)
-        for tokens, count in zip(width[whole].tolist(), some[whole].tolist(), strict=True):
-            counts[tokens] = counts.get(tokens, 0) + count
-    every = sorted({rounded_up(width, multiple) for width in documents.by_width(length)})
-    return every, sorted(tokens for tokens, count in counts.items() if count >= together)
+        np.add.at(unpadded, width[whole], counts[whole])
+    every = np.unique(-(-documents.by_width(length)[0] // multiple) * multiple)
+    return every.tolist(), np.flatnonzero(unpadded >= together).tolist()
 
 
 def _padded_sizes(kept: _KeptDocuments, rows: int, sequences: int, multiple: int, widest: int) -> tuple[Typical, ...]:

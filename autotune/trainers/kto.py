@@ -130,17 +130,11 @@ class UnpairedPreference(Trainer):
             return ((tokens - answer, answer),) * shape.rows
         # The possible widths of mismatched pairs of rows with a prompt and an answer of at least a token each.
         beside = _clamp(int(shape.beside) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
-        if beside >= tokens:
-            # The first prompt is shorter than the row.
-            least = max(1, beside - tokens + 1)
-            answer = _clamp(round(tokens * trainable + (beside - tokens) / shape.rows), least, tokens - 1)
-            prompt = _clamp(beside - answer, 1, tokens - 1)
-            first, others = (prompt, tokens - prompt), (tokens - beside + prompt, beside - prompt)
-        else:
-            mean = (tokens + (shape.rows - 1) * beside) / shape.rows
-            prompt = _clamp(round(mean - tokens * trainable), tokens - beside + 1, beside - 1)
-            answer = tokens - prompt
-            first, others = (prompt, answer), (beside - answer, beside - prompt)
+        apart = abs(beside - tokens)
+        # The mean answer has the trainable tokens, and no prompt or answer is empty.
+        answers = tokens * trainable - (tokens - beside) / shape.rows
+        prompt = _clamp(beside - round(answers), apart + 1, min(tokens, beside) - 1)
+        first, others = (prompt, tokens - prompt), (prompt - apart, beside - prompt)
         last = (others[0] - 1, others[1]) if layout is Layout.PADDED else others
         return (first, *(others,) * (shape.rows - 2), last)
 
@@ -164,16 +158,6 @@ class UnpairedPreference(Trainer):
         return (
             "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
             f"per_device_train_batch_size has to be at least {FEWEST_ROWS}"
-        )
-
-    def refused_values(self, values: Mapping[str, object]) -> str | None:
-        """Return a reason if the loss estimates the KL divergence on rows in another order than the dataset's."""
-        order = values.get("train_sampling_strategy", "sequential")
-        if order == "sequential" or not estimates_kl(values.get("loss_type")):
-            return None
-        return (
-            f"KTO exchanges answers of neighbouring rows before training: TRL refuses train_sampling_strategy={order},"
-            " and accepts only sequential"
         )
 
 

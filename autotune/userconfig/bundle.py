@@ -11,7 +11,7 @@ from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.nested import mapping
-from autotune.core.plan import BEST_METRIC, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Finding, Severity
 from autotune.emit.bundle import PLAN, RESULT, UNFINISHED
 
@@ -20,7 +20,7 @@ DOCUMENTS = (RESULT, PLAN)
 """The documents of a bundle: of a search, and of a plan."""
 # Fields that TRL's and transformers' classes fill in from other defaults (__post_init__).
 _DERIVED_FIELDS = frozenset({
-    "bf16", "gradient_checkpointing_kwargs", BEST_METRIC, "pad_to_multiple_of", "steps_per_generation",
+    "bf16", "gradient_checkpointing_kwargs", "pad_to_multiple_of", "steps_per_generation",
 })  # fmt: skip
 
 

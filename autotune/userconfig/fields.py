@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,10 @@ def user_plan(
         )
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
+    for name in sorted(_fields(trainer, only_sizes=True) & args.keys()):
+        size = args[name]
+        if isinstance(size, int) and not isinstance(size, bool) and size < 1:
+            raise InputError(f"autotune does not know the micro-batches of {name}={size}.")
     args |= _accelerator_args(config)
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
@@ -124,18 +130,22 @@ def with_nulls(plan: TrainingPlan, config: Configuration) -> TrainingPlan:
     return dataclasses.replace(plan, args={**nulls, **plan.args})
 
 
-def further_arguments(config: Configuration) -> Mapping[str, object]:
-    """Return the arguments for a check's own training: without effect on memory, not at their defaults."""
-    own, training = trainer_of(config).config_fields, tables()["training"]
-    known = fields_of_kind("training") | fields_of_kind("evaluation") | own.without_effect
-    left_out = frozenset(training["not_in_check"]) | own.reading
-    beginnings = tuple(training["beginnings_not_in_check"])
+def rehearsed_arguments(config: Configuration, names: Collection[str]) -> Mapping[str, object]:
+    """Return the arguments among some fields of a configuration with which a tiny model is trained on a CPU."""
+    training, own = tables()["training"], trainer_of(config).config_fields
+    left_out = {*training["not_rehearsed"], *(own.reading - own.traced), *ENGINE_FIELDS}
+    # Other keys may name code of the hub (`custom_generate`).
+    if mapping(config.values.get(_GENERATION)).keys() - fields_of_kind("generation"):
+        left_out.add(_GENERATION)
+    # Rows that TRL takes as they are, are not packed either.
+    if mapping(config.values.get("dataset_kwargs")).get("skip_prepare_dataset"):
+        left_out.add("packing")
     return {
         name: value
         for name, value in config.values.items()
-        if (name in known or name.startswith(tuple(training["beginnings"])))
-        and not (name in left_out or name.startswith(beginnings))
-        and value != config.defaults.get(name)
+        if name in names
+        and name not in left_out
+        and not name.startswith(tuple(training["beginnings_not_rehearsed"]))
         # Jobs exchange infinities and NaN too.
         and (is_json(value) or isinstance(value, float))
     }
@@ -162,7 +172,7 @@ def trainer_of(config: Configuration) -> Trainer:
     found = next((item for item in trainers().values() if item.config_class == config.kind), None)
     if found is None:
         known = ", ".join(item.config_class for item in trainers().values())
-        raise InputError(f"A {config.kind} is not a configuration that autotune knows.", hint=f"It knows {known}.")
+        raise InputError(f"{config.kind} is not a configuration that autotune knows.", hint=f"It knows {known}.")
     return found
 
 
@@ -178,7 +188,7 @@ def configuration_of(config: object) -> Configuration:
     known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise InputError(
-            f"A {names[0]} is not a configuration that autotune knows.",
+            f"{names[0]} is not a configuration that autotune knows.",
             hint="Give a YAML file, the words of a command, or one of TRL's configurations, such as a trl.DPOConfig.",
         )
     kind = next((name for name in names if name in known), names[0])
@@ -234,11 +244,13 @@ def _unknown_effect(what: str, hint: str = "") -> InputError:
 
 
 def _json(name: str, value: object) -> object:
-    """Return a value as JSON types.
+    """Return a value as JSON types; infinity, such as a norm without a limit, becomes the largest number.
 
     Raises:
         InputError: JSON has no such type.
     """
+    if value == inf:
+        return sys.float_info.max
     if not is_json(value):
         raise InputError(
             f"{name}={value!r} cannot be passed to the process that traces.", hint="Give words and numbers only."

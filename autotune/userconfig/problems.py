@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 
 from autotune.confidential import hidden
-from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
+from autotune.core.configuration import Built, Configuration, Fault, ReadCommand
 from autotune.core.nested import Key, lookup, mapping
-from autotune.core.plan import BEST_METRIC, EPOCHS, NO_EVALUATION
+from autotune.core.plan import EPOCHS
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
@@ -32,34 +31,11 @@ _NEAR_AS_BEST = 0.05
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
 _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
 """TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
-_AT_LEAST_ONE = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "pad_to_multiple_of",
-    "max_completion_length", "max_new_tokens", "num_generations", "num_iterations", _TOGETHER, _BY_ALL,
-)  # fmt: skip
-"""Numbers that must be at least 1: divisors, and counts of rows or tokens."""
-_EVALUATED_ROWS, _EVALUATION = "per_device_eval_batch_size", "eval_strategy"
+_TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
+"""A number without a point, which YAML 1.1 takes for text."""
 _STEPS = "max_steps"
-_NEVER_NULL = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations", _STEPS)
-"""Numbers for which TRL's classes accept null, although every training computes with them."""
 _LOADING_FIELDS = ("model_init_kwargs", TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
-
-_REFUSED_IN_A_STEP = {
-    # accelerate/utils/fsdp_utils.py; by default it takes ``_no_split_modules``, which some models have in part.
-    "Could not find the transformer layer class": (
-        "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
-    ),
-    # torch/amp/grad_scaler.py
-    "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
-    # autotune/virtual/unsupported.py
-    "CUDA does not scale gradients in bfloat16": (
-        "fp16 ends the first step of trained weights in bfloat16: those of dtype: bfloat16, or the adapters that TRL"
-        " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
-    ),
-    # autotune/step/jobs/build.py
-    "PyTorch cannot read the caching allocator's": "Write NAME:VALUE with commas between, and True or False.",
-}
-"""Beginnings of errors that occur only in a step, each with its remedy."""
 
 
 def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
@@ -72,7 +48,9 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
     found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
     faulty = {fault.key for fault in read.faults}
     given = {name: value for name, value in written.given.items() if name not in faulty}
-    found += of_values(written, config.values if config is not None else given)
+    wrong = {item.key for item in found if item.severity is Severity.ERROR}
+    ended = {name: error for name, error in read.ended.items() if name not in wrong}
+    found += of_values(written, config.values if config is not None else given, ended)
     found += (
         finding(written, Severity.ERROR if here else Severity.NOTE, name, message)
         for name, message in read.absent.items()
@@ -84,52 +62,33 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
     return tuple(sorted(found, key=lambda item: item.line or last))
 
 
-def of_values(written: WrittenConfig, values: Mapping[str, object]) -> Iterator[Finding]:
+def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mapping[str, str]) -> Iterator[Finding]:
     """Yield values that TRL's class accepts but that later end the training, or leave it almost without steps.
 
     Args:
         values: values of the trainer's configuration.
+        ended: by argument that ends a training of a tiny model, the error.
     """
-    evaluates = values.get(_EVALUATION, NO_EVALUATION) != NO_EVALUATION
-    loads = ("dataloader_prefetch_factor",) if values.get("dataloader_num_workers") else ()
-    rows = (_EVALUATED_ROWS,) if evaluates else ()
-    numbers = (*_AT_LEAST_ONE, *rows, *loads)
-    low = [name for name in numbers if _is_below_one(values.get(name))]
-    # TRL's class derives some of them from others.
-    for name in [name for name in low if name in written.given] or low[:1]:
-        yield finding(written, Severity.ERROR, name, f"{name} is {values[name]}, and has to be at least 1.")
-    reasons = [find_trainer(written.trainer).refused_values(values)]
-    nulls = [name for name in (*_NEVER_NULL, *rows) if values.get(name, 0) is None]
-    reasons += [f"{name} is null, and the training computes with it" for name in nulls]
-    by_epochs, epochs = _is_below_one(values.get(_STEPS)), values.get(EPOCHS)
-    if by_epochs and isinstance(epochs, float) and not isfinite(epochs):
-        reasons += [f"{EPOCHS} is {epochs}, and transformers computes the number of steps from it"]
-    if values.get("save_strategy") == "best" and values.get(BEST_METRIC, "") is None:
-        reasons += [f"save_strategy is best, and transformers refuses that without {BEST_METRIC}"]
-    if values.get("eval_on_start") and not evaluates and written.own_command:
-        reasons += [f"eval_on_start is true, and with {_EVALUATION}: no, TRL gives the trainer no rows to evaluate on"]
-    # Trainer.evaluation_loop, and SyncRefModelCallback.on_step_end
-    divides = {"eval_accumulation_steps": evaluates, "ref_model_sync_steps": values.get("sync_ref_model")}
-    zeros = [name for name in divides if divides[name] and values.get(name) == 0]
-    reasons += [f"{name} is 0, and steps are divided by it" for name in zeros]
-    texts = [name for name in _LOADING_FIELDS if isinstance(values.get(name), str) and values[name]]
-    reasons += [f"{name} is text, and TRL needs a mapping" for name in texts if not str(values[name]).startswith("{")]
-    for reason in filter(None, reasons):
-        yield finding(written, Severity.ERROR, mentioned(written, reason), f"{reason}.")
+    for name, error in ended.items():
+        is_text = any(map(_TEXT_NUMBER.fullmatch, map(str, mapping(values.get(name)).values())))
+        hint = " YAML takes a number such as 1e-6 for text: write 1.0e-6." if is_text else ""
+        message = f"{name} ends the training: {_sentence(error)}{hint}{_counted_alone(written, error)}"
+        yield finding(written, Severity.ERROR, name, message)
+    for name in _LOADING_FIELDS:
+        given = values.get(name)
+        if isinstance(given, str) and given and not given.startswith("{"):
+            yield finding(written, Severity.ERROR, name, f"{name} is text, and TRL needs a mapping.")
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
-    if values.get(_STEPS) == 0:
+    steps = values.get(_STEPS)
+    if steps == 0:
         message = f"{_STEPS} is 0: transformers ends after the first step. Below 0, {EPOCHS} counts."
         yield finding(written, Severity.SILENT, _STEPS, message)
-    elif by_epochs and epochs == 0:
+    elif isinstance(steps, int) and steps < 0 and values.get(EPOCHS) == 0:
         yield finding(written, Severity.SILENT, EPOCHS, f"{EPOCHS} is 0: transformers ends before the first step.")
 
 
-def _is_below_one(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value < 1
-
-
 def of_building(written: WrittenConfig, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
-    """Yield the errors, overrides and warnings of the trainer's construction, unless they were already reported.
+    """Yield the errors and warnings of the trainer's construction, unless they were already reported.
 
     Only messages that mention a key of the user are reported, since traces set some arguments themselves. A refusal
     that mentions none counts as reported if there is any other error: autotune's rules of trainers mirror TRL's.
@@ -144,29 +103,12 @@ def of_building(written: WrittenConfig, built: Built, known: Sequence[Finding], 
         yield finding(written, Severity.NOTE, key, message)
     elif built.refused and not (key in wrong or (wrong and not key)):
         yield refusal_finding(written, built.refused)
-    if ended := _training_error(written, built):
-        yield finding(written, Severity.ERROR, mentioned(written, ended), ended)
-    for item in built.overrides:
-        if item.key in written.given and item.key not in reported:
-            yield _of_override(written, item)
     for warning in built.warnings:
         key = mentioned(written, warning)
         new = _of_warning(written, key, warning)
         if key and not (key in reported or _deprecates_written_key(written, warning) or new in known):
             reported.add(key)
             yield new
-
-
-def _training_error(written: WrittenConfig, built: Built) -> str:
-    """Return a sentence that the user's arguments end the training; empty if an error does not come from them."""
-    reason, line = built.ended, built.raised_at
-    for beginning, about in _REFUSED_IN_A_STEP.items():
-        _, refused, rest = reason.partition(beginning)
-        if refused:
-            return f"{about} {refused}{rest}"
-    if line.startswith("raise ") or mentioned(written, line):
-        return f"{mentioned(written, f'{reason} {line}') or 'A step'} ends the training: {reason}"
-    return ""
 
 
 def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> Iterator[Finding]:
@@ -364,7 +306,9 @@ def _legacy(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
 
 
 def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
-    yield from (_of_override(written, item) for item in read.overrides)
+    for item in read.overrides:
+        message = f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
+        yield finding(written, Severity.SILENT, item.key, message)
     for warning in read.warnings:
         if not _deprecates_written_key(written, warning):
             yield _of_warning(written, mentioned(written, warning), warning)
@@ -377,12 +321,6 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
         place = config.values["output_dir"] if resumed is True else resumed
         message = f"transformers ends a run that finds no checkpoint to resume from in {place}, such as a first one."
         yield finding(written, Severity.NOTE, _RESUMED, message)
-
-
-def _of_override(written: WrittenConfig, item: Override) -> Finding:
-    return finding(
-        written, Severity.SILENT, item.key, f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
-    )
 
 
 def finding(written: WrittenConfig, severity: Severity, key: str, message: str) -> Finding:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLES, BEST_METRIC, TrainingPlan, allocator_settings, unsimulated_settings
-from autotune.core.protocol import ReadCommandRequest
+from autotune.core.protocol import ReadCommandRequest, RehearsalRequest
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
 from autotune.probing.jobs import read_command as run_job
+from autotune.probing.jobs import rehearse
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
-from autotune.userconfig.fields import UserPlan, user_plan
+from autotune.userconfig.fields import UserPlan, rehearsed_arguments, trainer_of, user_plan
 from autotune.userconfig.launch import parsing_processes, visible_gpu_count
+from autotune.userconfig.problems import mentioned
 from autotune.userconfig.written import WrittenConfig
 
 NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
 """Fields of ``trl.ModelConfig`` without effect on a step: the source of the model, and the trust in its code."""
+# Time limit of the trainings of a tiny model.
+_REHEARSAL_SECONDS = 240.0
 # Fields whose default is the value of another field in TRL's classes (GRPOConfig.__post_init__).
 _DERIVED_FROM = {"steps_per_generation": "gradient_accumulation_steps"}
 
@@ -28,7 +32,7 @@ _DERIVED_FROM = {"steps_per_generation": "gradient_accumulation_steps"}
 def read_command(
     written: WrittenConfig, hardware: Hardware | None, server: JobServer, folder: Path, gpus: int | None = None
 ) -> ReadCommand:
-    """Return a command as read by TRL's parser, and by accelerate's launcher.
+    """Return a command as read by TRL's parser and by accelerate's launcher, and the arguments that end a training.
 
     Args:
         hardware: the device of the training; None: any GPU.
@@ -49,7 +53,33 @@ def read_command(
         str(written.default or ""),
         tuple(filter(written.may_be_own, options_of(written.command.words))),
     )
-    return run_job(server, request, folder)
+    read = run_job(server, request, folder)
+    if read.refused and mentioned(written, read.refused):
+        return read
+    kind, wrong = find_trainer(written.trainer).config_class, {fault.key for fault in read.faults}
+    as_written = Configuration(kind, {name: _in_json(value) for name, value in written.given.items()}, {})
+    config, metric = read.configurations.get(kind, as_written), written.given.get(BEST_METRIC)
+    # The user's own scripts and reward functions may report further metrics, and the rows determine metrics with a /.
+    if not written.own_command or "." in str(read.script.get("reward_funcs")) or "/" in str(metric):
+        config = replace(config, values={**config.values, BEST_METRIC: "loss"})
+    processes = read.launched.processes if read.launched is not None else request.processes
+    given, has_rows = written.given.keys() - wrong, not written.own_command
+    return replace(read, ended=ended_by(config, given, processes, server, folder / "rehearsal", has_rows=has_rows))
+
+
+def ended_by(
+    config: Configuration, names: Collection[str], processes: int, server: JobServer, folder: Path, *, has_rows: bool
+) -> Mapping[str, str]:
+    """Return the arguments, among some fields of a configuration, that end a training of a tiny model; and the errors.
+
+    Args:
+        processes: number of processes of the user's training.
+        folder: folder of the job; it need not exist.
+        has_rows: whether the trainer has rows to evaluate on even if the arguments do not evaluate.
+    """
+    arguments = rehearsed_arguments(config, names)
+    request = RehearsalRequest(trainer_of(config).name, arguments, processes, has_rows)
+    return rehearse(server, request, folder, _REHEARSAL_SECONDS).errors
 
 
 def _in_json(value: object) -> object:
@@ -85,12 +115,6 @@ def plan_of(written: WrittenConfig, read: ReadCommand, config: Configuration) ->
         user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
-    metric = config.values.get(BEST_METRIC)
-    # The user's own scripts and reward functions may report further metrics, and the rows determine metrics with a /.
-    rewards = read.script.get("reward_funcs") or ()
-    reported = written.own_command and "." not in str(rewards) and "/" not in str(metric)
-    if evaluates and metric is not None and reported:
-        user = replace(user, plan=replace(user.plan, args={**user.plan.args, BEST_METRIC: metric}))
     # TRL's parser overrides environment variables by the file's.
     env = {**written.command.env, **written.env}
     allocator = allocator_settings(env)

@@ -111,7 +111,7 @@ def _operators(
     server: JobServer, device: DeviceKind, limit_bytes: int, folder: Path, calls: Sequence[str]
 ) -> Mapping[str, float | None]:
     request = OperatorsRequest(tuple(calls), device, _MEASURING_SECONDS, limit_bytes)
-    return measure_operators(server, request, folder / str(len(calls)), _LONGEST_PROBE_SECONDS).seconds
+    return measure_operators(server, request, folder / str(len(calls)), _LONGEST_PROBE_SECONDS)
 
 
 def _prepared(

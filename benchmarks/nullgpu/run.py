@@ -193,7 +193,7 @@ def _most(replies: Sequence[Traced]) -> dict[str, Any]:
     if failed:
         return {"reason": failed[0]}
     good = [reply for reply in replies if isinstance(reply, TraceReply)]
-    replays = [reply.replays[0] for reply in good]
+    replays = [reply.own.replays[0] for reply in good]
     peaks: dict[str, int] = {}
     for reply, replayed in zip(good, replays, strict=True):
         beside = replayed.allocated_bytes - reply.device.bytes

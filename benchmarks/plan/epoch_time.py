@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from autotune.app.planned import planned_machine
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
@@ -224,7 +224,7 @@ def _at_mean(geometry: BatchGeometry) -> BatchGeometry:
     def whole(mean: Shape) -> tuple[Typical, ...]:
         return (Typical(Shape(mean.rows, round(mean.tokens), round(mean.generated), round(mean.beside))),)
 
-    apart = tuple(replace(item, sizes=whole(item.typical)) for item in geometry.apart)
+    apart = tuple(replace(item, sizes=whole(mean_shape(item.sizes))) for item in geometry.apart)
     return replace(geometry, sizes=whole(geometry.typical), apart=apart)
 
 

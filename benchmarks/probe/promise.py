@@ -32,7 +32,7 @@ from autotune.core.result import Choosable, Result
 from autotune.core.spread import Interval, mean_rate
 from autotune.probing import JobServer, probe
 from autotune.study import Purpose, Record
-from autotune.study.comparison import next_turn
+from autotune.study.comparison import next_turn, wanted_runs
 from autotune.study.problem import ShortRun
 from autotune.units import format_bytes, format_rate
 from benchmarks.probe.real_run import real_run
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps = steps_in(asked.seconds + _SETTLING_SECONDS, chosen, result)
         print(f"{result.hardware.name}, {asked.rounds} runs of {steps} steps of {bundle_of(result)}/train.py")
         with JobServer(result.hardware.kind, threads=result.hardware.threads) as server:
-            pairs = effort.comparisons
+            pairs = 2 * effort.comparisons
 
             def promise(number: int) -> Promise:
                 if not asked.fresh:
@@ -157,7 +157,7 @@ def promised(chosen: Choosable, baseline: Choosable | None, effort: Effort, run:
     }
     winner = replace(records[chosen.number], confirmation=run(chosen, effort.confirmation, -1))
     beside = records[baseline.number] if baseline is not None else None
-    while (turn := next_turn(winner, beside, effort.comparisons)) is not None:
+    while (turn := next_turn(winner, beside, wanted_runs(winner, effort.comparisons))) is not None:
         shown = run(by_number[turn.number], effort.comparison, turn.pair)
         winner = replace(winner, comparison=(*winner.comparison, ShortRun(turn.number, shown)))
         if winner.failure is not None:

@@ -50,7 +50,7 @@ def outcome(settings: Mapping[str, Any], _: tuple[int, int]) -> Outcome:
         source = model_source(write_model(folder / "model", settings["models"][settings["model"]]), "random")
         request = TraceRequest(plan, source, "cuda", rows, gpu=find_gpu(settings["gpu"]))
         reply = trace(request, JobContext(folder, time.monotonic()))
-    replayed, step = reply.replays[0], whole_step(plan, reply)
+    replayed, step = reply.own.replays[0], whole_step(plan, reply)
     figures: dict[str, float] = {"allocated": replayed.allocated_bytes, "reserved": replayed.reserved_bytes or 0}
     if step is not None:
         figures["step"] = step.seconds

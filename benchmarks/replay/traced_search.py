@@ -43,10 +43,10 @@ def _method(name: str, value: Callable[..., object]) -> Callable[[], AbstractCon
 RULES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "as it is": nullcontext,
     "without changes of the fastest that does not fit": _method("_neighbours_of_fastest_misfit", lambda *_: []),
-    "without further changes of the most promising": _of("_STEPS", 0),
-    "without random candidates": _of("_RANDOM", 0),
+    "without further changes of the most promising": _of("_EXPANSIONS", 0),
+    "without random candidates": _of("_RANDOM_CANDIDATES", 0),
     "without an end after 24 without improvement": _of("_PATIENCE", 1000),
-    "without what is shown beside the best": _method("_rows_for_the_table", lambda *_: iter(())),
+    "without what is shown beside the best": _method("_shown_candidates", lambda *_: iter(())),
     "with the recipes left out": lambda: patch.object(improvement, "search_by_traces", _without_recipes),
 }
 

@@ -125,7 +125,11 @@ def test_the_error_of_a_check_has_each_sentence_once() -> None:
         (lambda: autotune.estimate("m", NOTHING, shape=TEXT, gpu="T4"), "An item of shape cannot be '8'."),
         (
             lambda: autotune.check({"packing": True}),
-            "A dict is not a configuration that autotune knows. Give a YAML file,",
+            "dict is not a configuration that autotune knows. Give a YAML file,",
+        ),
+        (
+            lambda: autotune.probe("m", "d", trainer="grpo", reward_funcs=[NO_TEXT]),
+            "An item of reward_funcs cannot be an object of the class dict. It is a text. Name a function by the path",
         ),
         (lambda: autotune.PreflightCallback(dataset=NO_TEXT), "dataset cannot be an object of the class dict."),
         (

@@ -57,7 +57,7 @@ def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_ar
     assert few_documents_text(workload(), rows) == ""
     text = f"The dataset has {rows} documents, fewer than a global batch of {rows + 1}"
     assert few_documents_text(workload(), rows + 1) == text
-    note = f"{text}: they were repeated to measure whole steps."
+    note = f"{text}: rows were repeated to measure whole steps."
     assert note in notes_on(problem(setting(global_batch_size=rows + 1)))
     assert few_documents_text(replace(workload(), trainer="grpo"), rows + 1) == ""
     assert few_documents_text(replace(workload(), trainer="online_dpo"), rows + 1).startswith(

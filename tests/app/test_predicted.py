@@ -18,7 +18,7 @@ from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import OperatorsReply, OperatorsRequest
+from autotune.core.protocol import OperatorsRequest
 from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
@@ -195,9 +195,9 @@ def test_operators_are_measured_in_the_time_that_is_left_for_traces(
 ) -> None:
     asked = list[float]()
 
-    def measured(_server: object, request: OperatorsRequest, *_: object) -> OperatorsReply:
+    def measured(_server: object, request: OperatorsRequest, *_: object) -> dict[str, float | None]:
         asked.append(request.seconds)
-        return OperatorsReply({})
+        return {}
 
     monkeypatch.setattr("autotune.app.predictions.measure_operators", measured)
     with ServerTracer(1, ignore, job_server) as tracer:
@@ -238,16 +238,16 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("traced", "over", "sentence"),
+    ("traced", "fitting", "sentence"),
     [
-        (1, 1, "Traced 1 candidate in 30 s: 0 predicted to fit."),
-        (20, 0, "Traced 20 candidates in 30 s: 20 predicted to fit."),
-        (2_400, 1_100, "Traced 2,400 candidates in 30 s: 1,300 predicted to fit."),
+        (1, 0, "Traced 1 candidate in 30 s: 0 predicted to fit."),
+        (20, 20, "Traced 20 candidates in 30 s: 20 predicted to fit."),
+        (2_400, 1_300, "Traced 2,400 candidates in 30 s: 1,300 predicted to fit."),
         (0, 0, "No trace was completed in 30 s."),
     ],
 )
-def test_the_note_on_what_was_traced_agrees_in_number(traced: int, over: int, sentence: str) -> None:
-    assert note_on_traced(traced, over, 30.0) == sentence
+def test_the_note_on_what_was_traced_agrees_in_number(traced: int, fitting: int, sentence: str) -> None:
+    assert note_on_traced(traced, fitting, 30.0) == sentence
 
 
 def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:

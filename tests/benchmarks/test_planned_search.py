@@ -18,6 +18,7 @@ from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
 from benchmarks.replay.planned_search import RecordedEstimates, best_rate, page, replay
 from benchmarks.replay.rivals import SEARCHES
 from benchmarks.replay.tables import RECORDED, Table, read_table, recordable
+from benchmarks.replay.traced_search import RULES, searched
 
 
 @pytest.fixture(scope="module", params=MEASURED)
@@ -63,6 +64,14 @@ def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:
     assert all(0 < run.share <= 1 and 1 < run.total <= 6 for run in pair)
     assert sum(line.startswith("| 0 |") for line in page([pair]).splitlines()) == 1
     assert best_rate(table) > 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_of_a_search_by_traces_can_be_left_out(rule: str) -> None:
+    with RULES[rule]():
+        share, traces = searched(read_table(RECORDED / "dpo.json.gz"), 1.0, 0)
+    assert 0 < share <= 1
+    assert traces > 1
 
 
 def test_drawn_measurements_can_be_stored_in_a_study() -> None:

@@ -32,7 +32,7 @@ class Runs:
         self.seen.append((one.number, schedule, pair))
         if len(self.seen) == self.failing_at:
             return Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward")
-        rate = 100.0 * one.number + len(self.seen)
+        rate = 100.0 * (one.number + 1) + len(self.seen)
         return Measurement(ProbeStatus.OK, tokens_per_second=rate, peak_bytes=one.number + len(self.seen))
 
 
@@ -48,7 +48,7 @@ def test_a_new_promise_is_made_as_a_search_makes_it() -> None:
     numbers = [(number, pair) for number, _, pair in runs.seen]
     assert numbers == [(8, -1), (8, 0), (0, 0), (0, 1), (8, 1), (8, 2), (0, 2), (0, 3), (8, 3)]
     assert [schedule for _, schedule, _ in runs.seen] == [EFFORT.confirmation, *[EFFORT.comparison] * 8]
-    assert made.expected == prediction_interval([801.0, 802.0, 805.0, 806.0, 809.0], [3.0, 4.0, 7.0, 8.0])
+    assert made.expected == prediction_interval([901.0, 902.0, 905.0, 906.0, 909.0], [103.0, 104.0, 107.0, 108.0])
     assert made.peak_bytes == 8 + 9
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from autotune.app.arguments import PlanArguments, ProbeArguments
 from autotune.cli.arguments import options_of
 from autotune.cli.parser import build_parser, read_arguments
+from autotune.inspection.gpus import find_gpu
 from autotune.reporting.sections import repeat_command
 from autotune.units import GIB, parse_duration, parse_size
 
@@ -93,6 +94,8 @@ def test_numbers_that_a_script_gave_are_written_with_their_units() -> None:
     again = read(shlex.split(repeated("probe", options))[1:])
     assert parse_duration(str(again["timeout"])) == 90.5
     assert parse_size(again["memory_budget"]) == 24 * GIB
+    again = read(shlex.split(repeated("plan", {**ROWS, "gpu": 24 * GIB}))[1:])
+    assert find_gpu(again["gpu"]).memory_bytes == 24 * GIB
 
 
 @pytest.mark.parametrize("password", ["secret", "s/e:c", "%40secret"])

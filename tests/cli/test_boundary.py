@@ -162,6 +162,11 @@ def test_a_working_directory_that_was_removed_is_one_line(
     assert short_path(tmp_path / "bundle") == str(tmp_path / "bundle")
 
 
+def test_a_short_path_is_no_option_of_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [short_path(tmp_path / name) for name in ("-out", "out")] == ["./-out", "out"]
+
+
 def test_a_file_of_autotune_s_own_that_is_missing_is_a_bug(api: Callable[..., None]) -> None:
     api(probe=raising(FileNotFoundError(errno.ENOENT, "No such file or directory", "kernels.yaml")))
     assert run(PROBE) == 70
@@ -257,10 +262,13 @@ def test_a_command_with_nothing_to_resume_offers_nothing(
     assert capsys.readouterr().err == "autotune: Interrupted.\n"
 
 
-def test_a_resumed_run_is_resumed_by_the_same_command() -> None:
-    command = resume_command(["/x/__main__.py", "probe", "M", "D", "--resume"])
+@pytest.mark.parametrize(
+    ("words", "resumed"), [("M D --resume", "M D --resume"), ("--seed 1 -- -M D", "--seed 1 --resume -- -M D")]
+)
+def test_a_run_is_resumed_by_the_same_command_with_one_option_more(words: str, resumed: str) -> None:
+    command = resume_command(["/x/__main__.py", "probe", *words.split()])
     assert command is not None
-    assert command.endswith("-m autotune probe M D --resume")
+    assert command.endswith(f"-m autotune probe {resumed}")
     assert command.startswith(sys.executable)
 
 

@@ -11,6 +11,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.documents import Documents
 from autotune.core.length_report import MOST_BINS, LengthReport, length_report, limit
 from autotune.core.lengths import LengthDistribution
+from autotune.trainers.geometry import unpacked
 from tests.reporting.examples import a_workload
 
 LENGTHS = LengthDistribution({10: 3, 100: 1})
@@ -73,6 +74,24 @@ def test_what_is_cut_of_a_document_is_taken_for_the_tokens_that_the_loss_counts(
     assert answered.coverage(500, dropping=False) == 500 / 600
     assert answered.least_coverage(500, dropping=False) == answered.least_coverage(500) == 0.0
     assert answered.least_coverage(None) == answered.least_coverage(600) == 1.0
+
+
+@pytest.mark.parametrize("dropping", [True, False])
+@pytest.mark.parametrize("trained", [None, [20, 30]])
+def test_a_maximum_length_that_no_row_reaches_is_like_none(trained: list[int] | None, dropping: bool) -> None:
+    documents = Documents.of_rows([[6, 10, 20], [51, 60, 70]], ordered=False, trained=trained)
+    without, above = (
+        (
+            documents.tokens_kept(length, dropping=dropping),
+            documents.rows_kept(length),
+            documents.least_coverage(length, dropping=dropping),
+            documents.max_loss_tokens(length, dropping=dropping).tolist(),
+            documents.in_order(length, dropping=dropping).tolist(),
+            unpacked(documents, 2, length, 1),
+        )
+        for length in (None, 10**10)
+    )
+    assert above == without
 
 
 def test_a_quantile_is_a_length_that_so_many_rows_do_not_exceed() -> None:

@@ -32,7 +32,7 @@ def pairs(trainer: str, rows: int) -> Documents:
 
 def test_a_million_different_rows_are_received_and_reported_in_a_few_bytes_each() -> None:
     workload, documents = a_workload(), pairs("dpo", ROWS)
-    lengths = LengthDistribution(documents.by_width())
+    lengths = LengthDistribution(documents.widths)
     reply = replace(workload, dataset=replace(workload.dataset, lengths=lengths, several=documents))
     text = json.dumps(encode(reply))
     assert len(text) < 8 * ROWS

@@ -169,7 +169,7 @@ def test_every_visible_device_is_known_in_its_order(
 def test_a_card_that_is_divided_is_its_first_instance(
     monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str | None
 ) -> None:
-    driver.cards = driver.split = [CARDS[1], CARDS[1]]
+    driver.cards = driver.split = [CARDS[1], UNIFIED]
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in visible_gpus()] == [SLICE.name]
@@ -186,7 +186,10 @@ def test_a_gpu_without_memory_of_its_own_has_the_host_s(driver: Driver) -> None:
     assert 0 < found.available_bytes < found.memory_bytes
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "2", "GPU-99", "nonsense", "-1,0"])
+# A prefix of several UUIDs names none, and CUDA sees none if one is named twice (torch.cuda, `_parse_visible_devices`).
+@pytest.mark.parametrize(
+    "visible", ["", "-1", "2", "GPU-99", "nonsense", "-1,0", "GPU-", "0,0", "0,GPU-11", "MIG-33cc,MIG-33cc"]
+)
 def test_no_device_may_be_visible(monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(NoGpuError, match=f"CUDA_VISIBLE_DEVICES='{visible}' leaves no device visible"):

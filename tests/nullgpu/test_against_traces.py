@@ -122,7 +122,7 @@ PICTURED = """
             of = reader.read(trainer, model_source(str(model), "random"), source)
             case = Case(trainer, "of images", {of.longest: 8}, 4, json.loads(sys.argv[4]), gpu)
             asked = asked_of(case, prepared(case.scenario, of, planned_machine(gpu, 1)))
-            traced = max(reply.replays[0].allocated_bytes for reply in tracer(asked.traces))
+            traced = max(reply.own.replays[0].allocated_bytes for reply in tracer(asked.traces))
         with JobServer("cuda", threads=1, processes=1, jobs_module="benchmarks.nullgpu.preloaded") as server:
             print(json.dumps([traced, probe(server, asked.probe, folder / "probe", 400.0).peak_bytes]))
 """

@@ -17,7 +17,7 @@ CHECK = """
     from autotune.core.workload import ModelSource
     from autotune.step.jobs.check_packing import check_packing
     request = CheckPackingRequest("sft", ModelSource(sys.argv[1]), "cuda", ("flex_attention",))
-    (found,) = check_packing(request, None).checks
+    (found,) = check_packing(request, None)
     print(json.dumps([found.supported, found.reason]))
 """
 

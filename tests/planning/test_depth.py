@@ -114,10 +114,21 @@ def test_moments_are_aligned_where_flat_tensors_are_longer_in_a_deeper_model() -
 
     fit = Fit({2: traced(2), 3: traced(3)}, 32)
     assert fit.aligned
-    assert fit.course((update, False)) == [{"temporary": size} for size in (100, 3 + 9 * 32, 50)]
+    assert fit.stretches[update, False].course() == [{"temporary": size} for size in (100, 3 + 9 * 32, 50)]
 
 
 def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_that_traces_share() -> None:
     figures = {"activation": np.arange(1.0, 8.0)}
     aligned = Aligned("pabcdxq", figures, figures, layer_moments=(0, 5, 5, 5, 5, 0, 0), insertions=5)
-    assert len([*aligned.course()]) == 7 + 5 * 5
+    assert len(aligned.course()) == 7 + 5 * 5
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_no_moment_of_a_course_is_above_the_highest_one(edges: bool) -> None:
+    numbers = np.random.default_rng(0)
+    layer_moments = (0, *(3,) * 15, 0)
+    start, end = ({name: numbers.integers(0, 9, 17).astype(float) for name in "ab"} for _ in range(2))
+    aligned = Aligned("m" * 17, start, end, layer_moments, insertions=27, edges=edges)
+    _, highest = aligned.highest()
+    assert highest in aligned.course()
+    assert max(sum(levels.values()) for levels in aligned.course()) == sum(highest.values())

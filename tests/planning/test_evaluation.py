@@ -139,4 +139,4 @@ def test_steps_alone_are_those_of_a_trace_with_evaluation_and_save(
     in_steps = [section for section in whole.sections if section.part.occurrence is not Occurrence.AFTER]
     assert list(alone.sections) == in_steps
     assert len(in_steps) == len(whole.sections) - (2 if args else 1)
-    assert alone.replays == ()
+    assert alone.own.replays == ()

@@ -97,7 +97,8 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, worker:
     for section in full.sections if model not in FIRST_DIFFER else ():
         for backward, moments in ((False, slice(0, section.backward)), (True, slice(section.backward, None))):
             totals = section.totals[moments]
-            course = [sum(levels.values()) for levels in small.course((section.part, backward))]
+            stretch = small.stretches.get((section.part, backward))
+            course = [sum(levels.values()) for levels in stretch.course()] if stretch is not None else []
             assert len(course) == pytest.approx(len(totals), rel=0.02)
             # Which moments lie in a layer is only known up to the first and the last ones that layers have alike.
             for expected, foretold_bytes in zip(totals, course, strict=False) if len(course) == len(totals) else ():

@@ -58,7 +58,7 @@ def here(trainer: str, model: ModelSource) -> Setting:
     """Return the long rows of a trainer on a CPU."""
     known, of = find_trainer(trainer), workload()
     documents = Documents.of_rows([known.document(parts) for parts in ROWS[trainer]], ordered=known.ordered)
-    widths = LengthDistribution(documents.by_width())
+    widths = LengthDistribution(documents.widths)
     rows = replace(of.dataset, lengths=widths, several=documents, trainable_tokens=documents.tokens)
     layers = replace(of.model, layer_kinds=tuple(KINDS))
     of = replace(of, trainer=trainer, model_source=model, model=layers, dataset=rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,8 +102,13 @@ def test_what_vllm_holds_lies_beside_the_tensors(evaluator: Evaluator, monkeypat
     traced = evaluator.traced_plan(evaluator.problem.baseline)
     assert traced is not None
     generation = Part(GENERATION, Occurrence.ONCE)
-    courses = {(generation, False): [{"parameter": 20}], (FIRST, False): [{"parameter": 40}, {"parameter": 61}]}
-    monkeypatch.setattr(type(traced), "courses", lambda _: {**courses, (UPDATE, False): [{"parameter": 60}]})
+    courses = {
+        (generation, False): [{"parameter": 20}],
+        (FIRST, False): [{"parameter": 40}, {"parameter": 59}],
+        (UPDATE, False): [{"parameter": 60}],
+    }
+    stretches = {stretch: SimpleNamespace(course=lambda found=found: found) for stretch, found in courses.items()}
+    monkeypatch.setattr(type(traced), "stretches", stretches)
     training = MemoryEstimate(
         70, 75, 5, {"parameter": 60, "rounding": 10, "fragmentation": 5, "context": 5}, 0, None, 0.1
     )
@@ -110,6 +116,6 @@ def test_what_vllm_holds_lies_beside_the_tensors(evaluator: Evaluator, monkeypat
                    total_bytes=60)  # fmt: skip
     both = awake.with_training(training)
     found = memory_timeline(replace(traced, memory=training), both, awake)
-    assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, *[SLEEPING_BYTES] * 3)}
+    assert found.levels == {"parameter": (20, 40, 59, 60), "vLLM": (30, *[SLEEPING_BYTES] * 3)}
     assert found.need_bytes == both.device_bytes
     assert found.at(found.peak) == {"parameter": 60, "vLLM": SLEEPING_BYTES}

@@ -6,20 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.app.servers import generating_gpus, held_by_server, server_of
+from autotune.app.servers import generating_gpus, server_error, server_of
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache, ModelProfile
-from autotune.planning.vllm import (
-    SLEEPING_BYTES,
-    TYPE_BYTES,
-    Engine,
-    Reservation,
-    cache_bytes,
-    engine_of,
-    num_sequences,
-)
+from autotune.planning.vllm import SLEEPING_BYTES, TYPE_BYTES, Engine, engine_of
 from autotune.units import GIB
 from tests.settings import setting, workload
 
@@ -31,10 +23,6 @@ QWEN3_8B = KeyValueCache(layers=36, heads=8, elements=2 * 128)
 
 def on(item: Engine, of: ModelProfile, total_bytes: int) -> Engine:
     return replace(item, model=of, total_bytes=total_bytes)
-
-
-def reservation(item: Engine, of: ModelProfile, total_bytes: int) -> Reservation:
-    return on(item, of, total_bytes).reservation
 
 
 def start_error(item: Engine, of: ModelProfile, total_bytes: int) -> str:
@@ -62,12 +50,12 @@ def model(cache: KeyValueCache | None, parameters: int = 8_000_000_000) -> Model
     [(79.14, 0.25, 19.78), (14.56, 0.50, 7.28), (79.25, 0.15, 11.89), (79.18, 0.825, 65.32)],
 )
 def test_vllm_requests_a_share_of_all_memory(total: float, utilization: float, requested: float) -> None:
-    found = reservation(engine(utilization=utilization), model(QWEN3_8B), round(total * GIB))
+    found = on(engine(utilization=utilization), model(QWEN3_8B), round(total * GIB))
     assert found.requested_bytes == pytest.approx(requested * GIB, abs=ROUNDED)
 
 
 def test_a_request_is_rounded_up_to_bytes() -> None:
-    assert reservation(engine(utilization=0.3), model(QWEN3_8B), 1001).requested_bytes == 301
+    assert on(engine(utilization=0.3), model(QWEN3_8B), 1001).requested_bytes == 301
 
 
 # "model weights take W; non_torch_memory takes N; PyTorch activation peak memory takes A; the rest of the memory
@@ -84,8 +72,9 @@ def test_a_request_is_rounded_up_to_bytes() -> None:
     ],
 )
 def test_the_cache_is_what_is_left_of_it(requested: float, weights: float, beside: float, cache: float) -> None:
-    found = cache_bytes(round(requested * GIB), round(weights * GIB), round(beside * GIB))
-    assert found == pytest.approx(cache * GIB, abs=ROUNDED)
+    held = engine(utilization=1.0, overhead_bytes=round(beside * GIB))
+    weighing = model(QWEN3_8B, round(weights * GIB) // TYPE_BYTES)
+    assert on(held, weighing, round(requested * GIB)).cache_bytes == pytest.approx(cache * GIB, abs=ROUNDED)
 
 
 # The T4's log: "KV Cache is 2.36GiB", "# CUDA blocks: 5517", "Maximum concurrency for 32768 tokens per request: 2.69x".
@@ -101,13 +90,14 @@ def test_blocks_and_sequences_are_those_that_vllm_logged(
     block = block_bytes(model(cache))
     assert block is not None
     assert gib * GIB / block == pytest.approx(blocks, abs=0.005 * GIB / block + 1)
-    assert num_sequences(blocks * block, block, tokens) == pytest.approx(sequences, abs=0.01)
+    alone = engine(utilization=1.0, overhead_bytes=0, tokens=tokens)
+    assert on(alone, model(cache, 0), blocks * block).sequences == pytest.approx(sequences, abs=0.01)
 
 
 def test_weights_and_heads_are_divided_among_gpus() -> None:
     whole = engine(parallel=1)
     halves = engine(parallel=2)
-    alone, shared = (reservation(item, model(QWEN3_8B), 80 * GIB) for item in (whole, halves))
+    alone, shared = (on(item, model(QWEN3_8B), 80 * GIB) for item in (whole, halves))
     assert shared.cache_bytes - alone.cache_bytes == 8_000_000_000 * TYPE_BYTES // 2
     assert block_bytes(model(QWEN3_8B), 2) == block_bytes(model(QWEN3_8B), 1) // 2  # type: ignore[operator]
     # A single head is copied.
@@ -194,14 +184,12 @@ def test_weights_that_training_holds_in_4_bits_are_quantised_by_vllm_too() -> No
     card = round(23.5 * GIB)
     assert "less than its weights" in start_error(engine(), whole, card)
     assert start_error(engine(in_4_bits=True), whole, card) == ""
-    saved = (
-        reservation(engine(in_4_bits=True), whole, card).cache_bytes - reservation(engine(), whole, card).cache_bytes
-    )
+    saved = on(engine(in_4_bits=True), whole, card).cache_bytes - on(engine(), whole, card).cache_bytes
     assert (7_615_616_512 * TYPE_BYTES - saved) / GIB == pytest.approx(5.45, abs=0.01)
 
 
 def test_a_model_whose_cache_is_not_known_is_not_refused_for_it() -> None:
-    assert reservation(engine(), model(None), 80 * GIB).sequences is None
+    assert on(engine(), model(None), 80 * GIB).sequences is None
     assert start_error(engine(), model(None), 80 * GIB) == ""
 
 
@@ -245,27 +233,24 @@ PLAN = TrainingPlan("grpo", {"use_vllm": True, "vllm_mode": "server", "per_devic
                              "gradient_accumulation_steps": 1})  # fmt: skip
 
 
-def held(gpus: int, total_bytes: int, tokens: int = 4096) -> Reservation | str:
-    return held_by_server(on(server_of(PLAN, of_model(LLAMA), gpus, tokens), LLAMA, total_bytes))
+def server(gpus: int, total_bytes: int, tokens: int = 4096) -> Engine:
+    return on(server_of(PLAN, of_model(LLAMA), gpus, tokens), LLAMA, total_bytes)
 
 
 def test_several_gpus_share_weights_and_cache() -> None:
-    one, four = held(1, 80 * GIB), held(4, 80 * GIB)
-    assert isinstance(one, Reservation)
-    assert isinstance(four, Reservation)
+    one, four = server(1, 80 * GIB), server(4, 80 * GIB)
+    assert server_error(one) == server_error(four) == ""
     assert one.requested_bytes == four.requested_bytes == 72 * GIB
     assert four.cache_bytes - one.cache_bytes == pytest.approx(2 * LLAMA.parameters * 3 / 4, abs=2)
-    assert one.sequences is not None
-    assert four.sequences is not None
     # A token takes 128 KiB of keys and values in all, a quarter of that on each of four GPUs.
     assert one.sequences == pytest.approx(one.cache_bytes / (4096 * 128 * 1024), rel=0.01)
     assert four.sequences == pytest.approx(four.cache_bytes / (4096 * 32 * 1024), rel=0.01)
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
-    assert "is less than its weights" in str(held(1, 16 * GIB))
-    assert isinstance(held(2, 16 * GIB), Reservation)
-    assert held(3, 80 * GIB) == "vLLM cannot divide 32 attention heads among 3 GPUs"
+    assert "is less than its weights" in server_error(server(1, 16 * GIB))
+    assert server_error(server(2, 16 * GIB)) == ""
+    assert server_error(server(3, 80 * GIB)) == "vLLM cannot divide 32 attention heads among 3 GPUs"
 
 
 @pytest.mark.parametrize(("gpus", "numbers"), [(1, []), (2, [1]), (8, [1, 2, 4])])

@@ -23,7 +23,7 @@ BOTH = Documents.of_groups([(90, 21, 100, 90), (10, 501, 600, 1000)])
 def report_of(documents: Documents) -> LengthReport:
     """Return the report on a dataset of documents."""
     workload = a_workload()
-    dataset = replace(workload.dataset, lengths=LengthDistribution(documents.by_width()), several=documents)
+    dataset = replace(workload.dataset, lengths=LengthDistribution(documents.widths), several=documents)
     return length_report(replace(workload, dataset=dataset))
 
 

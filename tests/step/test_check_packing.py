@@ -23,7 +23,7 @@ def check(
 ) -> tuple[PackingCheck, ...]:
     model = write_small_model(folder / model_type, model_type, weights=False, tokenizer=False, **changes)
     request = CheckPackingRequest("sft", ModelSource(str(model)), "cpu", attentions)
-    checks = check_packing(server, request, folder / "check").checks
+    checks = check_packing(server, request, folder / "check")
     assert tuple(found.attention for found in checks) == attentions
     return checks
 

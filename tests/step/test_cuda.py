@@ -102,7 +102,7 @@ def test_memory_that_others_hold_is_no_result_of_a_candidate(
 @pytest.mark.skipif("NULLGPU_DEVICE" in os.environ, reason="compares logits, which a null GPU does not compute")
 def test_the_self_test_runs_on_the_gpu(cuda_server: JobServer, small_workload: Workload, tmp_path: Path) -> None:
     request = CheckPackingRequest("sft", ModelSource(small_workload.model.name), "cuda", ("sdpa", "eager"))
-    for check in check_packing(cuda_server, request, tmp_path).checks:
+    for check in check_packing(cuda_server, request, tmp_path):
         assert check.separates, check
 
 

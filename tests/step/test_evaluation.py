@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from trl import SFTTrainer
 
 from autotune.core.batch_geometry import BatchGeometry, Shape
@@ -248,6 +249,14 @@ def test_the_micro_batches_of_the_last_step_are_held_while_a_probe_evaluates_as_
     train(request, tmp_path, Progress(BRIEF, METERS["cpu"]()))
     # It evaluates the largest micro-batches, and then some whose time it takes.
     assert held == [True] * 4
+
+
+def test_an_evaluation_leaves_the_weights_in_their_dtype_as_one_between_two_steps(
+    workload_of: MakeWorkload, tmp_path: Path
+) -> None:
+    request = request_of(workload_of("sft", tokens(TRAINED), tokens(EVALUATED)), {"bf16_full_eval": True})
+    trainer = train(request, tmp_path, Progress(BRIEF, METERS["cpu"]()))
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
 
 def test_without_rows_to_evaluate_on_nothing_is_evaluated(

@@ -6,13 +6,11 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper
 
 from autotune.core.exchange import read_reply, write_request
 from autotune.core.measurement import OutOfMemory
@@ -23,7 +21,6 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.child import execute
 from autotune.step.job import JobContext
-from autotune.step.jobs.build import raised_at
 from autotune.step.jobs.probe import _failed_measurement, probe
 from autotune.step.run.failures import classify_error
 from autotune.step.run.meters import CpuMeter, CudaMeter, HostMemory
@@ -237,20 +234,3 @@ def test_memory_that_others_took_during_a_probe_is_named(
     found = meter.other_causes(20 * GIB)
     assert grown in found
     assert bool(found) == bool(grown)
-
-
-def train() -> None:
-    TemperatureLogitsWarper(0.0)
-
-
-@pytest.mark.parametrize(
-    ("run", "line"), [(train, "raise ValueError("), (lambda: TemperatureLogitsWarper(0.0), ""), (lambda: 1 / 0, "")]
-)
-def test_a_library_s_line_is_named_only_where_a_training_runs_and_not_where_it_is_built(
-    run: Callable[[], object], line: str
-) -> None:
-    with pytest.raises((ValueError, ZeroDivisionError)) as raised:
-        run()
-    named = raised_at(raised.value)
-    assert named.startswith(line)
-    assert bool(named) == bool(line)

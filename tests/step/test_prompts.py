@@ -63,6 +63,7 @@ def test_a_module_of_rewards_that_exits_is_told_by_its_name(tmp_path: Path, monk
 
 
 JUDGES = """
+import functools
 def judge(prompts, completions, answer, weight=1.0, trainer_state=None, log_metric=None, **others):
     return [float(len(each) > 1) for each in answer]
 def whole(prompt, completions, **others):
@@ -75,6 +76,10 @@ class Scorer:
     def __call__(self, completions, **others):
         return [0.5] * len(completions)
 scorer = Scorer()
+class Waiting:
+    async def __call__(self, completions, **others):
+        return [0.5] * len(completions)
+settled = functools.partial(Waiting(), scale=2.0)
 """
 
 
@@ -119,16 +124,16 @@ def test_a_reward_function_of_messages_needs_prompts_that_are_messages(
 
 
 def test_an_error_of_the_user_s_own_reward_function_names_it(judges: str) -> None:
-    names = [f"{judges}.{name}" for name in ("failing", "waiting", "scorer")]
+    names = [f"{judges}.{name}" for name in ("failing", "waiting", "scorer", "settled")]
     plan = TrainingPlan("grpo", {}, rewards=(*names, "accuracy_reward"))
-    failing, waiting, scorer, own = find_adapter("grpo").arguments(plan)["reward_funcs"]
+    failing, waiting, scorer, settled, own = find_adapter("grpo").arguments(plan)["reward_funcs"]
     with pytest.raises(RewardError) as raised:
         failing(completions=["a"])
     reason = classify_error(raised.value, began_training=False, device="cpu").reason
     assert reason == f"Your reward function {judges}.failing failed: RuntimeError: the endpoint returned 503"
     with pytest.raises(RewardError, match=r"judging_rewards.waiting failed: RuntimeError: the endpoint returned 429"):
         asyncio.run(waiting(completions=["a"]))
-    assert [is_async_callable(each) for each in (failing, waiting, scorer)] == [False, True, False]
+    assert [is_async_callable(each) for each in (failing, waiting, scorer, settled)] == [False, True, False, True]
     assert scorer(completions=["a"], source=["b"]) == [0.5]
     assert own is reward_function("accuracy_reward")
 

@@ -130,7 +130,7 @@ def test_attention_is_checked_on_the_class_that_is_trained_and_packing_is_none_o
 ) -> None:
     source, attentions = ModelSource(str(small_model_directory)), ("sdpa", "unheard_of")
     request = CheckPackingRequest("reward", source, "cpu", attentions, packs=False)
-    sdpa, unheard_of = check_packing(request, JobContext(tmp_path, time.monotonic())).checks
+    sdpa, unheard_of = check_packing(request, JobContext(tmp_path, time.monotonic()))
     assert (sdpa.supported, sdpa.separates) == (True, False)
     assert not unheard_of.supported
 

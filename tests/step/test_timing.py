@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from autotune.core.measurement import Schedule
-from autotune.step.process import count_suspensions
 from autotune.step.run.meters import CpuMeter
-from autotune.step.run.progress import Progress
+from autotune.step.run.progress import Progress, count_suspensions
 from autotune.step.run.timing import TimedMicroBatch, Timings, WholeStep, estimate_timing, is_enough
 
 UPDATE_SECONDS = 3.0
@@ -167,10 +166,9 @@ class Training:
     def step(self, *, stopped: bool = False) -> None:
         """Train for a step."""
         self.progress.on_step_begin()
-        self.progress.begin_micro_batch()
-        if stopped:
-            os.kill(os.getpid(), signal.SIGCONT)
-        self.progress.end_micro_batch()
+        with self.progress.micro_batch():
+            if stopped:
+                os.kill(os.getpid(), signal.SIGCONT)
         self.progress.on_step_end(None, None, self.control)
 
 

@@ -92,10 +92,10 @@ def test_the_peak_of_many_layers_follows_from_those_of_few(run: Any) -> None:
 
 
 def test_what_other_lengths_add_is_said_where_it_is_asked_for(run: Any) -> None:
-    assert [found.varied_bytes for found in run().replays] == [None, None]
-    asked = run(varied=True).replays
+    assert [found.varied_bytes for found in run().own.replays] == [None, None]
+    asked = run(varied=True).own.replays
     assert all(found.varied_bytes >= 0 for found in asked)
-    assert tuple(replace(found, varied_bytes=None) for found in asked) == run().replays
+    assert tuple(replace(found, varied_bytes=None) for found in asked) == run().own.replays
 
 
 def seconds_of(reply: TraceReply, figure: str) -> float:
@@ -340,7 +340,7 @@ def test_an_optimizer_that_takes_all_parameters_at_once_holds_as_much_again(run:
 
 
 def test_a_cache_that_is_emptied_before_every_backward_pass_holds_no_more(run: Any) -> None:
-    for kept, emptied in zip(run().replays, run(emptied=True).replays, strict=True):
+    for kept, emptied in zip(run().own.replays, run(emptied=True).own.replays, strict=True):
         assert emptied.allocated_bytes == kept.allocated_bytes
         assert emptied.reserved_bytes <= kept.reserved_bytes
 
@@ -366,7 +366,7 @@ def test_growing_segments_save_what_fixed_ones_lose_by_rounding_a_large_tensor_u
 def test_a_cpu_has_no_use_of_an_allocator_to_choose(run: Any) -> None:
     reply = run(target="cpu", gpu=None)
 
-    assert reply.replays == ()
+    assert reply.own.replays == ()
     assert reply.replayed().allocated_bytes == reply.device.bytes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.traced import BuildRequest, TraceReply
+from autotune.core.traced import TraceReply
 from autotune.errors import AutotuneError
 from autotune.probing import JobServer, trace
 from autotune.probing.jobs import build
@@ -70,4 +70,4 @@ def test_what_needs_another_native_operator_of_deepspeed_is_refused(
     with pytest.raises(AutotuneError, match="zero_quantized_weights"):
         trace(job_server, request, tmp_path / "traced")
     # Not by TRL or DeepSpeed: on GPUs it may run.
-    assert not build(job_server, BuildRequest(request.plan, request), tmp_path / "built").refused
+    assert not build(job_server, request, tmp_path / "built").refused

@@ -163,6 +163,27 @@ def test_a_comparison_is_complete_when_both_had_their_runs() -> None:
     assert next_turn(winner, baseline, 2) is None
 
 
+@pytest.mark.parametrize(("spread", "runs"), [(0.01, 3), (0.3, 6)])
+def test_runs_that_scatter_are_followed_by_up_to_as_many_more(recipes: Run, spread: float, runs: int) -> None:
+    """The range of the first two is wide, of the first three narrow or still wide."""
+    usual = tokens_per_second(GOOD)
+    rates = itertools.cycle([usual, (1 - spread) * usual])
+    table = Varied(rates={GOOD: rates})
+    outcome = recipes(table, trials=5, effort=EFFORT)
+    assert sum(number == 1 for number, _ in turns(table)) == runs
+    assert outcome.comparisons == runs
+
+
+def test_further_runs_end_when_the_range_is_narrow(recipes: Run) -> None:
+    usual = tokens_per_second(GOOD)
+    table = Varied(rates={GOOD: itertools.chain([0.9 * usual], itertools.repeat(usual))})
+    outcome = recipes(table, trials=5, effort=EFFORT)
+    assert [pair for number, pair in turns(table) if number == 1] == [0, 1, 2, 3]
+    expected = winner_of(outcome).prediction_interval
+    assert expected is not None
+    assert expected.high <= 1.15 * winner_of(outcome).tokens_per_second
+
+
 def test_the_rate_of_a_winner_is_the_mean_of_its_runs_after_the_probe() -> None:
     assert record(1, 900, 100, 200, 400).tokens_per_second == pytest.approx(200)
     assert record(1, 900).tokens_per_second == 900
@@ -253,8 +274,9 @@ def test_a_kill_during_a_comparison_repeats_the_run_that_it_killed_and_no_other(
 
 
 def test_short_runs_are_read_back_as_they_were(durable: Run) -> None:
+    usual = tokens_per_second(GOOD)
     rates: dict[Candidate, Iterator[float]] = {
-        GOOD: itertools.count(5000.0, 7.0),
+        GOOD: itertools.count(usual, 7.0),
         BASELINE: itertools.count(2000.0, 3.0),
     }
     durable.problem.recipes = (GOOD,)
@@ -262,7 +284,7 @@ def test_short_runs_are_read_back_as_they_were(durable: Run) -> None:
     again = durable(ReplayedTable(), trials=2, effort=EFFORT, resume=True)
     assert winner_of(again).comparison == winner_of(first).comparison
     assert [run.measurement.tokens_per_second for run in winner_of(again).comparison] == [
-        5000.0, 2000.0, 2003.0, 5007.0, 5014.0, 2006.0,
+        usual, 2000.0, 2003.0, usual + 7, usual + 14, 2006.0,
     ]  # fmt: skip
 
 
@@ -280,7 +302,7 @@ def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes
     steady = recipes(ReplayedTable(), trials=6, effort=EFFORT)
     by_knob = {item.knob: item.told_apart for item in steady.contributions}
     assert by_knob == {"attention": None, "packing": True, "liger": True}
-    scattered = Varied(rates={GOOD: iter([3000.0, 5000.0, 4000.0])})
+    scattered = Varied(rates={GOOD: itertools.cycle([3000.0, 5000.0, 4000.0])})
     outcome = Run("sqlite://", recipes.problem)(scattered, trials=6, effort=EFFORT)
     assert winner_of(outcome).candidate == GOOD
     assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False

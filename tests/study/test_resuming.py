@@ -137,10 +137,10 @@ def test_a_finished_study_goes_on_with_more_trials(durable: Run) -> None:
 
 def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
     durable(ReplayedTable(), trials=1)
-    changed = {**FINGERPRINT, "dataset": "other", "hardware": "new"}
+    changed = {**FINGERPRINT, "dataset": "other", "choices": "new"}
     with pytest.raises(
         StudyMismatchError,
-        match="something else: dataset is other here and b there; hardware is new here and not given there",
+        match="something else: dataset is other here and b there; choices is new here and not given there",
     ):
         durable(ReplayedTable(), resume=True, fingerprint=changed)
     with pytest.raises(StudyMismatchError, match="dataset is other here and b there"):

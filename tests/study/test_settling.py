@@ -167,15 +167,20 @@ def test_each_choice_of_the_winner_is_changed_back_and_compared(recipes: Run) ->
     assert attention.reason == "packing needs flash attention"
 
 
-def test_a_choice_saves_what_the_budget_has_to_hold(recipes: Run) -> None:
+@pytest.mark.parametrize(("changed_back", "saved"), [(6000, 3500), (2200, 0), (1500, -500)])
+def test_a_choice_saves_what_is_beyond_the_memory_of_the_winners_runs(
+    recipes: Run, changed_back: int, saved: int
+) -> None:
+    """The winner holds 2,000 bytes in its probe and 2,500 in its longer run."""
     table = ReplayedTable(
         shown={
             GOOD: replace(measurement(GOOD), device_bytes=2000),
-            NEXT: replace(measurement(NEXT), reserved_bytes=5000, device_bytes=6000),
+            (GOOD, PATIENT.confirmation): replace(measurement(GOOD), device_bytes=2500),
+            NEXT: replace(measurement(NEXT), reserved_bytes=1000, device_bytes=changed_back),
         }
     )
     liger = next(item for item in recipes(table, trials=6).contributions if item.knob == "liger")
-    assert liger.peak_bytes_saved == 4000
+    assert liger.peak_bytes_saved == saved
 
 
 def test_a_change_back_that_was_probed_already_is_not_probed_again(recipes: Run) -> None:

@@ -66,13 +66,6 @@ def test_a_search_with_right_predictions_ends_with_the_best_of_the_space_and_mos
     assert len(probed(outcome, Purpose.SEARCH)) < len(FITTING) / 3
 
 
-def test_no_search_ends_for_lack_of_gain_before_its_eighth_probe(run: Run) -> None:
-    run.problem.baseline = max(FITTING, key=tokens_per_second)
-    outcome = run(ReplayedTable(), effort=EAGER, predictor=Foretold())
-    assert outcome.ending is Ending.NO_GAIN
-    assert len(probed(outcome)) - len(probed(outcome, Purpose.CONTRIBUTION)) >= 8
-
-
 def test_the_patience_is_the_number_of_probes_in_a_row_without_an_expected_gain(run: Run) -> None:
     counts = []
     for patience in (1, 4):

@@ -263,4 +263,4 @@ def test_a_micro_batch_of_one_row_is_as_wide_as_its_document(
     found = prepared(trainer, richest(trainer))
     plan, said = listed(found, {**ONE_ROW, "max_length": found.reply.dataset.documents.longest})
     widths = Counter(tokens // said.sequences for _, tokens in seen_of(found, plan).batches[0])
-    assert widths == found.reply.dataset.documents.by_width()
+    assert widths == found.reply.dataset.documents.widths

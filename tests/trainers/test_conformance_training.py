@@ -133,7 +133,7 @@ def eight_rows(
     rows = sample_rows(trainer.name, richest(trainer))[:DOCUMENTS]
     found = prepared_rows(trainer, rows, model, folder)
     tested = CheckPackingRequest(trainer.name, ModelSource(str(model)), "cpu", ("sdpa", "eager"))
-    checks = check_packing(tested, JobContext(folder, time.monotonic())).checks
+    checks = check_packing(tested, JobContext(folder, time.monotonic()))
     workload = replace(found.workload, packing_checks={check.attention: check for check in checks})
     depends = trainer.loss_depends_on({}, workload.model)
     documents = workload.dataset.documents.rows

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,9 +78,11 @@ def test_passes_without_gradients_are_the_phases_of_the_program(case: Case, prep
     seen: list[str] = []
 
     class Heard(Progress):
-        def in_phase(self, phase: str) -> Any:
+        @contextmanager
+        def in_phase(self, phase: str) -> Iterator[None]:
             seen.append(phase)
-            return super().in_phase(phase)
+            with super().in_phase(phase):
+                yield
 
     progress = Heard(SCHEDULE, CpuMeter())
     train(request, tmp_path, progress)

@@ -105,7 +105,7 @@ def of_answers(rows: Sequence[Answered]) -> Workload:
     flat = LengthDistribution({1: len(rows)})
     images = ImageProfile(flat, flat, flat, flat, Table([prompts + answers, prompts + answers, answers, elements]))
     documents = Documents.of_rows(np.stack([prompts + 1, prompts + answers], axis=1), ordered=True)
-    dataset = replace(base.dataset, lengths=LengthDistribution(documents.by_width()), images=images, several=documents)
+    dataset = replace(base.dataset, lengths=LengthDistribution(documents.widths), images=images, several=documents)
     return replace(base, trainer="kto", dataset=dataset, evaluation=dataset)
 
 

@@ -29,7 +29,7 @@ from autotune.userconfig.engine import as_launched, check_documents, engine_args
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
 from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, of_values, problems
-from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
+from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
 
 _FIT_OPTIONS = ("probe", "imports", "gpu", "memory_budget")
@@ -259,12 +259,15 @@ def check_object(args: CheckArguments, launched: Launching = ALONE) -> Verdict:
     planned = planned_machine(args.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(args.memory_budget, planned.hardware)
     task = Task(args, text, planned, budget_bytes, started, processes=launched.processes)
-    values = tuple(of_values(text, found.values))
-    if has_error(values):
-        return task.wrong(values)
     words = {**peft_words(args.peft_config), "model_name_or_path": str(args.model)}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
+    # TRL's class derives generation_batch_size from others, with which it refuses it.
+    names = {name for name, value in found.values.items() if value != found.defaults[name]} - {"generation_batch_size"}
     with ServerTracer(planned.hardware.cores, args.listener) as tracer:
+        ended = ended_by(found, names, launched.processes, tracer.server, tracer.new_folder(), has_rows=True)
+        values = tuple(of_values(text, found.values, ended))
+        if has_error(values):
+            return task.wrong(values)
         return Fitting(task, known, found, launched, values, tracer, user_cache()).verdict()
 
 

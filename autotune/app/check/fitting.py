@@ -22,7 +22,6 @@ from autotune.core.machine import Machine
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.core.traced import BuildRequest
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, has_error
 from autotune.core.workload import CUSTOM_CODE, Workload
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError, one_line
@@ -41,7 +40,7 @@ from autotune.units import counted
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import as_candidate, setting_of
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
-from autotune.userconfig.fields import UserPlan, further_arguments, with_nulls
+from autotune.userconfig.fields import UserPlan, with_nulls
 from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building, of_error
@@ -50,10 +49,23 @@ from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, t
 
 # A chat template may loop forever, while the user's job waits for the check.
 _READING_SECONDS = 3600.0
-# A trainer is built twice, and trains as long as a trace.
 _BUILDING_SECONDS = 240.0
 _SHRINKS = "auto_find_batch_size"
 """The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
+_ENDS_A_STEP = {
+    # accelerate/utils/fsdp_utils.py; by default it takes ``_no_split_modules``, which some models have in part.
+    "Could not find the transformer layer class": (
+        "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
+    ),
+    # torch/amp/grad_scaler.py
+    "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
+    # autotune/virtual/unsupported.py
+    "CUDA does not scale gradients in bfloat16": (
+        "fp16 ends the first step of trained weights in bfloat16: those of dtype: bfloat16, or the adapters that TRL"
+        " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
+    ),
+}
+"""Beginnings of errors that only a step on a GPU has, each with its remedy."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,8 @@ class Fitting:
         geometry = whole_geometry(trainer, plan, workload)
         setting = setting_of(plan, trainer, workload, planned, max(1, round(geometry.documents)))
         setting = replace(setting, checked=plan)
-        built = self._built(plan, geometry, setting)
+        explicit = with_nulls(plan, self.config)
+        built = self._built(explicit, geometry, setting)
         nearest = as_candidate(plan, trainer, setting, options.file)
         keys_set = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         drops_last = self.config.values.get("dataloader_drop_last") is True
@@ -143,7 +156,7 @@ class Fitting:
         answer, remedy = None, None
         if not has_error(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
-            answer = self._answer(SizedPlan(with_nulls(plan, self.config), geometry), steps, workload)
+            answer = self._answer(SizedPlan(explicit, geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None else None
             texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
             texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
@@ -203,10 +216,10 @@ class Fitting:
         return Remedy(keys, self._diff(changed.keys), memory.device_bytes, memory.most_bytes + extra_bytes, slower)
 
     def _built(self, plan: TrainingPlan, geometry: BatchGeometry, setting: Setting) -> Built:
-        """Return the messages of TRL's trainer for the plan's own sizes, and the error that ends its training."""
-        explicit, layers = with_nulls(plan, self.config), traced_depths(setting.workload.model.layer_kinds)[0]
-        trained = trace_request(explicit, geometry.layout, geometry.worst, layers, setting, self.planned.gpu)
-        request = BuildRequest(explicit, trained, further_arguments(self.config))
+        """Return the messages of TRL's trainer for the plan's own sizes."""
+        layers = traced_depths(setting.workload.model.layer_kinds)[0]
+        request = trace_request(plan, geometry.layout, geometry.worst, layers, setting, self.planned.gpu)
+        request = replace(request, plan=plan)
         return build(self.tracer.server, request, self.tracer.new_folder(), _BUILDING_SECONDS)
 
     def _workload(self, named: Sources, options: Options) -> tuple[TrainingPlan, Workload]:
@@ -250,6 +263,10 @@ class Fitting:
         try:
             return judge_by_traces(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
+            for beginning, remedy in _ENDS_A_STEP.items():
+                _, ended, rest = str(error).partition(beginning)
+                if ended:
+                    raise InputError(f"{remedy} {ended}{rest}") from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))

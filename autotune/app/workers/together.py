@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 from autotune.app.search import Run, run_search, storage_of
 from autotune.app.workers.worker import serialize
@@ -89,8 +88,7 @@ class _Worker:
         self._forwarder = forwarder
         self._closing = False
         # Ctrl-C in a terminal goes to the first worker, which ends the others.
-        self._process, end, self._output = start_module(module, (), {})
-        self._connection = Connection(end.detach())
+        self._process, self._connection, self._output = start_module(module, (), {})
         self._thread = threading.Thread(target=self._follow, args=(devices, data), name=f"worker {number}")
         self._thread.start()
 

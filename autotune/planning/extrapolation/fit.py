@@ -12,7 +12,7 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
-from autotune.planning.extrapolation.series import Aligned, Figures, Levels, SeriesLevels
+from autotune.planning.extrapolation.series import Aligned, Figures, SeriesLevels
 
 _UNUSED_GROWTH = 0.3
 """Share of the allocator's unused bytes (reserved minus allocated) that grows with the peak; the rest is constant.
@@ -35,6 +35,7 @@ class Fit:
 
     Attributes:
         assumptions: the assumptions of the traces, in sentences.
+        stretches: memory of the whole model in each stretch of a step.
         aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment;
             else only peaks are, which may belong to different moments. Saving with an engine is excluded: only its peak
             is needed.
@@ -55,13 +56,12 @@ class Fit:
         unaligned = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
         aligned = {part: self._aligned(part) if part not in unaligned else None for part in parts}
         self.aligned = all(stretches is not None or part in unaligned for part, stretches in aligned.items())
-        self._stretches: dict[Stretch, Aligned] = {}
+        self.stretches: dict[Stretch, Aligned] = {}
         for part, stretches in aligned.items():
-            self._stretches.update(stretches if stretches is not None else self._peaks(part))
+            self.stretches.update(stretches if stretches is not None else self._peaks(part))
 
     def forecast(self, micro_batches: int, expandable_segments: bool = False) -> Forecast:
         """Return the forecast for a number of micro-batches per optimizer step, and segments of the allocator."""
-        weights = self._weights
         sections = {
             part: each
             for part, each in self._sections.items()
@@ -76,12 +76,12 @@ class Fit:
         unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
         returned = ((each.reserved_bytes or 0) - (each.needed_bytes or 0) for each in replays)
         stretches = {
-            stretch: aligned.highest().levels for stretch, aligned in self._stretches.items() if stretch[0] in sections
+            stretch: aligned.highest()[1] for stretch, aligned in self.stretches.items() if stretch[0] in sections
         }
         peaks = [max(max(each[index].totals, default=0) for each in sections.values()) for index in range(len(replays))]
         growth = max(sum(levels.values()) for levels in stretches.values()) / fmean(peaks)
-        host = (_weighted_sum([section.host_bytes for section in each], weights) for each in sections.values())
-        machine = (_weighted_sum([section.machine_bytes for section in each], weights) for each in sections.values())
+        host = (np.dot([section.host_bytes for section in each], self._weights) for each in sections.values())
+        machine = (np.dot([section.machine_bytes for section in each], self._weights) for each in sections.values())
         return Forecast(
             stretches=stretches,
             rounding_share=fmean((more - fixed) / max(1, size) for more, size in zip(overheads, tensors, strict=True)),
@@ -102,17 +102,6 @@ class Fit:
             for part, each in sections.items()
         }
         return {part: mixed_times(each) for part, each in terms.items() if len(each) == len(self._weights)}
-
-    def course(self, stretch: Stretch) -> list[Levels]:
-        """Return the bytes of tensors at each moment of a stretch; empty without the stretch.
-
-        If moments could not be aligned, there is only the peak.
-        """
-        return list(self._stretches[stretch].course()) if stretch in self._stretches else []
-
-    def highest_moment(self, stretch: Stretch) -> str:
-        """Return the name of the moment of a stretch with the most bytes; empty without the stretch."""
-        return self._stretches[stretch].highest().moment if stretch in self._stretches else ""
 
     def weighted(self) -> list[tuple[int, TraceReply, float]]:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
@@ -210,10 +199,6 @@ def _peak(section: Section, *, in_backward: bool) -> tuple[tuple[str, ...], Seri
     highest = totals.index(max(totals))
     levels = {name: np.array([values[chosen][highest]], dtype=np.float64) for name, values in section.levels.items()}
     return (section.moments[chosen][highest],), levels
-
-
-def _weighted_sum(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
 # Moments that have to match after an insertion, tried in this order. Long matches distinguish layers of similar parts,

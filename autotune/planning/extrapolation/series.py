@@ -1,11 +1,10 @@
-"""Extrapolated memory of the whole model at the moments of a stretch of a step, and its highest moment."""
+"""Extrapolated memory of the whole model at the moments of a stretch of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,7 @@ LAYERS_AT_EDGES = 2
 DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
 Levels = Mapping[str, int]
 """Bytes by category at one moment, without those that have none."""
-
-
-class Highest(NamedTuple):
-    """The moment with the most bytes: its name as in :class:`autotune.core.timeline.Section`, and its bytes."""
-
-    moment: str
-    levels: Levels
+Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -52,73 +45,58 @@ class Aligned:
     insertions: int
     edges: bool = False
 
-    def highest(self) -> Highest:
-        """Return the moment with the largest total."""
-        last = [moment for run in self._runs() for moment in run.moments[run.from_start :]]
-        first = [moment for run in self._runs() for moment in run.moments[: -run.from_end]]
-        candidates = (self._highest(self.start, last), self._highest(self.end, first))
-        return max(candidates, key=lambda highest: sum(highest.levels.values()))
+    def highest(self) -> tuple[str, Levels]:
+        """Return the name and the bytes of the moment with the most bytes."""
+        # Interpolated moments are not above those that they lie between.
+        moments, levels = self._whole(interpolated=False)
+        highest = int(np.argmax(sum(levels.values(), start=np.zeros(len(moments)))))
+        return self.names[moments[highest]], _without_none({name: sizes[highest] for name, sizes in levels.items()})
 
-    def _highest(self, levels: SeriesLevels, excluded: Collection[int]) -> Highest:
-        totals = sum(levels.values(), start=np.zeros(len(self.names)))
-        totals[list(excluded)] = -np.inf
-        moment = int(np.argmax(totals))
-        return Highest(self.names[moment], _rounded({name: figures[moment] for name, figures in levels.items()}))
+    def course(self) -> list[Levels]:
+        """Return the bytes at the moments of the stretch, in order."""
+        moments, levels = self._whole()
+        return [_without_none({name: sizes[at] for name, sizes in levels.items()}) for at in range(len(moments))]
 
-    def course(self) -> Iterator[Levels]:
-        """Yield the bytes at the moments of the stretch, in order.
+    def _whole(self, *, interpolated: bool = True) -> tuple[Places, SeriesLevels]:
+        """Return the shared moment behind each moment of the whole stretch, and the bytes at each of these.
 
-        Memory is interpolated linearly from the first layers to the last ones.
+        Args:
+            interpolated: whether to include the moments between the first layers and the last ones.
         """
-        first, last = self.start, self.end
-        for moments, period, from_start, from_end in self._runs():
-            for moment in moments[:from_start]:
-                yield _rounded({name: figures[moment] for name, figures in first.items()})
-            if not period:
-                continue
-            before, after = moments[:from_start][-period:], moments[-from_end:]
-            added = max(0, self.insertions * period + len(moments) - from_start - from_end)
-            for index in range(added):
-                # `before` is shorter than a period if the added layer has more moments than the shallow trace's layer.
-                low = before[index % len(before)]
-                high = next((moment for moment in after if (moment - low) % period == 0), after[index % len(after)])
-                share = (1 + index // period) / (1 + added / period)
-                yield _rounded({name: size + share * (last[name][high] - size) for name, size in _at(first, low)})
-            for moment in after:
-                yield _rounded({name: figures[moment] for name, figures in last.items()})
+        first, last, shares = map(np.concatenate, zip(*self._pieces(interpolated=interpolated), strict=True))
+        levels = {
+            name: np.maximum(0.0, np.floor(start[first] + shares * (self.end[name][last] - start[first])))
+            for name, start in self.start.items()
+        }
+        return last, levels
 
-    def _runs(self) -> Iterator[_Run]:
+    def _pieces(self, *, interpolated: bool) -> Iterator[tuple[Places, Places, Figures]]:
+        """Yield for consecutive moments those aligned from the start and from the end, and the shares of the latter.
+
+        Aligned from the end, the first layer of the shallow trace is the second of the deeper one, and their difference
+        would count once per further layer. So the first layer is aligned from the start only.
+        """
         for in_layers, run in groupby(range(len(self.layer_moments)), key=lambda each: self.layer_moments[each] > 0):
-            moments = list(run)
-            period = max(self.layer_moments[moment] for moment in moments) if in_layers else 0
+            moments = np.array([*run], dtype=np.intp)
+            if not in_layers:
+                yield moments, moments, np.zeros(len(moments))
+                continue
+            period = max(self.layer_moments[moment] for moment in moments)
             # Align at least one period from either side.
-            most = max(0, len(moments) // period - 1) if period else 0
+            most = max(0, len(moments) // period - 1)
             last, first = (min(LAYERS_AT_EDGES, most),) * 2 if self.edges else (0, min(1, most))
-            yield _Run(moments, period, len(moments) - last * period, len(moments) - first * period)
+            start, end = moments[: len(moments) - last * period], moments[first * period :]
+            yield start, start, np.zeros(len(start))
+            if interpolated:
+                added = np.arange(max(0, self.insertions * period + len(moments) - len(start) - len(end)))
+                # `before` is shorter than a period if the added layer has more moments than the shallow trace's layer.
+                before = start[-period:]
+                alike = (end - before[:, None]) % period == 0
+                place = added % len(before)
+                high = np.where(alike.any(axis=1)[place], end[alike.argmax(axis=1)[place]], end[added % len(end)])
+                yield before[place], high, (1 + added // period) / (1 + len(added) / period)
+            yield end, end, np.ones(len(end))
 
 
-class _Run(NamedTuple):
-    """Consecutive moments: those of the layers of a pass, or those outside the layers.
-
-    Aligned from the end, the first layer of the shallow trace is the second of the deeper one, and their difference
-    would count once per further layer. So the first layer is aligned from the start only.
-
-    Attributes:
-        period: number of moments of the additional layers; 0 outside the layers.
-        from_start: number of moments, from the first, that are aligned from the start.
-        from_end: number of moments, from the last, that are aligned from the end.
-    """
-
-    moments: Sequence[int]
-    period: int
-    from_start: int
-    from_end: int
-
-
-def _at(course: SeriesLevels, moment: int) -> Iterator[tuple[str, float]]:
-    for name, figures in course.items():
-        yield name, float(figures[moment])
-
-
-def _rounded(sizes: Mapping[str, float]) -> Levels:
-    return {name: round(size) for name, size in sizes.items() if round(size) > 0}
+def _without_none(sizes: Mapping[str, float]) -> Levels:
+    return {name: round(size) for name, size in sizes.items() if size}

@@ -11,7 +11,6 @@ from math import inf, log
 from typing import Any
 
 from autotune.core.machine import DeviceKind
-from autotune.core.step_time import StepTime
 from autotune.core.timeline import Section
 from autotune.core.traced import TracedOperator, TraceReply, tensors_in
 from autotune.errors import AutotuneError
@@ -150,20 +149,13 @@ def _adjusted_section(
     added: dict[str, float] = defaultdict(float)
     for number, count in section.operators.items():
         added[operators[number].kind] += count * changed[number]
-    return replace(section, time=_adjusted_time(section.time, added, on_host=device == "cpu"))
-
-
-def _adjusted_time(time: StepTime, added: Mapping[str, float], *, on_host: bool) -> StepTime:
-    """Return a time with seconds added to its figures.
-
-    Args:
-        on_host: whether operators run on the host, so that launches do not overlap with execution.
-    """
-    figures: dict[str, Any] = {name: max(0.0, getattr(time, name) + seconds) for name, seconds in added.items()}
-    adjusted = replace(time, **figures)
-    if on_host:
-        return replace(adjusted, seconds=adjusted.device_seconds + adjusted.launch_seconds)
-    return replace(adjusted, seconds=max(adjusted.busiest_seconds, time.seconds + sum(added.values())))
+    figures: dict[str, Any] = {name: max(0.0, getattr(section.time, name) + more) for name, more in added.items()}
+    time = replace(section.time, **figures)
+    seconds = max(time.busiest_seconds, section.time.seconds + sum(added.values()))
+    if device == "cpu":
+        # Operators run on the host, so that launches do not overlap with execution.
+        seconds = time.device_seconds + time.launch_seconds
+    return replace(section, time=replace(time, seconds=seconds))
 
 
 @cache

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from autotune.core.memory_timeline import AT_REST, OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
-from autotune.reporting.document import Step
+from autotune.reporting.document import Step, memory_axis
 from autotune.reporting.page.drawing import Chart, Figure, horizontal_limit, scale
 from autotune.units import format_bytes, format_share
 
@@ -31,16 +31,13 @@ _NARROWEST = 0.05
 """Least width of a stretch, as a share of the chart."""
 _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
 """The columns of a legend: two of them on a telephone."""
-_FAR = 4
-"""A budget this many times as large as the need is not drawn: the rest would be too small."""
 
 
 def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:
     """Return a chart of each step, all with the same memory axis."""
     if not steps:
         return []
-    most = max(step.timeline.need_bytes for step in steps)
-    most = budget_bytes if most < budget_bytes < _FAR * most else most
+    most = memory_axis((step.timeline.need_bytes for step in steps), budget_bytes)
     return [
         Chart(
             f"step_{step.role}",

@@ -7,7 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,9 +147,10 @@ def _writable_cache(parent: Path | None) -> Iterator[None]:
     if _is_writable(Path(datasets.config.HF_DATASETS_CACHE)):
         yield
         return
-    with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as stack:
-        for name, value in (("HF_DATASETS_CACHE", Path(folder)), ("IN_MEMORY_MAX_SIZE", sys.maxsize)):
-            stack.enter_context(mock.patch.object(datasets.config, name, value))
+    with (
+        tempfile.TemporaryDirectory(dir=parent) as folder,
+        mock.patch.multiple(datasets.config, HF_DATASETS_CACHE=Path(folder), IN_MEMORY_MAX_SIZE=sys.maxsize),
+    ):
         yield
 
 

@@ -133,7 +133,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         name=request.dataset.name,
         format=loaded.format.name,
         columns=tuple(loaded.rows.column_names),
-        lengths=LengthDistribution(documents.by_width()),
+        lengths=LengthDistribution(documents.widths),
         trainable_tokens=int(trainable.sum()),
         tokenized_directory=request.tokenized_directory,
         fingerprint=_rows_fingerprint(

@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
@@ -65,24 +64,16 @@ def join_group(plan: TrainingPlan, device: DeviceKind) -> None:
         engine.init_distributed("gloo")
 
 
-class EngineCheck(TrainerCallback):
-    """Checks at the beginning of training that the engine, the stage and the number of processes are as planned."""
+def check_engine(trainer: Any, plan: TrainingPlan) -> None:
+    """Check that the engine, the stage and the number of processes are as planned, once the model is wrapped.
 
-    def __init__(self, trainer: Any, plan: TrainingPlan) -> None:
-        self._trainer = trainer
-        self._plan = plan
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Check the engine before the first step.
-
-        Raises:
-            WrongEngineError: the running engine is not the planned one.
-        """
-        if state.global_step == 0:
-            planned, running = planned_engine(self._plan), running_engine(self._trainer)
-            print(f"Trained by {running}.", flush=True)  # noqa: T201 the job's log
-            if planned != running:
-                raise WrongEngineError(f"planned was {planned}, and what runs is {running}")
+    Raises:
+        WrongEngineError: the running engine is not the planned one.
+    """
+    planned, running = planned_engine(plan), running_engine(trainer)
+    print(f"Trained by {running}.", flush=True)  # noqa: T201 the job's log
+    if planned != running:
+        raise WrongEngineError(f"planned was {planned}, and what runs is {running}")
 
 
 def planned_engine(plan: TrainingPlan) -> str:
@@ -126,16 +117,6 @@ def _mesh_size(mesh: Any, name: str) -> int:
     """Return the size of a device mesh's dimension, 1 if there is none of that name."""
     names = mesh.mesh_dim_names if mesh is not None else None
     return int(mesh[name].size()) if name in (names or ()) else 1
-
-
-def broadcast_decision(decision: bool) -> bool:
-    """Broadcast the first rank's decision; with a single rank, return the argument."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return decision
-    device = "cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}"
-    shared = torch.tensor([decision], dtype=torch.uint8, device=device)
-    dist.broadcast(shared, src=0)
-    return bool(shared.item())
 
 
 def leave_group() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -36,35 +36,30 @@ def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], 
     return arguments
 
 
-def traceable_arguments(plan: TrainingPlan) -> Mapping[str, object]:
-    """Return the arguments that disable features that a trace with several processes cannot run.
-
-    ``DistributedDataParallel`` finds unused parameters in C++, with a vector of four bytes per parameter.
-    """
-    return {"ddp_find_unused_parameters": False} if engine_of(plan) is Engine.DDP else {}
-
-
 @contextmanager
-def before_update(accelerator: Any, on_end: Callable[[], None]) -> Iterator[None]:
-    """Call ``on_end`` at the end of a micro-batch that DeepSpeed continues with the update.
+def until_update(
+    accelerator: Any, micro_batch: AbstractContextManager[object], on_update: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Run a micro-batch in its context; if DeepSpeed continues with the update, end that first and call ``on_update``.
 
     With DeepSpeed, the backward pass of a step's last micro-batch calls the optimizer
     (``accelerate/utils/deepspeed.py``, ``DeepSpeedEngineWrapper.backward``).
     """
-    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
-    if wrapped is None:
-        yield
-        return
-    update = wrapped.engine.step
+    with ExitStack() as running:
+        running.enter_context(micro_batch)
+        wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
+        if wrapped is None:
+            yield
+            return
+        update = wrapped.engine.step
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        on_end()
-        return update(*args, **kwargs)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            running.close()
+            on_update()
+            return update(*args, **kwargs)
 
-    # No `mock.patch`: `on_end` may close the exit stack of this context.
-    wrapped.engine.step = step
-    yield
-    wrapped.engine.step = update
+        with mock.patch.object(wrapped.engine, "step", step):
+            yield
 
 
 def loading_device(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:

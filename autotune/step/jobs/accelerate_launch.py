@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -95,12 +95,10 @@ def _emulated_gpus(gpus: int, default_file: str) -> Iterator[list[str]]:
     import accelerate.commands.launch as module
 
     launchers: list[str] = []
-    with ExitStack() as stack:
-        for name in _LAUNCHERS:
-            stack.enter_context(mock.patch.object(module, name, lambda *_, name=name: launchers.append(name)))
-        for patched in (files, module):
-            stack.enter_context(mock.patch.object(patched, "default_config_file", default_file))
-        stack.enter_context(mock.patch.object(module, "is_bf16_available", return_value=True))
-        stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=True))
-        stack.enter_context(mock.patch.object(torch.cuda, "device_count", return_value=gpus))
+    noted: Mapping[str, Any] = {name: lambda *_, name=name: launchers.append(name) for name in _LAUNCHERS}
+    with (
+        mock.patch.object(files, "default_config_file", default_file),
+        mock.patch.multiple(module, default_config_file=default_file, is_bf16_available=lambda *_: True, **noted),
+        mock.patch.multiple(torch.cuda, is_available=lambda: True, device_count=lambda: gpus),
+    ):
         yield launchers

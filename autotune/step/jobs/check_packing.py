@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
+from autotune.core.protocol import CheckPackingRequest
 from autotune.core.workload import PackingCheck
 from autotune.errors import first_line
 from autotune.step.job import JobContext
@@ -30,7 +30,7 @@ _TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04}
 _REASON_CHARACTERS = 300
 
 
-def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingReply:
+def check_packing(request: CheckPackingRequest, _: JobContext) -> tuple[PackingCheck, ...]:
     """Compare the logits of packed documents with those of each document alone, for each attention implementation.
 
     Raises:
@@ -38,10 +38,9 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
     """
     config = load_config(request.model, find_adapter(request.trainer).head)
     architecture = model_class(config)
-    checks = [
+    return tuple(
         _check(architecture, config, attention, request.device, packs=request.packs) for attention in request.attentions
-    ]
-    return CheckPackingReply(tuple(checks))
+    )
 
 
 def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, *, packs: bool) -> PackingCheck:

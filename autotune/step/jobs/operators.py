@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import OperatorsReply, OperatorsRequest
+from autotune.core.protocol import OperatorsRequest
 from autotune.step.distributed.group import select_device
 from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
@@ -22,7 +22,7 @@ _MIN_SECONDS = 0.002
 _CACHE_FLUSH_BYTES = 1 << 28
 
 
-def measure_operators(request: OperatorsRequest, _context: JobContext) -> OperatorsReply:
+def measure_operators(request: OperatorsRequest, _context: JobContext) -> dict[str, float | None]:
     """Measure the request's calls, in order, until its time is up; a call that fails has None.
 
     After a kernel failure on a GPU, the remaining calls are skipped: the process can run nothing more on the device.
@@ -45,7 +45,7 @@ def measure_operators(request: OperatorsRequest, _context: JobContext) -> Operat
                 if not _is_usable(meter):
                     break
     meter.lift_limit()
-    return OperatorsReply(seconds)
+    return seconds
 
 
 def _is_usable(meter: Meter) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -18,11 +18,10 @@ from autotune.errors import InputError
 from autotune.step.distributed.group import leave_group, prepare_rank
 from autotune.step.job import JobContext, lacks_space, log_error
 from autotune.step.models.loading import load_config, model_class
-from autotune.step.process import count_suspensions
 from autotune.step.run.batches import Batches
 from autotune.step.run.failures import classify_error
 from autotune.step.run.meters import METERS, Meter
-from autotune.step.run.progress import Progress
+from autotune.step.run.progress import Progress, count_suspensions
 from autotune.step.run.timing import estimate_timing
 from autotune.step.run.training import OUTPUT_DIRECTORY, train
 from autotune.step.trainers import find_adapter
@@ -73,26 +72,22 @@ def _finished_measurement(
     first, last = progress.first_step_seconds, progress.last_step_seconds
     assert first is not None
     assert last is not None
-    timing = estimate_timing(progress.timed, step)
+    timing = asdict(estimate_timing(progress.timed, step))
     # Ranks that share a micro-batch each count their part of it.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
     rows_per_step = batches.rows * step.micro_batches / plan.epochs
     return replace(
         meter.peaks(),
-        tokens_per_second=tokens / (timing.step_seconds + rows_per_step * pass_seconds_per_row),
-        tokens_per_second_error=timing.error,
-        step_seconds=timing.step_seconds,
-        micro_batch_seconds=timing.micro_batch_seconds,
-        update_seconds=timing.update_seconds,
-        loading_seconds=timing.loading_seconds,
+        tokens_per_second=tokens / (timing["step_seconds"] + rows_per_step * pass_seconds_per_row),
+        tokens_per_second_error=timing.pop("error"),
+        **timing,
         micro_batches_timed=len(progress.timed.micro_batches),
         tokens_per_step=tokens,
         documents_per_step=batches.mean_documents * step.micro_batches * share,
         rows=batches.population,
         worst_rows=batches.rows,
         worst_tokens=progress.worst_tokens,
-        generation_seconds=timing.generation_seconds,
         generation_phases=step.phases(progress.timed.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from unittest import mock
 
-import torch
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
+from transformers import Trainer, TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
 from autotune.core.configuration import TRACKERS, Fault, Launched, ReadCommand, read_object
 from autotune.core.gpu import AMPERE
-from autotune.core.nested import mapping
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import one_line
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
@@ -114,7 +111,6 @@ def _parse(request: ReadCommandRequest, *, starts_accelerate: bool) -> ReadComma
             forwarded = _resolve_accelerate_config([*of_file, *of_words]) if forwards else of_words
             unknown = (fault for fault in _unknown_options(launcher, forwarded) if fault.key not in unreadable)
             faults += () if unreadable & switches.keys() else tuple(unknown)
-            _check_late_objects(next(item for item in objects if isinstance(item, TrainingArguments)))
         except (*_MESSAGE_ERRORS, *_BARE_ERRORS) as error:
             refusal, kind = one_line(error), type(error).__name__
             refusal = refusal or kind if isinstance(error, _MESSAGE_ERRORS) else f"{kind}: {refusal}"
@@ -167,25 +163,6 @@ def _emulated_machine(request: ReadCommandRequest) -> Iterator[None]:
         yield
 
 
-def _check_late_objects(args: TrainingArguments) -> None:
-    """Build the objects that ``Trainer`` builds from its arguments alone after loading rows and model.
-
-    Raises:
-        RefusedError: transformers or PyTorch cannot build one.
-    """
-    loading = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor")
-    workers = {name: getattr(args, f"dataloader_{name}") for name in loading}
-    with _refuse_with_arguments(args, TRACKERS, hint=" Write report_to: none for no tracker."):
-        get_reporting_integration_callbacks(args.report_to)
-    with _refuse_with_arguments(args, *(f"dataloader_{name}" for name in loading)):
-        DataLoader([0], **workers)
-    if args.torch_compile:
-        with _refuse_with_arguments(args, "torch_compile_backend", "torch_compile_mode"):
-            # accelerate ignores the case of a backend's name (TorchDynamoPlugin).
-            torch.compile(torch.nn.Identity(), backend=args.torch_compile_backend.lower(), mode=args.torch_compile_mode)
-    _check_scheduler(args)
-
-
 def _missing_packages(args: TrainingArguments) -> Iterator[tuple[str, str]]:
     """Yield each argument that needs a package that is not installed, with a sentence about it."""
     named = set(args.report_to) - _UNLISTED_TRACKERS
@@ -201,27 +178,6 @@ def _missing_packages(args: TrainingArguments) -> Iterator[tuple[str, str]]:
         # Some optimizers need the model, which is not known yet.
         if any(word in str(error) for word in ("install", "import")):
             yield "optim", f"TRL refuses optim={plain(args.optim)} here: {one_line(error).rstrip('.')}."
-
-
-@contextmanager
-def _refuse_with_arguments(args: TrainingArguments, *names: str, hint: str = "") -> Iterator[None]:
-    """Convert an error to a refusal that names the arguments."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        values = ", ".join(f"{name}={getattr(args, name)}" for name in names if getattr(args, name) is not None)
-        refuse(f"{values}: {one_line(error).rstrip('.')}.{hint}")
-
-
-def _check_scheduler(args: TrainingArguments) -> None:
-    kind, given, steps = args.lr_scheduler_type, args.lr_scheduler_kwargs, 100
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
-    try:
-        get_scheduler(kind, optimizer, args.get_warmup_steps(steps), steps, given)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        text = any(isinstance(value, str) for value in mapping(given).values())
-        hint = " YAML takes a number such as 1e-6 for text: write 1.0e-6." if text else ""
-        refuse(f"lr_scheduler_kwargs={given} with lr_scheduler_type={plain(kind)}: {one_line(error)}.{hint}")
 
 
 def _given_values(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:

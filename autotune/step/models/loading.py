@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -34,7 +34,7 @@ from autotune.step.distributed.group import world_size
 from autotune.step.hub import loading_error
 from autotune.step.models.heads import Head
 from autotune.units import GIB
-from autotune.virtual import for_real, unused_bytes
+from autotune.virtual import for_real, is_tracing, unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 WEIGHT_DEVIATION = 0.02
@@ -205,14 +205,14 @@ def _load_kwargs(init_kwargs: Mapping[str, Any], quantization_config: Any | None
 def virtual_model(
     config: Any, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: torch.device
 ) -> Any:
-    """Return a model with uninitialised weights on ``device``."""
+    """Return a model on ``device``, whose weights are initialised only if nothing is traced."""
     architecture = model_class(config)
     name = init_kwargs["dtype"] or "float32"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     # As transformers loads a model to a GPU: weights are tied before any is on the device. On a CPU, buffers keep the
     # values that constructors compute.
     build_device = device if device.type == "cpu" and quantization_config is None else torch.device("meta")
-    with build_device, no_init_weights():
+    with build_device, no_init_weights() if is_tracing() else nullcontext():
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
@@ -300,8 +300,8 @@ def empty_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-_processors: dict[tuple[ModelSource, type[Any]], tuple[Any, Any, tuple[object, ...]]] = {}
-"""Loaded processors, each with its Rust tokenizer or None, and the state of the latter after loading."""
+_processors: dict[tuple[ModelSource, type[Any]], tuple[Any, int]] = {}
+"""Loaded processors, each with the number of its tokens after loading."""
 
 
 def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
@@ -310,25 +310,21 @@ def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    processor, backend, state = _processors.get((source, auto_class), (None, None, ()))
-    # A trainer may have added tokens, or enabled truncation.
-    if processor is None or _backend_state(backend) != state:
+    processor, count = _processors.get((source, auto_class), (None, 0))
+    # A trainer may have added tokens to the shared backend.
+    if processor is None or len(tokenizer_of(processor)) != count:
         processor = load_processor(source, auto_class)
-        backend = getattr(tokenizer_of(processor), "_tokenizer", None)
-        _processors[source, auto_class] = processor, backend, _backend_state(backend)
+        _processors[source, auto_class] = processor, len(tokenizer_of(processor))
     # Share the backend: copying it takes as long as loading it.
+    backend = getattr(tokenizer_of(processor), "_tokenizer", None)
     return deepcopy(processor, {id(backend): backend})
 
 
-@contextmanager
-def cached_vocabularies() -> Iterator[None]:
+def cached_vocabularies() -> AbstractContextManager[object]:
     """Patch tokenizers to cache their vocabulary, in which trainers look up special tokens."""
-
-    def get_vocab(tokenizer: Any) -> dict[str, int]:
-        return _vocabulary(tokenizer._tokenizer, tokenizer._tokenizer.get_vocab_size())
-
-    with mock.patch.object(PreTrainedTokenizerFast, "get_vocab", get_vocab):
-        yield
+    return mock.patch.object(
+        PreTrainedTokenizerFast, "get_vocab", lambda tokenizer: _vocabulary(tokenizer._tokenizer, len(tokenizer))
+    )
 
 
 @lru_cache(4)
@@ -336,7 +332,3 @@ def _vocabulary(backend: Any, _size: int) -> dict[str, int]:
     """Return the vocabulary of a Rust tokenizer; the size is part of the cache key, since tokens may be added."""
     words: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     return words
-
-
-def _backend_state(backend: Any) -> tuple[object, ...]:
-    return () if backend is None else (backend.get_vocab_size(), backend.truncation, backend.padding)

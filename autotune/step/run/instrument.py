@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.distributed.state import before_update
+from autotune.step.distributed.group import check_engine
+from autotune.step.distributed.state import until_update
 from autotune.step.run.batches import Batches
 from autotune.step.run.progress import Progress
 from autotune.step.trainers.base import Adapter, InPhase
@@ -29,8 +28,6 @@ def instrumented_class(adapter: Adapter, plan: TrainingPlan, progress: Progress)
     trainer = adapter.trainer_class(plan)
 
     class Instrumented(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
-        _extra_batches: Any = None
-        _fetched: Any = None
         _worst: tuple[Any, ...] = ()
 
         def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
@@ -38,8 +35,9 @@ def instrumented_class(adapter: Adapter, plan: TrainingPlan, progress: Progress)
             if progress.finishing:
                 epoch_iterator = self._with_worst_last(epoch_iterator, batches)
             samples, items = super().get_batch_samples(epoch_iterator, *args, **kwargs)
-            progress.record_fetch(time.monotonic() - start_seconds)
+            progress.fetch_seconds = time.monotonic() - start_seconds
             if progress.worst_tokens is None:
+                check_engine(self, plan)
                 progress.worst_tokens = adapter.rows_and_tokens(self, samples[0])[1]
             # Timed steps have no copies, which would distort the time.
             adds_skipped = progress.steps_done < batches.worst_steps
@@ -66,20 +64,12 @@ def instrumented_class(adapter: Adapter, plan: TrainingPlan, progress: Progress)
             return [_copy(samples[-1], self.args.device) for _ in range(skipped)]
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            progress.begin_micro_batch()
-            with before_update(self.accelerator, progress.begin_update):
-                loss = super().training_step(*args, **kwargs)
-            progress.end_micro_batch()
-            return loss
+            with until_update(self.accelerator, progress.micro_batch(), progress.begin_update):
+                return super().training_step(*args, **kwargs)
 
-        def create_accelerator_and_postprocess(self) -> None:
-            super().create_accelerator_and_postprocess()
-            # Every trainer's backward pass calls this method; their loss methods differ.
-            wrap_in_context(self.accelerator, "backward", progress.backward)
-
-    instrumented = report_phases(Instrumented, adapter.methods, progress.in_phase)
-    generating = adapter.generating
-    return wrap_in_context(instrumented, generating, progress.generating) if generating else instrumented
+    if adapter.generating:
+        _run_inside(progress.generating(), Instrumented, adapter.generating)
+    return report_phases(Instrumented, adapter.methods, progress.in_phase)
 
 
 def _copy(batch: Any, device: Any) -> Any:
@@ -93,18 +83,10 @@ def report_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InP
         methods: method names by phase name.
     """
     for name, method in methods.items():
-        wrap_in_context(subclass, method, functools.partial(in_phase, name))
+        _run_inside(in_phase(name), subclass, method)
     return subclass
 
 
-def wrap_in_context(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> Any:
-    """Make a method of a class or an object run inside a context; return the class or object."""
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with context():
-            return method(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-    return owner
+def _run_inside(context: Any, owner: type[Any], method: str) -> None:
+    """Make each call of a method run inside a new context of the same kind (``ContextDecorator``)."""
+    setattr(owner, method, context(getattr(owner, method)))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, StepProgram
-from autotune.step.distributed.group import broadcast_decision
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
 from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, Timings, WholeStep, is_enough
@@ -40,6 +41,7 @@ class Progress(TrainerCallback):
         peaks: the device's peak in each completed phase, in bytes above the baseline.
         evaluation_seconds: time of an evaluation on all its rows; None without one.
         evaluated_seconds: end of each micro-batch of evaluation, on the clock of :func:`time.monotonic`.
+        fetch_seconds: time to collate the step's micro-batches and place them on the device.
         finishing: whether the next step is the last one, which ends with the worst micro-batches again.
     """
 
@@ -62,8 +64,7 @@ class Progress(TrainerCallback):
         self._meter = meter
         self._count_stops, self._stops_before = count_stops, count_stops()
         self._start_seconds = time.monotonic()
-        self._fetch_seconds = 0.0
-        self._micro_batch_mark: Mark | None = None
+        self.fetch_seconds = 0.0
         self._marks: list[tuple[Mark, Mark]] = []
         self._generations: list[_Generation] = []
 
@@ -103,23 +104,15 @@ class Progress(TrainerCallback):
             self.phase = BACKWARD
         yield
 
-    def record_fetch(self, seconds: float) -> None:
-        """Record the time to collate the next step's micro-batches and place them on the device."""
-        self._fetch_seconds = seconds
-
-    def begin_micro_batch(self) -> None:
-        """Mark the beginning of a micro-batch."""
-        self._micro_batch_mark = self._meter.mark()
-
-    def end_micro_batch(self) -> None:
-        """Mark the end of a micro-batch, unless :meth:`begin_update` has."""
-        if self._micro_batch_mark is not None:
-            self._marks.append((self._micro_batch_mark, self._meter.mark()))
-            self._micro_batch_mark = None
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Time a micro-batch."""
+        begin = self._meter.mark()
+        yield
+        self._marks.append((begin, self._meter.mark()))
 
     def begin_update(self) -> None:
-        """Mark the end of a micro-batch whose backward pass also calls the optimizer (DeepSpeed)."""
-        self.end_micro_batch()
+        """Set the phase to the update."""
         self._record_peak(MICRO_BATCH)
         self.phase = OPTIMIZER_STEP
 
@@ -138,10 +131,9 @@ class Progress(TrainerCallback):
         self._record_peak(MICRO_BATCH)
 
     def on_pre_optimizer_step(self, *events: Any, **more: Any) -> None:
-        """Set the phase to the update, unless :meth:`begin_update` has."""
+        """Set the phase to the update, unless the backward pass has called the optimizer already (DeepSpeed)."""
         if self.phase != OPTIMIZER_STEP:
-            self._record_peak(MICRO_BATCH)
-            self.phase = OPTIMIZER_STEP
+            self.begin_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
         """Time the step, and stop the trainer once the schedule is met."""
@@ -158,7 +150,7 @@ class Progress(TrainerCallback):
             passed_seconds = now - self._start_seconds
             done = not others_left or is_enough(self._schedule, self.timed, self.whole_step, passed_seconds)
             # Ranks time their steps differently, and all have to stop after the same one.
-            if self.steps_done >= self.batches.worst_steps and broadcast_decision(done):
+            if self.steps_done >= self.batches.worst_steps and broadcast_object_list([done])[0]:
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing
         self.last_step_seconds = now
@@ -184,7 +176,7 @@ class Progress(TrainerCallback):
         places = [place for place in range(len(seconds)) if batches.timed[first + place]]
         if not places:
             return
-        fetch_seconds, special = self._fetch_seconds / len(seconds), self.whole_step.special % len(seconds)
+        fetch_seconds, special = self.fetch_seconds / len(seconds), self.whole_step.special % len(seconds)
         self.timed.micro_batches += [
             TimedMicroBatch(
                 seconds[place] + fetch_seconds, int(batches.collated[first + place]), place == special, fetch_seconds
@@ -195,7 +187,7 @@ class Progress(TrainerCallback):
         # A step is timed from the end of the previous one; the first step is never timed.
         assert self.last_step_seconds is not None
         recorded_seconds = (
-            self._fetch_seconds + sum(seconds) + sum(generation.seconds for _, generation in generation_times)
+            self.fetch_seconds + sum(seconds) + sum(generation.seconds for _, generation in generation_times)
         )
         self.timed.updates.append(now - self.last_step_seconds - recorded_seconds)
 
@@ -221,3 +213,18 @@ class _Generation:
         for name, begin, end in self.phases:
             phases[name] = phases.get(name, 0.0) + end.seconds_after(begin)
         return TimedGeneration(self.end.seconds_after(self.begin), phases)
+
+
+def count_suspensions() -> Callable[[], int]:
+    """Start counting suspensions of this process (SIGCONT); return a function that returns the count.
+
+    A scheduler that suspends a job, such as Slurm's gang scheduling, stops each of its processes.
+    """
+    count = 0
+
+    def increment(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    signal.signal(signal.SIGCONT, increment)
+    return lambda: count

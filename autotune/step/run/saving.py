@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,22 +25,16 @@ def save(trainer: Any, progress: Progress) -> None:
         trainer._save_checkpoint(trainer.model, None)
 
 
-def save_tensors(trainer: Any, folder: Path) -> None:
-    """Save the weights and optimizer state of a checkpoint, as phases of a trace.
+def save_tensors(trainer: Any) -> None:
+    """Save a checkpoint in a phase of a trace; with several processes, again as another rank.
 
-    With several processes, or DeepSpeed, the engine gathers or shards tensors, so the trainer saves its whole
-    checkpoint: as the first rank, which gathers most of it, and again as another rank.
+    The engine gathers or shards tensors, most of them on the first rank. The tokenizer, which has none, is left out.
     """
-    processes = trainer.accelerator.num_processes
-    with without_writing():
-        if processes > 1 or trainer.is_deepspeed_enabled:
-            for rank, name in tuple(enumerate((SAVE, SAVE_ELSEWHERE)))[:processes]:
-                with acting_as_rank(rank), phase(name):
-                    trainer._save_checkpoint(trainer.model, None)
-            return
-        with phase(SAVE):
-            trainer.model.save_pretrained(str(folder))
-            torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
+    ranks = tuple(enumerate((SAVE, SAVE_ELSEWHERE)))[: trainer.accelerator.num_processes]
+    with without_writing(), patch.object(trainer, "processing_class", None):
+        for rank, name in ranks:
+            with acting_as_rank(rank), phase(name):
+                trainer._save_checkpoint(trainer.model, None)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,6 @@ from autotune.virtual.generation import short_generation
 from autotune.virtual.ranks import World
 from autotune.virtual.tracing import compiled_again_for
 from autotune.virtual.unsupported import COMPILED
-
-_RESULTS = ("loss", "runtime", "samples_per_second", "steps_per_second")
-"""The results of every evaluation (transformers' ``Trainer.evaluation_loop``, ``speed_metrics``)."""
 
 
 @dataclass
@@ -63,7 +60,6 @@ def traced_training(
     parent: Path | None = None,
     *,
     steps_alone: bool = False,
-    rehearses: bool = False,
 ) -> Callable[[torch.device], None]:
     """Return a function that trains on a device as TRL does, for ``virtual.trace``.
 
@@ -73,7 +69,6 @@ def traced_training(
         facts: filled in during the training.
         parent: parent of the training's temporary folder; None: the system's.
         steps_alone: whether to neither evaluate nor save.
-        rehearses: whether to evaluate by TRL's own loop, for its errors, and not to save.
     """
 
     def run(device: torch.device) -> None:
@@ -102,9 +97,8 @@ def traced_training(
             if steps_alone:
                 return
             if plan.evaluates:
-                (_rehearse_evaluation if rehearses else _evaluate)(trainer, adapter)
-            if not rehearses:
-                save_tensors(trainer, Path(folder))
+                _evaluate(trainer, adapter)
+            save_tensors(trainer)
 
     return run
 
@@ -116,21 +110,17 @@ def _restore_models_after_liger() -> Iterator[None]:
     Liger patches them when training begins, after TRL has built the reference model. Without this, reference models of
     later traces in the same process would use Liger's kernels, unlike in real trainings.
     """
-    saved: dict[str, dict[str, Any]] = {}
     apply_liger = trainer_module.apply_liger_kernel
+    with ExitStack() as patched:
 
-    def save_modules(*args: Any) -> None:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("transformers.models."):
-                saved.setdefault(name, dict(vars(module)))
-        apply_liger(*args)
+        def patch_modules(*args: Any) -> None:
+            for name, module in list(sys.modules.items()):
+                if name.startswith("transformers.models."):
+                    patched.enter_context(mock.patch.dict(vars(module)))
+            apply_liger(*args)
 
-    with mock.patch.object(trainer_module, "apply_liger_kernel", save_modules):
-        try:
+        with mock.patch.object(trainer_module, "apply_liger_kernel", patch_modules):
             yield
-        finally:
-            for name, names in saved.items():
-                vars(sys.modules[name]).update(names)
 
 
 def capability_of(gpu: Gpu | None) -> tuple[int, int]:
@@ -162,21 +152,6 @@ def _empty_cache_of(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _evaluate(trainer: Any, adapter: Adapter) -> None:
-    """Evaluate the largest micro-batch; each further one would add only the number of its loss.
-
-    Raises:
-        KeyError: the training's ``metric_for_best_model`` is not among the results.
-    """
-    rows = list(_evaluation_rows(trainer, adapter))
-    with phase(EVALUATE):
-        trainer.model.eval()
-        trainer.prediction_step(trainer.model, trainer.read_batch(rows), prediction_loss_only=True)
-    # The results of `Trainer.evaluate`, and those that TRL's `log` adds.
-    names = (*_RESULTS, *getattr(trainer, "_metrics", {}).get("eval", ()))
-    trainer._determine_best_metric({f"eval_{name}": 0.0 for name in names}, None)
-
-
-def _rehearse_evaluation(trainer: Any, adapter: Adapter) -> None:
     """Evaluate the largest micro-batch as TRL does between two steps."""
     trainer.is_in_train, trainer.eval_dataset = True, _evaluation_rows(trainer, adapter)
     trainer.args.per_device_eval_batch_size = trainer.args.per_device_train_batch_size

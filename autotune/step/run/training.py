@@ -19,7 +19,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
 from autotune.step.data.profile import grouped_heads
-from autotune.step.distributed.group import EngineCheck, join_group
+from autotune.step.distributed.group import join_group
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
 from autotune.step.objects import config, model_factories, peft_config, quantization_config
@@ -126,8 +126,9 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
             **loading,
             **adapter.arguments(plan),
         )
+    # Every trainer's backward pass calls this method; their loss methods differ.
+    trainer.accelerator.backward = progress.backward()(trainer.accelerator.backward)
     adapter.watch(trainer, progress.in_phase)
-    trainer.add_callback(EngineCheck(trainer, plan))
     return trainer
 
 
@@ -172,10 +173,10 @@ def _evaluate(trainer: Any, adapter: Adapter, progress: Progress, ranks: int) ->
             )
             for order in (worst, sample)
         )
-    with progress.in_phase(EVALUATE):
+    # After training, TRL would cast the model (``bf16_full_eval``).
+    with progress.in_phase(EVALUATE), mock.patch.object(trainer, "is_in_train", new=True):
         trainer.eval_dataset = largest
-        # Like training, this raises an error if metric_for_best_model is not among the results.
-        trainer._determine_best_metric(trainer.evaluate(), None)
+        trainer.evaluate()
         trainer.eval_dataset = timed
         progress.evaluated_seconds.clear()
         # Evaluation ends with a copy of the losses to the host, so the device is synchronised.

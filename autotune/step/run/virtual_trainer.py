@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +20,15 @@ from autotune.core.batch_geometry import Recompiled
 from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelSource
-from autotune.step.distributed.state import before_update, loading_device, on_device, traceable_arguments
+from autotune.step.distributed.state import loading_device, on_device, until_update
 from autotune.step.images.tokens import image_elements
-from autotune.step.models.loading import WEIGHT_DEVIATION, load_config, virtual_model
+from autotune.step.models.loading import load_config, virtual_model
 from autotune.step.objects import config, model_factories, peft_config
 from autotune.step.run.instrument import report_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
 from autotune.techniques.traits import MOST_TRACED
-from autotune.virtual import adopt, for_real, is_tracing, phase, settled
+from autotune.virtual import adopt, for_real, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 from autotune.virtual.tensors import map_tree, tensors_of
 
@@ -118,8 +118,9 @@ def build_virtual(
         "gradient_accumulation_steps": min(plan.micro_batches, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
+        # DistributedDataParallel finds them in C++, with a vector of four bytes per parameter.
+        "ddp_find_unused_parameters": False,
         **OVERRIDDEN_IN_TRACES,
-        **traceable_arguments(plan),
     }
     arguments = on_device(device, plan, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
@@ -131,10 +132,7 @@ def build_virtual(
         # Trainers set attributes of the trained model's configuration, not of a reference's or teacher's.
         source_config = deepcopy(configured) if source is trained else load_config(source, adapter.head)
         target = loading_device(device, plan, quantized=quantization is not None)
-        model = virtual_model(source_config, loading, quantization, target)
-        if not is_tracing():
-            _draw_weights(model)
-        return model
+        return virtual_model(source_config, loading, quantization, target)
 
     make_model, make_further = model_factories(plan, trained, kwargs, load)
     skipped = plan.micro_batches - arguments.gradient_accumulation_steps
@@ -177,14 +175,6 @@ def _as_array(value: Any) -> Any:
         return value.numpy().copy()
     is_arrays = isinstance(value, list) and any(isinstance(item, (np.ndarray, torch.Tensor)) for item in value)
     return np.array(value) if is_arrays else value
-
-
-def _draw_weights(model: Any) -> None:
-    """Initialise the weights of a real model at random, so that tokens can be sampled."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                parameter.normal_(std=WEIGHT_DEVIATION)
 
 
 def _traced(adapter: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: list[Any], skipped_rows: int) -> type[Any]:
@@ -236,9 +226,7 @@ def _traced(adapter: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: lis
             return next(iter(batch))
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with ExitStack() as micro_batch:
-                micro_batch.enter_context(phase(MICRO_BATCH))
-                micro_batch.enter_context(before_update(self.accelerator, micro_batch.close))
+            with until_update(self.accelerator, phase(MICRO_BATCH)):
                 return super().training_step(*args, **kwargs)
 
     return report_phases(Traced, adapter.methods, phase)

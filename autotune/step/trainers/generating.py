@@ -50,7 +50,6 @@ class OnTokenizedPrompts(_Trl):
             super().__init__(*args, **kwargs)
         # TRL loads tokenizers with left padding; this one was passed in.
         self._tokenizer.padding_side = "left"
-        self._trained_micro_batches = 0
         self._has_images = False
         self._prompt_ids: list[list[int]] = []
         self._completion_tokens: list[int] = []
@@ -68,8 +67,7 @@ class OnTokenizedPrompts(_Trl):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a micro-batch; after the last one of a step, count the skipped ones."""
         loss = super().training_step(*args, **kwargs)
-        self._trained_micro_batches += 1
-        if self._trained_micro_batches % self.args.gradient_accumulation_steps == 0:
+        if self.accelerator.sync_gradients:
             self._step += self.skipped_micro_batches
         return loss
 

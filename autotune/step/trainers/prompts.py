@@ -17,6 +17,7 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from trl.data_utils import is_conversational
 from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward, think_format_reward
+from trl.trainer.utils import is_async_callable
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import NO_DATA, Rollouts
@@ -245,18 +246,11 @@ def _named_reward(name: str) -> Callable[..., Any]:
         return function
 
     @wraps(function)
-    def call(**columns: Any) -> Any:
-        with _name_in_errors(name):
-            return function(**columns)
-
-    @wraps(function)
     async def call_async(**columns: Any) -> Any:
         with _name_in_errors(name):
             return await function(**columns)
 
-    # TRL's test for functions that it awaits.
-    is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-    return call_async if is_async else call
+    return call_async if is_async_callable(function) else _name_in_errors(name)(function)
 
 
 @contextmanager

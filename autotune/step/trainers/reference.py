@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from trl.models import prepare_deepspeed
 
-from autotune.step.rows import TIMED_MICRO_BATCHES, Counts, column_lengths, quantile_indices, rows_where
+from autotune.step.rows import TIMED_MICRO_BATCHES, Counts, column_lengths, quantile_indices
 from autotune.step.trainers.base import Adapter, InPhase
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
@@ -42,7 +42,8 @@ class OnTokenizedRows(_Trl):
         """Drop rows whose truncated sequence has only the prompt, as TRL does when it tokenises."""
         if args.max_length is None or getattr(args, "truncation_mode", "keep_start") != "keep_start":
             return dataset
-        return rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
+        kept = column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length
+        return dataset if kept.all() else dataset.select(np.flatnonzero(kept))
 
     def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate rows as the data loader would."""

@@ -298,10 +298,9 @@ def test_a_job_that_is_killed_leaves_the_answer_open_and_what_was_found_before(
 @pytest.mark.parametrize(
     ("args", "name"),
     [
-        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
-        ({"gradient_accumulation_steps": -1}, "gradient_accumulation_steps is -1"),
-        ({"max_length": 0}, "max_length is 0"),
-        ({"per_device_eval_batch_size": 0, "eval_strategy": "epoch"}, "per_device_eval_batch_size is 0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
+        ({"max_length": 0}, "max_length"),
+        ({"per_device_eval_batch_size": 0, "eval_strategy": "epoch"}, "per_device_eval_batch_size"),
     ],
     ids=str,
 )
@@ -311,7 +310,8 @@ def test_a_number_of_a_configuration_object_that_no_step_takes_is_told(
     config = SFTConfig(use_cpu=True, bf16=True, report_to="none", **args)
     verdict = checked(config=config, model=str(model), dataset=str(rows("sft")), gpu=GPU)
     assert verdict.outcome is Outcome.CANNOT_RUN
-    assert [item.message for item in verdict.findings] == [f"{name}, and has to be at least 1."]
+    (found,) = verdict.findings
+    assert (found.key, found.message.partition(":")[0]) == (name, f"{name} ends the training")
 
 
 def test_the_api_raises_what_will_not_fit(write: Write, checked: Checked) -> None:

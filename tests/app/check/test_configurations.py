@@ -72,15 +72,17 @@ def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_i
     ]
 
 
-def test_a_number_at_which_trl_s_class_ends_without_a_word_is_told_by_its_key(tmp_path: Path) -> None:
+def test_an_argument_that_ends_a_training_is_told_in_place_of_what_trl_s_class_refuses(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("num_generations: 0\npacking: true\n", encoding="utf-8")
     read = ReadCommand(
-        faults=(Fault("packing", "", unknown=True),), refused="ZeroDivisionError: integer modulo by zero"
+        faults=(Fault("packing", "", unknown=True),),
+        refused="ZeroDivisionError: integer modulo by zero",
+        ended={"num_generations": "ZeroDivisionError: integer modulo by zero"},
     )
     found = [(item.line, item.message) for item in problems(read_written(str(file), "grpo"), read)]
     assert found == [
-        (1, "num_generations is 0, and has to be at least 1."),
+        (1, "num_generations ends the training: ZeroDivisionError: integer modulo by zero."),
         (2, "packing is a key of sft, and not of grpo."),
     ]
 
