@@ -91,13 +91,6 @@ class Built:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Rehearsed:
-    """The arguments that end a training of a tiny model, each with the error."""
-
-    errors: Mapping[str, str] = field(default_factory=dict)
-
-
 NOT_COMPILED = "no"
 """The ``dynamo_backend`` of accelerate that compiles nothing."""
 

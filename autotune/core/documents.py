@@ -132,8 +132,11 @@ class Documents:
         return dict(zip(widths.tolist(), counts.tolist(), strict=True))
 
     def by_width(self, max_length: int | None = None, *, dropping: bool = True) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the tokens of kept documents' longest sequences, ascending, and for each of these widths the number of
-        documents and the tokens of all their sequences; each of shape (widths,).
+        """Return the kept documents by width, which is the tokens of a document's longest sequence.
+
+        Returns:
+            The widths, ascending, the number of documents of each, and the tokens of all their sequences; each of shape
+            (widths,).
         """
         import numpy as np
 

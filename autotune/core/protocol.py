@@ -34,7 +34,7 @@ class Job(StrEnum):
     MEASURE_OPERATORS = "measure_operators"
     READ_COMMAND = "read_command"
     BUILD = "build"
-    REHEARSE = "rehearse"
+    SMOKE_TEST = "smoke_test"
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,10 @@ class InputProblem:
 
 
 @dataclass(frozen=True)
-class RehearsalRequest:
+class SmokeTestRequest:
     """Train a tiny model with a user's arguments on the CPU.
+
+    The reply is a dictionary of the arguments that end the training, each with the error.
 
     Attributes:
         arguments: fields of the trainer's configuration that the user set.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from autotune.confidential import hidden
-from autotune.core.configuration import Built, ReadCommand, Rehearsed
+from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.measurement import Measurement, combine_ranks
@@ -26,7 +26,7 @@ from autotune.core.protocol import (
     PrepareRequest,
     ProbeRequest,
     ReadCommandRequest,
-    RehearsalRequest,
+    SmokeTestRequest,
     SpeedsRequest,
 )
 from autotune.core.ranks import rank_variables, reserved_port
@@ -89,7 +89,7 @@ trace = _JobFunction(Job.TRACE, TraceRequest, TraceReply)
 """Runs training steps of a plan on the virtual accelerator, with no GPU."""
 read_command = _JobFunction(Job.READ_COMMAND, ReadCommandRequest, ReadCommand)
 """Reads a user's command with TRL's own parser and classes."""
-rehearse = _JobFunction(Job.REHEARSE, RehearsalRequest, Rehearsed)
+smoke_test = _JobFunction(Job.SMOKE_TEST, SmokeTestRequest, dict[str, str])
 """Trains a tiny model with a user's arguments on the CPU, and returns those that end the training."""
 build = _JobFunction(Job.BUILD, TraceRequest, Built)
 """Builds the trainer of a plan on the virtual device, and returns what TRL refuses or warns of."""

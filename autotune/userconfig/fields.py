@@ -130,10 +130,10 @@ def with_nulls(plan: TrainingPlan, config: Configuration) -> TrainingPlan:
     return dataclasses.replace(plan, args={**nulls, **plan.args})
 
 
-def rehearsed_arguments(config: Configuration, names: Collection[str]) -> Mapping[str, object]:
+def smoke_test_arguments(config: Configuration, names: Collection[str]) -> Mapping[str, object]:
     """Return the arguments among some fields of a configuration with which a tiny model is trained on a CPU."""
     training, own = tables()["training"], trainer_of(config).config_fields
-    left_out = {*training["not_rehearsed"], *(own.reading - own.traced), *ENGINE_FIELDS}
+    left_out = {*training["not_in_smoke_test"], *(own.reading - own.traced), *ENGINE_FIELDS}
     # Other keys may name code of the hub (`custom_generate`).
     if mapping(config.values.get(_GENERATION)).keys() - fields_of_kind("generation"):
         left_out.add(_GENERATION)
@@ -145,7 +145,7 @@ def rehearsed_arguments(config: Configuration, names: Collection[str]) -> Mappin
         for name, value in config.values.items()
         if name in names
         and name not in left_out
-        and not name.startswith(tuple(training["beginnings_not_rehearsed"]))
+        and not name.startswith(tuple(training["beginnings_not_in_smoke_test"]))
         # Jobs exchange infinities and NaN too.
         and (is_json(value) or isinstance(value, float))
     }

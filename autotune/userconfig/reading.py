@@ -9,14 +9,14 @@ from pathlib import Path
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLES, BEST_METRIC, TrainingPlan, allocator_settings, unsimulated_settings
-from autotune.core.protocol import ReadCommandRequest, RehearsalRequest
+from autotune.core.protocol import ReadCommandRequest, SmokeTestRequest
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
 from autotune.probing.jobs import read_command as run_job
-from autotune.probing.jobs import rehearse
+from autotune.probing.jobs import smoke_test
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
-from autotune.userconfig.fields import UserPlan, rehearsed_arguments, trainer_of, user_plan
+from autotune.userconfig.fields import UserPlan, smoke_test_arguments, trainer_of, user_plan
 from autotune.userconfig.launch import parsing_processes, visible_gpu_count
 from autotune.userconfig.problems import mentioned
 from autotune.userconfig.written import WrittenConfig
@@ -24,7 +24,7 @@ from autotune.userconfig.written import WrittenConfig
 NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
 """Fields of ``trl.ModelConfig`` without effect on a step: the source of the model, and the trust in its code."""
 # Time limit of the trainings of a tiny model.
-_REHEARSAL_SECONDS = 240.0
+_SMOKE_TEST_SECONDS = 240.0
 # Fields whose default is the value of another field in TRL's classes (GRPOConfig.__post_init__).
 _DERIVED_FROM = {"steps_per_generation": "gradient_accumulation_steps"}
 
@@ -64,7 +64,7 @@ def read_command(
         config = replace(config, values={**config.values, BEST_METRIC: "loss"})
     processes = read.launched.processes if read.launched is not None else request.processes
     given, has_rows = written.given.keys() - wrong, not written.own_command
-    return replace(read, ended=ended_by(config, given, processes, server, folder / "rehearsal", has_rows=has_rows))
+    return replace(read, ended=ended_by(config, given, processes, server, folder / "smoke_test", has_rows=has_rows))
 
 
 def ended_by(
@@ -77,9 +77,9 @@ def ended_by(
         folder: folder of the job; it need not exist.
         has_rows: whether the trainer has rows to evaluate on even if the arguments do not evaluate.
     """
-    arguments = rehearsed_arguments(config, names)
-    request = RehearsalRequest(trainer_of(config).name, arguments, processes, has_rows)
-    return rehearse(server, request, folder, _REHEARSAL_SECONDS).errors
+    arguments = smoke_test_arguments(config, names)
+    request = SmokeTestRequest(trainer_of(config).name, arguments, processes, has_rows)
+    return smoke_test(server, request, folder, _SMOKE_TEST_SECONDS)
 
 
 def _in_json(value: object) -> object:

@@ -50,12 +50,12 @@ class Aligned:
         # Interpolated moments are not above those that they lie between.
         moments, levels = self._whole(interpolated=False)
         highest = int(np.argmax(sum(levels.values(), start=np.zeros(len(moments)))))
-        return self.names[moments[highest]], _without_none({name: sizes[highest] for name, sizes in levels.items()})
+        return self.names[moments[highest]], _nonzero({name: sizes[highest] for name, sizes in levels.items()})
 
     def course(self) -> list[Levels]:
         """Return the bytes at the moments of the stretch, in order."""
         moments, levels = self._whole()
-        return [_without_none({name: sizes[at] for name, sizes in levels.items()}) for at in range(len(moments))]
+        return [_nonzero({name: sizes[at] for name, sizes in levels.items()}) for at in range(len(moments))]
 
     def _whole(self, *, interpolated: bool = True) -> tuple[Places, SeriesLevels]:
         """Return the shared moment behind each moment of the whole stretch, and the bytes at each of these.
@@ -98,5 +98,5 @@ class Aligned:
             yield end, end, np.ones(len(end))
 
 
-def _without_none(sizes: Mapping[str, float]) -> Levels:
+def _nonzero(sizes: Mapping[str, float]) -> Levels:
     return {name: round(size) for name, size in sizes.items() if size}

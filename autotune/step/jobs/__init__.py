@@ -11,11 +11,21 @@ from autotune.step.jobs.operators import measure_operators
 from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe
 from autotune.step.jobs.read_command import read_command
-from autotune.step.jobs.rehearse import rehearse
+from autotune.step.jobs.smoke_test import smoke_test
 from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace
 
 JOBS: Mapping[str, JobFunction] = {
     run.__name__: run
-    for run in (build, check_packing, measure_operators, measure_speeds, prepare, probe, read_command, rehearse, trace)
+    for run in (
+        build,
+        check_packing,
+        measure_operators,
+        measure_speeds,
+        prepare,
+        probe,
+        read_command,
+        smoke_test,
+        trace,
+    )
 }

@@ -73,6 +73,7 @@ def _finished_measurement(
     assert first is not None
     assert last is not None
     timing = asdict(estimate_timing(progress.timed, step))
+    error = timing.pop("error")
     # Ranks that share a micro-batch each count their part of it.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
@@ -80,7 +81,7 @@ def _finished_measurement(
     return replace(
         meter.peaks(),
         tokens_per_second=tokens / (timing["step_seconds"] + rows_per_step * pass_seconds_per_row),
-        tokens_per_second_error=timing.pop("error"),
+        tokens_per_second_error=error,
         **timing,
         micro_batches_timed=len(progress.timed.micro_batches),
         tokens_per_step=tokens,

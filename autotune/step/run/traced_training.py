@@ -156,7 +156,7 @@ def _evaluate(trainer: Any, adapter: Adapter) -> None:
     trainer.is_in_train, trainer.eval_dataset = True, _evaluation_rows(trainer, adapter)
     trainer.args.per_device_eval_batch_size = trainer.args.per_device_train_batch_size
     with phase(EVALUATE):
-        trainer._determine_best_metric(trainer._evaluate(None, None), None)
+        trainer._evaluate(None, None)
 
 
 def _evaluation_rows(trainer: Any, adapter: Adapter) -> Any:

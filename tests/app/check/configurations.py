@@ -182,12 +182,6 @@ CASES = (
     _case("sft: a length below zero", "max_length: -1\n", UNKNOWN, nightly=True),
     _case("sft: micro-batches below zero", "gradient_accumulation_steps: -1\n", UNKNOWN),
     _case(
-        "sft: no rows to evaluate on in a micro-batch",
-        "eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 0\n",
-        RUNS_NOT,
-        {"per_device_eval_batch_size ends the training": 2},
-    ),
-    _case(
         "sft: predictions that are kept for no micro-batch",
         "eval_strategy: epoch\ntest_split_size: 0.2\neval_accumulation_steps: 0\n",
         RUNS_NOT,
@@ -347,13 +341,6 @@ CASES = (
         FITS,
     ),
     _case("grpo: rewards scaled by nothing", "scale_rewards: none_\n", RUNS_NOT, {"scale_rewards ends": 0}),
-    _case(
-        "grpo: no level of sampling",
-        "importance_sampling_level: row\n",
-        RUNS_NOT,
-        {"importance_sampling_level ends the training": 0},
-        nightly=True,
-    ),
     _case("grpo: no clipping by null", "max_grad_norm: null\n", RUNS_NOT, {"max_grad_norm ends the training": 0}),
     _case("grpo: no temperature", "temperature: 0.0\n", RUNS_NOT, {"temperature ends the training": 0}),
     _case("grpo: no number of tokens", "top_k: -1\n", RUNS_NOT, {"top_k ends": 0}, nightly=True),

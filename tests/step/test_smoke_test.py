@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from autotune.core.configuration import Configuration
-from autotune.core.protocol import RehearsalRequest
+from autotune.core.protocol import SmokeTestRequest
 from autotune.step.job import JobContext
-from autotune.step.jobs.rehearse import rehearse
+from autotune.step.jobs.smoke_test import smoke_test
 from autotune.trainers import trainers
-from autotune.userconfig.fields import rehearsed_arguments
+from autotune.userconfig.fields import smoke_test_arguments
 
 EVALUATED = {"eval_strategy": "epoch"}
 GROUPS = {"num_generations": 8, "per_device_train_batch_size": 2}
@@ -21,7 +21,7 @@ GROUPS = {"num_generations": 8, "per_device_train_batch_size": 2}
 
 def ended(folder: Path, trainer: str, arguments: Mapping[str, object], **more: object) -> Mapping[str, str]:
     """Return the arguments that end a training, and the errors."""
-    return rehearse(RehearsalRequest(trainer, arguments, **more), JobContext(folder, 0.0)).errors  # type: ignore[arg-type]
+    return smoke_test(SmokeTestRequest(trainer, arguments, **more), JobContext(folder, 0.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("trainer", sorted(trainers()))
@@ -82,4 +82,4 @@ def test_nothing_that_acts_outside_of_the_training_is_an_argument_of_it(
     arguments: Mapping[str, object], kept: tuple[str, ...]
 ) -> None:
     config = Configuration("GRPOConfig", arguments, {})
-    assert tuple(rehearsed_arguments(config, arguments.keys())) == kept
+    assert tuple(smoke_test_arguments(config, arguments.keys())) == kept

@@ -1,4 +1,4 @@
-"""The job ``rehearse``: trains a tiny model with a user's arguments on the CPU; returns those that end it."""
+"""The job ``smoke_test``: trains a tiny model with a user's arguments on the CPU; returns those that end it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
-from autotune.core.configuration import TRACKERS, Rehearsed
+from autotune.core.configuration import TRACKERS
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
-from autotune.core.protocol import RehearsalRequest
+from autotune.core.protocol import SmokeTestRequest
 from autotune.errors import one_line
 from autotune.step.job import JobContext
 from autotune.step.models.loading import empty_tokenizer, model_class
@@ -45,10 +45,12 @@ _MODEL: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def rehearse(request: RehearsalRequest, context: JobContext) -> Rehearsed:
+def smoke_test(request: SmokeTestRequest, context: JobContext) -> dict[str, str]:
     """Train with all arguments, then without those that ended a training, until one succeeds.
 
-    An argument ends a training if the same training without it has no such error. Other errors are not returned.
+    Returns:
+        The arguments that ended a training, each with the error that the same training without it does not have. Other
+        errors are left out.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     errors: dict[str, str] = {}
@@ -59,14 +61,14 @@ def rehearse(request: RehearsalRequest, context: JobContext) -> Rehearsed:
             break
         errors[name] = f"{type(error).__name__}: {one_line(error)}"
         request = _without(request, [name])
-    return Rehearsed(errors)
+    return errors
 
 
-def _without(request: RehearsalRequest, names: list[str]) -> RehearsalRequest:
+def _without(request: SmokeTestRequest, names: list[str]) -> SmokeTestRequest:
     return replace(request, arguments={name: value for name, value in request.arguments.items() if name not in names})
 
 
-def _cause(request: RehearsalRequest, error: Exception, folder: Path) -> str:
+def _cause(request: SmokeTestRequest, error: Exception, folder: Path) -> str:
     """Return an argument without which the training has no error, by bisection; empty without one.
 
     If each of several arguments has an error, the training without the first one ends at another line. If several end
@@ -98,7 +100,7 @@ def _place(error: Exception) -> tuple[str, int | None]:
     return at.filename, at.lineno
 
 
-def _error(request: RehearsalRequest, parent: Path) -> Exception | None:
+def _error(request: SmokeTestRequest, parent: Path) -> Exception | None:
     """Return the error that ends a training; None if none does, or if only a package is missing."""
     try:
         with tempfile.TemporaryDirectory(dir=parent) as folder:
@@ -110,7 +112,7 @@ def _error(request: RehearsalRequest, parent: Path) -> Exception | None:
     return None
 
 
-def _train(request: RehearsalRequest, folder: str) -> None:
+def _train(request: SmokeTestRequest, folder: str) -> None:
     adapter, trainer = find_adapter(request.trainer), find_trainer(request.trainer)
     args = _arguments(request, adapter.config)
     compiling = {name: args.pop(f"torch_compile_{name}", None) for name in ("backend", "mode")}
@@ -153,7 +155,7 @@ def _train(request: RehearsalRequest, folder: str) -> None:
         ).train()
 
 
-def _arguments(request: RehearsalRequest, config: Any) -> dict[str, Any]:
+def _arguments(request: SmokeTestRequest, config: Any) -> dict[str, Any]:
     """Return the arguments of the training; rows of all processes, at most :data:`_MOST`."""
     trainer, known = find_trainer(request.trainer), {each.name for each in fields(config)}
     args: dict[str, Any] = {name: value for name, value in request.arguments.items() if name in known}
