@@ -17,6 +17,7 @@ from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, 
 from autotune.units import GIB, MIB
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * MIB), "MALLOC_TRIM_THRESHOLD_": str(1024 * GIB)}
 
 
 def tree(root: Path, files: Mapping[str, object]) -> Path:
@@ -146,11 +147,11 @@ def test_under_a_quota_there_are_as_many_cores_as_it_allows(tmp_path: Path, monk
 def test_threads_wait_idly_unless_the_user_has_said_how(
     own: Mapping[str, str], expected: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", *CACHES):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", *CACHES, *MALLOC):
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    assert cpu_variables() == cpu(tmp_path).environment == {**expected, **dict.fromkeys(CACHES, "32")}
+    assert cpu_variables() == cpu(tmp_path).environment == {**expected, **dict.fromkeys(CACHES, "32"), **MALLOC}
 
 
 GROWN = """
@@ -178,6 +179,37 @@ def test_memory_does_not_grow_with_every_new_length_of_rows(monkeypatch: pytest.
     assert int(ended.stdout) < 20 * 1024
 
 
-def test_a_cache_that_the_user_has_sized_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "512")
-    assert cpu_variables()["LRU_CACHE_CAPACITY"] == "512"
+FAULTS = """
+    import resource
+    import torch
+
+    def step():
+        grown = torch.zeros(1)
+        for _ in range(7):
+            grown = torch.cat([grown, torch.ones(2**20)])
+
+    def faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    for _ in range(5):
+        step()
+    before = faults()
+    for _ in range(10):
+        step()
+    print(faults() - before)
+"""
+
+
+def test_the_kernel_fills_no_memory_anew_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variables it fills 150,000 pages in these ten steps."""
+    for name in MALLOC:
+        monkeypatch.delenv(name, raising=False)
+    run = [sys.executable, "-c", dedent(FAULTS)]
+    ended = subprocess.run(run, env=os.environ | cpu_variables(), capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 15_000
+
+
+@pytest.mark.parametrize("name", ["LRU_CACHE_CAPACITY", "MALLOC_TRIM_THRESHOLD_"])
+def test_a_value_that_the_user_has_set_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "512")
+    assert cpu_variables()[name] == "512"
