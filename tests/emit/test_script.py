@@ -51,7 +51,7 @@ def test_the_script_does_not_promise_to_take_the_arguments_of_the_data(tmp_path:
 def seen(script: str, variables: Mapping[str, str]) -> str | None:
     """Return which GPUs a script shows to the libraries that it imports."""
     before, _, _ = script.partition("from trl import")
-    with mock.patch.dict(os.environ, variables, clear=True):
+    with mock.patch.dict(os.environ, variables, clear=True), mock.patch.object(sys, "argv", ["train.py"]):
         exec(compile(before, "train.py", "exec"), {})
         return os.environ.get(GPU)
 
@@ -132,3 +132,22 @@ def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how
     said = " ".join(line.lstrip("# ") for line in (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines())
     assert "For the memory and speed of the probes, run: OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
     assert "1 process, OMP_WAIT_POLICY=PASSIVE, with" in said
+
+
+def test_a_script_starts_anew_with_the_variables_that_the_c_library_reads_at_the_start(tmp_path: Path) -> None:
+    hardware = Hardware("cpu", "CPU", 2**33, variables="MALLOC_TRIM_THRESHOLD_=1099511627776")
+    script = script_of(TrainingPlan("sft"), tmp_path, hardware)
+    before, _, _ = script.partition("from datasets import")
+    before, _, _ = before.partition("from trl import")
+    # The kernel keeps what a process was started with.
+    environment = "open('/proc/self/environ').read().split('\\0')"
+    shown = f"print([line for line in {environment} if 'MALLOC_TRIM' in line], sys.argv[1:])"
+    (tmp_path / "start.py").write_text(f"{before}\n{shown}\n", encoding="utf-8")
+
+    def started(**own: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC")}
+        command = [sys.executable, "-u", str(tmp_path / "start.py"), "--max_steps", "2"]
+        return subprocess.run(command, env=kept | own, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert started() == "['MALLOC_TRIM_THRESHOLD_=1099511627776'] ['--max_steps', '2']"
+    assert started(MALLOC_TRIM_THRESHOLD_="512") == "['MALLOC_TRIM_THRESHOLD_=512'] ['--max_steps', '2']"
