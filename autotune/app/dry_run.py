@@ -139,11 +139,11 @@ def headline(result: DryRunAnswer, held: int | None, spare: int | None) -> str:
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
         # The size of a library's own request to CUDA is unknown.
         size = result.failed.requested_bytes
-        request = f", {format_bytes(size)} asked for" if size else ""
+        request = f", {format_bytes(size)} requested" if size else ""
         when = f"in step {result.failed.step}" if result.failed.step else "before the first batch"
         return f"{result.outcome.value}: out of memory {when}{at}{request}"
     if result.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
-        return f"{result.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
+        return f"{result.outcome.value}: at most {format_bytes(held)} of {format_bytes(held + spare)} used"
     return f"{result.outcome.value}: {result.reason}"
 
 

@@ -132,11 +132,12 @@ def _compared_text(trials: Sequence[Trial], candidates: int, outcome: SearchOutc
     decided = (ProbeStatus.OK, *OUT_OF_MEMORY)
     count = sum(trial.status in decided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
-    but = f", but for {others:,} that one probe cannot tell from it" if others else ""
+    verb = "is" if others == 1 else "are"
+    tied = f"; {counted(others, 'other')} {verb} as fast within run-to-run variation" if others else ""
     if ending is Ending.EXHAUSTED or count >= candidates:
-        return f"the fastest of all candidates{but}" if but else ""
-    of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    return f"{of} of {candidates:,} candidates{but}; {ending or 'an interruption'} ended the search"
+        return f"the fastest of all candidates{tied}" if tied else ""
+    of = "the only compared candidate" if count == 1 else f"the fastest of {count:,} compared candidates"
+    return f"{of} out of {candidates:,}{tied}; {ending or 'an interruption'} ended the search"
 
 
 def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
@@ -160,8 +161,8 @@ def _notes_on_contradictions(outcome: SearchOutcome, limit_bytes: int) -> Iterat
         if predicted is not None and shown.ok and predicted.over(limit_bytes):
             measured = format_bytes(shown.need_bytes or 0)
             yield (
-                f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
-                f"{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
+                f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, "
+                f"±{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
             )
 
 
@@ -356,16 +357,16 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
 
 
 def _notes_on_equally_fast(outcome: SearchOutcome) -> Iterator[str]:
-    """Yield a note on the number of candidates as fast as the winner, and on the one that needs the least memory."""
+    """Yield a note if a candidate as fast as the winner needs less memory: on the one that needs the least."""
     winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
     if winner is None or baseline is None or not others:
         return
     lightest = min(others, key=lambda record: record.measurement.need_bytes or 0)
     least = lightest.measurement.need_bytes or 0
     ours = max(run.need_bytes or 0 for run in (winner.measurement, *winner.runs))
-    which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
-    needs = f"{which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}"
-    yield (
-        f"In speed, {counted(len(others), 'other candidate')} cannot be told apart from the recommendation by one"
-        f" probe; {needs if least < ours else 'none of them needs less memory'}."
-    )
+    if least < ours:
+        which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
+        yield (
+            f"Of the candidates as fast within run-to-run variation, {which} needs the least memory:"
+            f" {format_bytes(least)} instead of {format_bytes(ours)}."
+        )

@@ -58,7 +58,7 @@ def predictions_of(
     Args:
         server: the probes' server; it measures the speeds of a CPU with the probes' number of threads.
     """
-    args.listener(StageStarted("Tracing training steps without running them, to spare probes"))
+    args.listener(StageStarted("Tracing candidates to predict memory and speed"))
     seconds, limit_seconds = EFFORTS[args.effort].planning_seconds, time_limit(args.timeout)
     longest_seconds = None
     if limit_seconds is not None:

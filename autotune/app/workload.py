@@ -82,7 +82,11 @@ class WorkloadReader:
         missing = tuple(each for each in keys if each not in checks)
         if missing:
             names = ", ".join(missing)
-            aim = f"packed documents stay apart with {names}" if packs else f"the model runs with {names}"
+            aim = (
+                f"packed documents do not attend to each other with {names}"
+                if packs
+                else f"the model runs with {names}"
+            )
             self.listener(StageStarted(f"Checking that {aim}"))
             kind = machine.hardware.kind
             request = CheckPackingRequest(workload.trainer, workload.model_source, kind, missing, packs)

@@ -31,7 +31,7 @@ class Prediction:
     def reason(self, limit_bytes: int) -> str:
         """Return the need and the limit."""
         need = format_bytes(self.need_bytes)
-        return f"predicted to need {need} of the {format_bytes(limit_bytes)}, within {format_share(self.error)}"
+        return f"predicted to need {need} of the {format_bytes(limit_bytes)}, ±{format_share(self.error)}"
 
 
 class Predictor:

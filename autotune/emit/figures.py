@@ -49,7 +49,7 @@ def _measured_sentences(result: Result, chosen: Choosable) -> Iterator[str]:
     if chosen.peak_bytes is not None:
         held, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
         allocated_text = "" if held == allocated else f" ({allocated} allocated)"
-        parts.append(f"memory held {held}{allocated_text} on the worst batch")
+        parts.append(f"memory used {held}{allocated_text} on the worst batch")
     if chosen.tokens_per_second is not None:
         parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected_text(chosen)}")
     yield f"Result: {' and '.join(parts)}." if parts else ""
@@ -63,7 +63,7 @@ def _expected_text(chosen: Choosable) -> str:
     low, high = chosen.tokens_per_second_low, chosen.tokens_per_second_high
     if low is None or high is None:
         return " in one run"
-    return f" in {chosen.runs} runs; a further run is expected between {low:,.0f} and {high:,.0f}"
+    return f" in {chosen.runs} runs, with a 95 % range of {low:,.0f} to {high:,.0f} for a single run"
 
 
 def planned(

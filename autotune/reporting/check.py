@@ -55,12 +55,12 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
         return
     if need.source is Source.TRACED:
         yield (
-            f"TRL's own step, traced without a device: {format_bytes(need.bytes)}, at least"
-            f" {format_bytes(need.least_bytes)} and at most {format_bytes(need.most_bytes)} by"
+            f"TRL's own step, traced without a device: {format_bytes(need.bytes)}, between"
+            f" {format_bytes(need.least_bytes)} and {format_bytes(need.most_bytes)} with"
             f" {', '.join(_deviations(need))}"
         )
         if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
-            yield "Traced without batches of varied lengths, a deep model from few layers, since there is ample room."
+            yield "There is ample room, so few layers of a deep model were traced, and no batches of varied lengths."
     elif need.source is Source.PROBED:
         happened = "memory ran out" if verdict.outcome is Outcome.DOES_NOT_FIT else "the peak was"
         where = f"; {happened} in {need.phase}" if need.phase else ""
@@ -69,9 +69,9 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
         yield f"Measured by the study of this bundle, on this device and with these versions{_rate(need)}"
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
         where = ", without --gpu on such a device," if "gpu" in verdict.settings else ""
-        yield f"--probe{where} runs it for real; --when-unsure pass or fail decides without."
+        yield f"--probe{where} runs it for real; --when-unsure pass (or fail) decides without a run."
     if verdict.from_cache:
-        yield "The verdict of an earlier check: nothing has changed since."
+        yield "From an earlier check; nothing has changed since."
 
 
 def _deviations(need: Need) -> Iterator[str]:

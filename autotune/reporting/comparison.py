@@ -35,11 +35,11 @@ def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[
 def _values(result: Result, candidate: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
     return {
         "status": Value(words.status_text(candidate.status)),
-        "memory held": Value(words.bytes_or_dash(candidate.held_bytes), candidate.held_bytes, result.budget_bytes),
+        "memory used": Value(words.bytes_or_dash(candidate.held_bytes), candidate.held_bytes, result.budget_bytes),
         "  reserved": Value(words.bytes_or_dash(candidate.reserved_bytes)),
         "  allocated": Value(words.bytes_or_dash(None if candidate.reserved_bytes is None else candidate.peak_bytes)),
         "speed": Value(words.rate_or_dash(candidate.tokens_per_second), candidate.tokens_per_second),
-        "  a further run": Value(_range_text(candidate)),
+        "  95 % range": Value(_range_text(candidate)),
         "time per evaluation": Value(words.duration_or_dash(candidate.evaluation_seconds)),
         **epoch_values(candidate, compared, find_trainer(result.trainer).counted),
     }
@@ -55,8 +55,8 @@ def contribution_text(contribution: Contribution) -> str:
     factor = f"{max(speedup, 1 / speedup):.2f}"
     text = "equally fast" if factor == "1.00" else f"{factor}x {'slower' if speedup > 1 else 'faster'}"
     if contribution.told_apart is False and factor != "1.00":
-        text = f"speed not told apart ({text} in one probe)"
-    return f"{text}, needs {format_bytes(abs(saved))} {'more' if saved > 0 else 'less'}" if saved else text
+        text = f"{text} in one probe, within run-to-run variation"
+    return f"{text}; needs {format_bytes(abs(saved))} {'more' if saved > 0 else 'less'}" if saved else text
 
 
 def headline(result: Result, recommended: Choosable) -> str:
@@ -77,7 +77,7 @@ def headline(result: Result, recommended: Choosable) -> str:
 
 def confirmed_text(result: Result) -> str:
     """Return whether a longer run confirmed the recommendation, and whether the search was interrupted."""
-    by = "Confirmed by a longer run, the worst batch included" if result.confirmed else "Not confirmed by a longer run"
+    by = "Confirmed by a longer run with the worst batch" if result.confirmed else "Not confirmed by a longer run"
     return f"{'Interrupted: this is the best so far. ' if result.status is RunStatus.INTERRUPTED else ''}{by}."
 
 
@@ -85,8 +85,8 @@ def runs_text(result: Result, recommended: Choosable) -> str:
     """Return the number of runs behind the speed figures, and the meaning of their range."""
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, so the spread between runs is not known."
-    turns = f", {result.pairs} of them in turn with {baseline_name(result)}" if result.pairs else ""
-    return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
+    turns = f", {result.pairs} of them alternating with {baseline_name(result)}" if result.pairs else ""
+    return f"The speed is the mean of {recommended.runs} runs{turns}. Its 95 % range is for a single new run."
 
 
 def costs(result: Result) -> tuple[Line, ...]:
@@ -130,14 +130,14 @@ def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
     if high is not None and high > _UNKNOWN * speedup:
         return f"The speed-up over {where} is not known: {counted(result.pairs, 'pair')} of runs differ too much."
     if low is not None and high is not None:
-        factor += f" ({low:.2f} to {high:.2f})"
+        factor += f" (95 % CI {low:.2f} to {high:.2f})"
         told_apart = not low <= 1 <= high
     else:
         told_apart = not _in_range(result.baseline, recommended)
         if told_apart and factor == "1.00x":
             return f"As fast as {where}."
     if not told_apart:
-        return f"The speed cannot be told apart from that of {where}: {factor}."
+        return f"As fast as {where} within run-to-run variation: {factor}."
     return f"{factor} the speed of {where}."
 
 

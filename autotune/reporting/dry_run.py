@@ -50,7 +50,7 @@ def _failure_lines(failed: FailedAllocation, spare: int | None) -> Iterator[str]
         yield f"below it, {failed.place.within}" if failed.place.file else failed.place.within
     if spare is not None and spare < 0:
         yield (
-            f"{format_bytes(failed.requested_bytes)} asked for and {format_bytes(failed.free_bytes)} free, with"
+            f"{format_bytes(failed.requested_bytes)} requested and {format_bytes(failed.free_bytes)} free, with"
             f" {format_bytes(failed.allocated_bytes)} allocated and {format_bytes(failed.reserved_bytes)} reserved by"
             " PyTorch"
         )
@@ -67,5 +67,5 @@ def _table(rows: Sequence[tuple[Followed, Span]], *, several: bool) -> Table:
         for process, span in rows
     )
     where = ("rank", "GPU") if several else ()
-    columns = (*where, "step", "allocated", "reserved", "held of the GPU", "")
+    columns = (*where, "step", "allocated", "reserved", "used on the GPU", "")
     return Table(columns, cells, words=(len(where),))

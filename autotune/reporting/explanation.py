@@ -37,7 +37,7 @@ def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Sec
     yield _stage("Traces", *_traces(explanation))
     traced_whole = all(point.layers == explanation.layers for point in explanation.traces)
     depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {counted(explanation.layers, 'layer')}"
-    title = f"{depth}, {_shape_text(explanation.geometry.worst)}: the most bytes of tensors in each part of the step"
+    title = f"{depth}, {_shape_text(explanation.geometry.worst)}: peak of tensors in each part of the step"
     peak = explanation.peak
     at = (doc.Paragraph(f"The peak is at {peak.moment}."),) if peak is not None and peak.moment else ()
     yield _stage(title, _peaks(explanation), *at)
@@ -75,7 +75,7 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
     )
     yield "typical micro-batches", f"{', '.join(sizes)}; {geometry.tokens:,.0f} tokens without padding on average"
     micro_batches = counted(geometry.micro_batches, "micro-batch", "micro-batches")
-    asked = f"{plan.global_batch_size} asked for"
+    asked = f"{plan.global_batch_size} requested"
     yield "optimizer step", f"{micro_batches}, {geometry.documents:,.1f} documents on average, {asked}"
 
 
@@ -114,7 +114,7 @@ def _peaks(explanation: Explanation) -> doc.Table:
         if peak is explanation.peak:
             name, marked = f"{name}  <- peak", len(rows)
         rows.append((name, format_bytes(peak.total_bytes), parts))
-    return doc.Table(("part of the step", "tensors", "of these"), tuple(rows), words=(0, 2), marked=marked)
+    return doc.Table(("part of the step", "tensors", "by category"), tuple(rows), words=(0, 2), marked=marked)
 
 
 def _memory_rows(estimate: Estimate) -> Iterator[_Pair]:
@@ -130,7 +130,7 @@ def _memory_rows(estimate: Estimate) -> Iterator[_Pair]:
     yield "= needs", f"{format_bytes(memory.device_bytes)}, ±{100 * memory.error:.0f} %"
     yield "  to spare", bytes_or_dash(estimate.spare_bytes)
     varied = "not traced" if memory.varied_bytes is None else format_bytes(memory.varied_bytes)
-    yield "  varied lengths may add", varied
+    yield "  varied lengths add up to", varied
     yield "  host memory", format_bytes(memory.host_bytes)
     if memory.host_need_bytes != memory.host_bytes:
         yield "  host memory of a machine", format_bytes(memory.host_need_bytes)
@@ -143,7 +143,7 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
     each = [(_part_text(time.part), time.seconds, time.times) for time in explanation.times]
     rows = [(part, format_seconds(one), f"{times:,}", format_seconds(one * times)) for part, one, times in each]
     rows.append(("optimizer step", "", "", format_seconds(estimate.memory.step_seconds)))
-    yield doc.Table(("part of the step", "time of one", "times", "together"), tuple(rows), total=len(rows) - 1)
+    yield doc.Table(("part of the step", "time of one", "count", "total"), tuple(rows), total=len(rows) - 1)
     rate = predicted_rate(estimate, rate_or_dash(estimate.tokens_per_second))
     yield doc.Paragraph(f"= {rate} of the dataset, padding excluded")
 

@@ -106,10 +106,10 @@ def _smallest_need_text(result: Result) -> str:
     """
     smallest, limit_bytes = result.smallest_peak_bytes, int(result.budget_bytes * (1 - result.margin))
     if smallest is None:
-        return "no need was seen"
+        return "no need was measured"
     if smallest > limit_bytes:
-        return f"the smallest need seen was {format_bytes(smallest)}"
-    least = f", which counts memory not yet written; the least written was {format_bytes(smallest)}"
+        return f"the smallest measured need was {format_bytes(smallest)}"
+    least = f", which also counts unwritten memory; the smallest resident peak was {format_bytes(smallest)}"
     return f"memory ran out at {format_bytes(limit_bytes)}{least if result.hardware.kind == 'cpu' else ''}"
 
 
@@ -129,7 +129,7 @@ def _nearest_text(result: Result) -> Iterable[str]:
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
-    again = "in the longer run" if later.longer else "in a further run"
+    again = "in the longer run" if later.longer else "in a later run"
     held = f"{words.bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
     yield f"{_name(result, trial)} fit its probe with {held}, and {words.ended_text(later.status)} {again}."
 
@@ -144,7 +144,7 @@ def _smallest_text(result: Result) -> Iterable[str]:
     elif trial.status is ProbeStatus.VETOED:
         became = f"was not tried: {trial.reason}"
     elif trial.later_failure is not None:
-        became = f"{words.ended_text(trial.later_failure.status)} in a further run of trial {trial.number}"
+        became = f"{words.ended_text(trial.later_failure.status)} in a later run of trial {trial.number}"
     else:
         became = f"{words.ended_text(trial.status)} in trial {trial.number}"
     need = f"{format_bytes(found.predicted_bytes)} ({candidate_name(result, found.candidate)})"

@@ -163,12 +163,13 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     return doc.Candidates(
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{traces_text(plan, shown)}; of candidates {_ALIKE}, one is shown, and those that need {_LESS}",
+            traces_text(plan, shown),
+            f"of candidates {_ALIKE}, only the fastest and those that need {_LESS} are shown",
             *(unknown_lines(plan) if plan.best is not None else ()),
         ),
         number="",
         columns=("needs", "to spare", "host", "tok/s"),
-        last=f"what differs from {words.BASELINE_NAME}",
+        last=f"differences from {words.BASELINE_NAME}",
         rows=tuple(
             doc.CandidateRow(
                 number=number,

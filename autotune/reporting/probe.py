@@ -24,7 +24,7 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
     ways_out = outlook.way_out_lines(result) if nothing_fits else ()
     further = () if nothing_fits else outlook.allow_lines(result.unlockable)
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
-    plane, pages = doc.Plane(_points(result), result.budget_bytes, legend, "memory held"), doc.Medium.PAGES
+    plane, pages = doc.Plane(_points(result), result.budget_bytes, legend, "memory used"), doc.Medium.PAGES
     return doc.Document(
         title=sections.page_title(result.trainer, result.workload.model.name, result.workload.dataset.name),
         verdict=_verdict(result, program),
@@ -125,9 +125,9 @@ def _contributions(result: Result) -> Iterator[doc.Section]:
         )
         for item in result.contributions
     )
-    columns = ("what it chose", "changed back to", "measured", "")
+    columns = ("choice", outlook.baseline_name(result), "effect of reverting it", "")
     if rows:
-        yield doc.Section("What it chose", (doc.Table(columns, rows, words=(0, 1, 2), stacked=True),))
+        yield doc.Section("Effect of each choice", (doc.Table(columns, rows, words=(0, 1, 2), stacked=True),))
 
 
 def _file(result: Result) -> Iterator[doc.Section]:
@@ -168,8 +168,8 @@ def _trials(result: Result) -> doc.Candidates:
         counts=outlook.trial_counts_text(result),
         lines=outlook.veto_lines(result),
         number="trial",
-        columns=("held", "tok/s", "predicted"),
-        last="candidate, and why it was not tried or ended",
+        columns=("memory", "tok/s", "predicted"),
+        last="candidate, and why it failed or was not tried",
         rows=tuple(
             doc.CandidateRow(
                 number=str(trial.number),

@@ -17,7 +17,7 @@ from autotune.units import counted, format_bytes, format_count, format_duration
 _PURPOSES = {
     "confirmation": "confirming ",
     "comparison": "short run of ",
-    "contribution": "one choice changed back: ",
+    "contribution": "with one choice reverted: ",
 }
 _SILENT_SECONDS = 30.0
 
@@ -138,7 +138,7 @@ class Progress:
                 place = "" if purpose in events.REPEATED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
             case events.ProbeFinished(number=number, measurement=shown):
-                figures = f"{words.bytes_or_dash(shown.held_bytes)} held, {words.rate_or_dash(shown.tokens_per_second)}"
+                figures = f"{words.bytes_or_dash(shown.held_bytes)}, {words.rate_or_dash(shown.tokens_per_second)}"
                 what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if event.best else ''}"
                 outcome = figures if shown.ok else reason_text(shown)
                 return f"probe {number} {words.status_text(shown.status)}: {outcome}: {what}"

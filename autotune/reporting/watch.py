@@ -65,7 +65,9 @@ def _live(console: Console) -> Iterator[events.Listener]:
             console.print(Text(progress.line(event), style=_LINE_STYLES[type(event)]))
         if isinstance(event, events.ProbeFinished):
             if not headed:
-                console.print(probe_row("#", "status", "held", "tokens/s", Text("what differs"), "bold"))
+                console.print(
+                    probe_row("#", "status", "memory", "tokens/s", Text(f"differences from {progress.name}"), "bold")
+                )
                 headed = True
             console.print(finished_row(event, progress))
 
@@ -160,7 +162,7 @@ def probe_row(number: str, status: str, held: str, rate: str, what: Text, style:
 def _provisional(ranked: events.Ranked) -> Iterator[Text]:
     """Yield the lines of a provisional ranking; long ones end in an ellipsis."""
     yield _one_line(_TITLE, "bold")
-    yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {words.BASELINE_NAME}"), "bold")
+    yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"differences from {words.BASELINE_NAME}"), "bold")
     for estimate in ranked.best:
         needs, spare, _ = words.memory_cells(estimate)
         choices = words.differences(estimate.candidate, ranked.baseline)

@@ -30,7 +30,7 @@ RECOMMENDED = "recommended trial"
 RATE = "tokens per second"
 """Name of the study's value."""
 OUTCOME, REASON = "outcome", "reason"
-HELD, RESERVED, PREDICTED = "memory held (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
+HELD, RESERVED, PREDICTED = "memory used (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
 PREDICTED_RATE = "predicted tokens per second"
 """Attributes of a trial for human readers; autotune does not read them."""
 

@@ -73,8 +73,8 @@ class PerDeviceTrainBatchSize(Technique):
         rows = rows_per_step(candidate, setting) * data_ranks(candidate, setting)
         packed = f"{counted(rows, 'packed row')} of {int(candidate['max_length']):,} tokens"
         return (
-            f"{packed} {'holds' if rows == 1 else 'hold'} {held:,.1f} documents, and an optimizer step has "
-            f"{requested:,} within {format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
+            f"{packed} {'holds' if rows == 1 else 'hold'} {held:,.1f} documents, and an optimizer step needs "
+            f"{requested:,} ±{format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
         )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

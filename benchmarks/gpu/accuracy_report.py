@@ -62,14 +62,13 @@ def summary(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     beyond = sum(abs(pair.error) > pair.margin for pair in reserved)
     within = [_within(machine) for machines in devices.values() for machine in machines]
     near, worst = sum(count for count, _ in within), min(within, key=lambda one: one[0] / one[1])
-    off = f"{beyond} of {len(reserved)} {'was' if beyond == 1 else 'were'} off by more than the stated {margin:.0%}"
+    off = f"{beyond} of {len(reserved)} {'is' if beyond == 1 else 'are'} off by more than the stated {margin:.0%}"
     return (
-        f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned "
-        f"between {_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {off}. Times "
-        f"of a step were planned between {_range(times, 'short', 'long')}, half within "
-        f"{_known(spread(times)).median:.1%}; {near} of {len(times)} were within the stated {TIME_ERROR:.0%}, on the "
-        f"worst of {len(within)} machines {worst[0]} of {worst[1]}. The host's share of these times was fitted on the "
-        "same machines."
+        f"In {len(reserved)} plans compared with probes on an {' and an '.join(devices)}, reserved memory is between "
+        f"{_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {off}. Step times are "
+        f"between {_range(times, 'short', 'long')}, half within {_known(spread(times)).median:.1%}; {near} of "
+        f"{len(times)} are within the stated {TIME_ERROR:.0%}, on the worst of {len(within)} machines {worst[0]} of "
+        f"{worst[1]}. The CPU's share of these times was fitted on the same machines."
     )
 
 
@@ -97,15 +96,14 @@ def details(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     rho = min(rank_correlation(found, _PLANNED_KINDS[0]) or 0.0 for found in alike)
     reached = min(_reached(found) for found in alike)
     return (
-        f"Allocated memory was planned between {_range(planned, 'low', 'high')}, half within "
+        f"Planned allocated memory is between {_range(planned, 'low', 'high')}, half within "
         f"{_share(_known(spread(planned)).median)}. In {len(traced)} traces of all layers, allocated memory is between "
         f"{_range(traced, 'low', 'high')}, half within {_share(_known(spread(traced)).median)}, and reserved memory "
         f"between {_range(reserved, 'low', 'high')}, half within {_share(_known(spread(reserved)).median)}. In each of "
-        f"{len(alike)} groups of {_RANKED} configurations or more with the same model and rows, the rank correlation "
-        f"of planned speeds is at least {rho:.2f}, and what was planned to be the fastest reaches at least "
-        f"{reached:.0%} of the fastest's measured speed. Of {len(both)}, operators were measured by themselves, "
-        f"too: times that follow from these are {measured:.1%} off in the median, where the planned ones are "
-        f"{plain:.1%} off."
+        f"{len(alike)} groups of at least {_RANKED} configurations with the same model and rows, the rank correlation "
+        f"of planned and measured speeds is at least {rho:.2f}, and the configuration planned as the fastest has at "
+        f"least {reached:.0%} of the highest measured speed. For {len(both)}, operators were also timed one by one: "
+        f"step times computed from these are {measured:.1%} off in the median, planned ones {plain:.1%}."
     )
 
 
@@ -148,8 +146,8 @@ def null_summary(device: str, real: Sequence[Outcome], null: Sequence[Outcome]) 
     ]
     worst = f"{max(allocated, key=abs):+.2%} and {max(reserved, key=abs):+.2%}"
     return (
-        f"Of {len(both)} configurations that a null GPU and an {device} ran, {allocated.count(0.0)} held the same "
-        f"bytes in allocated memory and {reserved.count(0.0)} in reserved memory; the worst are {worst} off."
+        f"Of {len(both)} configurations that ran on a null GPU and on an {device}, {allocated.count(0.0)} had exactly "
+        f"the same peak of allocated memory, and {reserved.count(0.0)} of reserved memory; the worst are {worst} off."
     )
 
 

@@ -15,6 +15,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from statistics import median
 
@@ -34,6 +35,7 @@ MOST = max(PROBES)
 # Suggestions after which a search that finds nothing new to probe ends.
 _SUGGESTED = 400
 Search = Callable[[Table, int], Iterator[Candidate]]
+GAUSSIAN_PROCESSES = "Optuna's Gaussian processes"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in asked.table or [name.partition(".")[0] for name in MEASURED]:
         table = read_table(RECORDED / f"{name}.json.gz")
         for label, search in SEARCHES.items():
+            if label == GAUSSIAN_PROCESSES and find_spec("scipy") is None:
+                print(f"| `{name}` | {label} | not run: needs scipy |")
+                continue
             runs = [shares(table, search(table, seed)) for seed in range(asked.seeds)]
             *near, failed = (median(column) for column in zip(*runs, strict=True))
             print(f"| `{name}` | {label} | {' | '.join(f'{share:.1%}' for share in near)} | {failed:g} |", flush=True)
@@ -149,7 +154,7 @@ SEARCHES: Mapping[str, Search] = {
     "the same without predictions": by_autotune(predicted=False),
     "random": by_optuna(RandomSampler),
     "Optuna's TPE": by_optuna(lambda seed: TPESampler(seed=seed)),
-    "Optuna's Gaussian processes": by_optuna(lambda seed: GPSampler(seed=seed)),
+    GAUSSIAN_PROCESSES: by_optuna(lambda seed: GPSampler(seed=seed)),
     "DeepSpeed's order": by_deepspeed,
 }
 

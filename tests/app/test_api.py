@@ -37,7 +37,7 @@ def test_without_a_listener_the_progress_is_in_the_log(caplog: pytest.LogCapture
     listener(ProbeFinished(3, Candidate({"liger": "on"}), "search", measured, best=True))
     assert [(record.name, record.levelname) for record in caplog.records] == [("autotune", "INFO")] * 3
     assert caplog.messages[:2] == ["Searching", "note: Others use the GPU."]
-    assert caplog.messages[2].startswith("probe 3 ok: 1.00 GiB held, ")
+    assert caplog.messages[2].startswith("probe 3 ok: 1.00 GiB, ")
     assert caplog.messages[2].endswith("liger=on (best so far)")
 
 

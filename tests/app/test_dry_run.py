@@ -146,7 +146,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_what_fits_is_shown_with_what_is_spare_on_the_fullest_gpu(answered: Any) -> None:
     found = answered(ran(process(0, 2), process(1, 2, spans=(span(0, device=1), span(2, 15, 1)))), num_processes=2)
-    assert found.headline == "fits: 17.00 GiB of 24.00 GiB held at most"
+    assert found.headline == "fits: at most 17.00 GiB of 24.00 GiB used"
     assert (found.held_bytes, found.spare_bytes) == (17 * GIB, 7 * GIB)
     assert found.exit_code == 0
     assert any("largest of 100 rows, up to 512 tokens (input_ids" in note for note in found.notes)
@@ -155,7 +155,7 @@ def test_what_fits_is_shown_with_what_is_spare_on_the_fullest_gpu(answered: Any)
 
 def test_what_runs_out_is_shown_with_its_line_and_what_lacked(answered: Any) -> None:
     found = answered(ran(RAN_OUT, ending=FAILED))
-    assert found.headline == "does not fit: out of memory in step 2 at train.py:42, 3.00 GiB asked for"
+    assert found.headline == "does not fit: out of memory in step 2 at train.py:42, 3.00 GiB requested"
     assert (found.held_bytes, found.spare_bytes) == (25 * GIB, -GIB)
     assert found.exit_code == 1
 

@@ -141,7 +141,7 @@ def test_a_comparison_that_time_cut_short_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("rates", "text"),
     [
-        ((80, 400), "The speed cannot be told apart from that of"),
+        ((80, 400), "As fast as TRL's default"),
         ((299, 301), "3.00x the speed of"),
         ((), "3.00x the speed of"),
     ],
@@ -188,22 +188,21 @@ def test_a_default_that_failed_beside_a_winner_that_failed_too_is_told_of_with_a
     assert found.baseline.peak_bytes == 700
 
 
-def test_candidates_within_the_spread_between_runs_are_counted_and_the_lightest_is_named() -> None:
+def test_of_candidates_within_the_spread_between_runs_the_lightest_is_named() -> None:
     near = [record(2, ran(310, 400 * MIB), liger="on"), record(3, ran(290, 300 * MIB), liger="on", max_length=64)]
     far = [record(4, ran(200)), record(5, ran(301), RAN_OUT), record(6, RAN_OUT)]
     heavy = replace(SCATTERED, measurement=ran(900, 500 * MIB))
     (note, *_) = result(BASELINE, heavy, *near, *far, winner=heavy).notes[1:]
     assert note == (
-        "In speed, 2 other candidates cannot be told apart from the recommendation by one probe; trial 3 "
-        "(liger=on max_length=64) needs the least memory, 300 MiB instead of 500 MiB."
+        "Of the candidates as fast within run-to-run variation, trial 3 (liger=on max_length=64) needs the least "
+        "memory: 300 MiB instead of 500 MiB."
     )
 
 
-def test_candidates_within_the_spread_that_need_more_memory_are_counted() -> None:
+def test_a_candidate_within_the_spread_that_needs_more_memory_is_counted_without_a_note() -> None:
     found = result(BASELINE, SCATTERED, record(2, ran(310, 600)), winner=SCATTERED)
-    (note,) = found.notes
-    assert note.startswith("In speed, 1 other candidate cannot be told apart from the recommendation by one probe;")
-    assert note.endswith("; none of them needs less memory.")
+    assert "; 1 other is as fast within run-to-run variation; " in found.compared
+    assert found.notes == ()
 
 
 def test_there_is_no_speed_up_over_a_baseline_that_did_not_run() -> None:
@@ -273,7 +272,7 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     wrong, within = (result_of(outcome_of(each), PROBLEM, FACTS).notes for each in fitted)
     assert len(wrong) == len(within) + 1
     assert wrong[0].startswith(
-        "Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: the prediction is wrong"
+        "Trial 3 was predicted to need 2.00 GiB, ±10.0 %, and ran with 300 MiB: the prediction is wrong"
     )
 
 
@@ -294,14 +293,14 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
 @pytest.mark.parametrize(
     ("ending", "others", "said"),
     [
-        (Ending.TIME, 0, "the only one compared of {size} candidates; the time limit ended the search"),
-        (Ending.TRIALS, 2, "the fastest of 3 compared of {size} candidates; the trial limit ended the search"),
+        (Ending.TIME, 0, "the only compared candidate out of {size}; the time limit ended the search"),
+        (Ending.TRIALS, 2, "the fastest of 3 compared candidates out of {size}; the trial limit ended the search"),
         *(
-            (ending, 1, f"the fastest of 2 compared of {{size}} candidates; {ending} ended the search")
+            (ending, 1, f"the fastest of 2 compared candidates out of {{size}}; {ending} ended the search")
             for ending in (Ending.PATIENCE, Ending.NO_GAIN, Ending.SAMPLED)
         ),
         (Ending.EXHAUSTED, 1, ""),
-        (None, 1, "the fastest of 2 compared of {size} candidates; an interruption ended the search"),
+        (None, 1, "the fastest of 2 compared candidates out of {size}; an interruption ended the search"),
     ],
 )
 def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
@@ -326,18 +325,18 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
         (
             Ending.TRIALS,
             (
-                "the fastest of 4 compared of {size} candidates, but for 2 that one probe cannot tell from it; "
+                "the fastest of 4 compared candidates out of {size}; 2 others are as fast within run-to-run variation; "
                 "the trial limit ended the search"
             ),
         ),
         (
             None,
             (
-                "the fastest of 4 compared of {size} candidates, but for 2 that one probe cannot tell from it; "
+                "the fastest of 4 compared candidates out of {size}; 2 others are as fast within run-to-run variation; "
                 "an interruption ended the search"
             ),
         ),
-        (Ending.EXHAUSTED, "the fastest of all candidates, but for 2 that one probe cannot tell from it"),
+        (Ending.EXHAUSTED, "the fastest of all candidates; 2 others are as fast within run-to-run variation"),
     ],
 )
 def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending | None, said: str) -> None:

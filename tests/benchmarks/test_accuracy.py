@@ -63,19 +63,19 @@ def test_times_with_measured_operators_are_compared_with_planned_ones_of_the_sam
     alone = outcome(predictions={"traced": exact, "planned": exact})
     both = outcome(predictions={"traced": exact, "planned": off, "measured operators": exact})
     devices = {"H100": [[alone] * 5, [alone, both]]}
-    assert "half within 0.0%; 6 of 7 were within the stated 25%, on the worst of 2 machines 1 of 2." in summary(devices)
+    assert "half within 0.0%; 6 of 7 are within the stated 25%, on the worst of 2 machines 1 of 2." in summary(devices)
     text = details(devices)
     assert "In each of 1 groups" in text
-    assert "Of 1, operators were measured" in text
-    assert "times that follow from these are 0.0% off in the median, where the planned ones are 50.0% off." in text
+    assert "For 1, operators were also timed" in text
+    assert "step times computed from these are 0.0% off in the median, planned ones 50.0%." in text
 
 
 def test_the_summary_has_how_far_plans_were_off_in_either_direction() -> None:
     low, high = (replace(PREDICTED, reserved_bytes=size * GIB, step_seconds=size / 6) for size in (9, 15))
     text = summary({"H100": [[outcome(predictions={"planned": one}) for one in (low, PREDICTED, high)]]})
-    assert "Reserved memory was planned between 25.0% too low and 25.0% too high" in text
-    assert "2 of 3 were off by more than the stated 10%" in text
-    assert "Times of a step were planned between 50.0% too short and 25.0% too long" in text
+    assert "reserved memory is between 25.0% too low and 25.0% too high" in text
+    assert "2 of 3 are off by more than the stated 10%" in text
+    assert "Step times are between 50.0% too short and 25.0% too long" in text
 
 
 def test_a_spread_has_median_and_95th_percentile_of_sizes_and_the_worst_with_its_sign() -> None:

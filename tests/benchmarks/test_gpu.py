@@ -89,7 +89,7 @@ def test_the_page_on_accuracy_has_the_details_of_all_gpus() -> None:
 
 def test_a_plan_says_of_how_many_of_these_steps_its_error_of_time_held() -> None:
     text, devices = summary(_devices()), " and an ".join(_devices())
-    found = re.search(r"(\d+ of \d+) were within the stated 25%, on the (worst of 3 machines \d+ of \d+)", text)
+    found = re.search(r"(\d+ of \d+) are within the stated 25%, on the (worst of 3 machines \d+ of \d+)", text)
     assert found
     assert f"{found[1]} TRL steps measured on an {devices} (on the {found[2]})" in TIME_ERROR_HELD
 

@@ -67,12 +67,12 @@ def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocat
     write_bundle(a_result(), tmp_path)
     text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
     head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    assert "Result: memory held 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
+    assert "Result: memory used 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
     result = a_result()
     assert result.recommended is not None
     on_cpu = replace(result.recommended, device_bytes=None, reserved_bytes=None)
     write_bundle(replace(result, recommended=on_cpu), tmp_path)
-    assert "Result: memory held 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    assert "Result: memory used 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
 
 
 GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
@@ -120,8 +120,8 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
         "NVIDIA A10G",
         "trl 1.16.0",
         "21.00 GiB",
-        "23,000 tok/s on typical ones in 6 runs; a further run is expected between 21,400 and 24,720",
-        "2.30x (2.11 to 2.51) the speed of TRL's default",
+        "23,000 tok/s on typical ones in 6 runs, with a 95 % range of 21,400 to 24,720 for a single run",
+        "2.30x (95 % CI 2.11 to 2.51) the speed of TRL's default",
         "Confirmed by a longer run",
     ):
         assert part in head
@@ -132,11 +132,11 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
     [
         (
             {"speedup": 1.04, "speedup_low": 0.91, "speedup_high": 1.2},
-            "that of TRL's default at the same global batch of 8: 1.04x (0.91 to 1.20).",
+            "As fast as TRL's default at the same global batch of 8 within run-to-run variation: 1.04x (95 % CI",
         ),
         (
             {"speedup": 0.8, "speedup_low": 0.5, "speedup_high": 0.9},
-            "0.80x (0.50 to 0.90) the speed of TRL's default",
+            "0.80x (95 % CI 0.50 to 0.90) the speed of TRL's default",
         ),
         ({"speedup": 0.5, "speedup_low": None}, "0.50x the speed of TRL's default"),
         ({"speedup": 1.004, "speedup_low": None}, "As fast as TRL's default"),

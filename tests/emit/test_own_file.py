@@ -38,7 +38,7 @@ def test_the_file_stands_below_what_was_measured(tmp_path: Path) -> None:
     head = text.removesuffix(TEXT)
     assert head != text
     assert all(line.startswith("#") or not line for line in head.splitlines())
-    assert "2.30x (2.11 to 2.51) the speed of your configuration" in " ".join(head.split())
+    assert "2.30x (95 % CI 2.11 to 2.51) the speed of your configuration" in " ".join(head.split())
 
 
 def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:

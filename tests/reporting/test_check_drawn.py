@@ -63,9 +63,9 @@ def test_paragraphs_wrap_within_the_terminal_and_further_lines_stand_in(columns:
 @pytest.mark.parametrize(
     ("varied_bytes", "process_bytes", "named"),
     [
-        (None, 0, "by the stated error of 10.0 %"),
-        (2 * GIB, 0, "by the stated error of 10.0 %, 2.00 GiB after batches of varied lengths"),
-        (None, 160 * MIB, "by the stated error of 10.0 %, 160 MiB of the process outside tensors"),
+        (None, 0, "with the stated error of 10.0 %"),
+        (2 * GIB, 0, "with the stated error of 10.0 %, 2.00 GiB after batches of varied lengths"),
+        (None, 160 * MIB, "with the stated error of 10.0 %, 160 MiB of the process outside tensors"),
     ],
 )
 def test_each_part_of_the_bound_of_a_need_is_named(varied_bytes: int | None, process_bytes: int, named: str) -> None:
@@ -134,7 +134,7 @@ def test_a_change_without_a_file_is_shown_as_yaml_has_it() -> None:
 def test_what_is_too_close_offers_a_run_on_the_device_itself(settings: dict[str, object], offered: str) -> None:
     shown = verdict_report(replace(VERDICT, outcome=Outcome.TOO_CLOSE, settings=settings)).verdict
     assert shown is not None
-    assert shown.evidence[-1] == f"{offered} --when-unsure pass or fail decides without."
+    assert shown.evidence[-1] == f"{offered} --when-unsure pass (or fail) decides without a run."
 
 
 def test_what_is_too_close_for_the_host_alone_says_so() -> None:

@@ -41,11 +41,11 @@ def contribution(
 
 def test_each_figure_stands_beside_the_baselines() -> None:
     shown = cells(a_result())
-    assert shown["memory held"] == ("23.00 GiB", "14.00 GiB")
+    assert shown["memory used"] == ("23.00 GiB", "14.00 GiB")
     assert shown["reserved"] == ("22.00 GiB", "13.00 GiB")
     assert shown["allocated"] == ("21.00 GiB", "12.00 GiB")
     assert shown["speed"] == ("23,000 tok/s", "10,000 tok/s")
-    assert shown["a further run"] == ("21,400 to 24,720", "9,500 to 10,530")
+    assert shown["95 % range"] == ("21,400 to 24,720", "9,500 to 10,530")
     assert shown["time per epoch"] == ("7.4 s", "17 s")
     assert shown["tokens covered"] == ("99.50 %", "99.10 %")
     assert shown["max_length"] == ("2,048", "1,024")
@@ -68,7 +68,7 @@ def test_memory_is_drawn_against_the_budget_and_speed_against_the_faster() -> No
     rows = comparison_of_search(result, recommended(result))
     shares = {label: (ours, theirs) for label, _, ours, _, theirs in rows}
     # On a GPU, the budget has to hold the context and what is reserved too.
-    assert shares["memory held"] == (Bar(23 / 24), Bar(14 / 24, "default"))
+    assert shares["memory used"] == (Bar(23 / 24), Bar(14 / 24, "default"))
     assert shares["  allocated"] == (Bar(None), Bar(None, "default"))
     assert shares["speed"] == (Bar(1.0), Bar(10_000.0 / 23_000.0, "default"))
 
@@ -80,7 +80,7 @@ def test_what_neither_has_measured_is_left_out() -> None:
         recommended=replace(recommended(result), reserved_bytes=None, device_bytes=None),
         baseline=a_choosable(0, BASELINE, reserved_bytes=None, device_bytes=None),
     )
-    assert cells(on_cpu)["memory held"] == ("21.00 GiB", "12.00 GiB")
+    assert cells(on_cpu)["memory used"] == ("21.00 GiB", "12.00 GiB")
     assert {"reserved", "allocated"}.isdisjoint(cells(on_cpu))
 
 
@@ -96,7 +96,7 @@ def test_a_baseline_that_did_not_run_shows_its_status_and_no_figures() -> None:
 
 def test_a_baseline_that_was_never_probed_shows_dashes() -> None:
     result = a_result(baseline=None, speedup=None)
-    assert cells(result)["memory held"] == ("23.00 GiB", "-")
+    assert cells(result)["memory used"] == ("23.00 GiB", "-")
 
 
 def test_rows_that_are_not_cut_have_no_maximum_length() -> None:
@@ -107,7 +107,7 @@ def test_rows_that_are_not_cut_have_no_maximum_length() -> None:
 def test_the_headline_gives_the_speed_up_at_the_same_global_batch() -> None:
     assert (
         headline(a_result(), recommended(a_result()))
-        == "2.30x (2.11 to 2.51) the speed of TRL's default at the same global batch of 8."
+        == "2.30x (95 % CI 2.11 to 2.51) the speed of TRL's default at the same global batch of 8."
     )
 
 
@@ -120,9 +120,9 @@ def test_the_headline_says_how_many_were_compared_and_what_limited_it() -> None:
     result = a_result(
         speedup_low=None,
         speedup_high=None,
-        compared="the fastest of 9 compared of 288 candidates; the trial limit ended the search",
+        compared="the fastest of 9 compared candidates out of 288; the trial limit ended the search",
     )
-    among = "It is the fastest of 9 compared of 288 candidates; the trial limit ended the search."
+    among = "It is the fastest of 9 compared candidates out of 288; the trial limit ended the search."
     assert headline(result, recommended(result)) == (
         f"2.30x the speed of TRL's default at the same global batch of 8. {among}"
     )
@@ -133,14 +133,15 @@ def test_the_headline_says_how_many_were_compared_and_what_limited_it() -> None:
 def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
     result = a_result(speedup=1.02, speedup_low=0.95, speedup_high=1.1)
     assert headline(result, recommended(result)) == (
-        "The speed cannot be told apart from that of TRL's default at the same global batch of 8: 1.02x (0.95 to 1.10)."
+        "As fast as TRL's default at the same global batch of 8 within run-to-run variation: 1.02x (95 % CI 0.95 to "
+        "1.10)."
     )
 
 
 def test_runs_that_differ_too_much_tell_no_range_of_a_further_one() -> None:
     result = a_result()
     wide = replace(recommended(result), tokens_per_second_low=27.0, tokens_per_second_high=73_476.0)
-    assert cells(replace(result, recommended=wide))["a further run"][0] == "not known"
+    assert cells(replace(result, recommended=wide))["95 % range"][0] == "not known"
 
 
 def test_the_headline_admits_that_runs_that_differ_too_much_tell_no_speed_up() -> None:
@@ -152,16 +153,16 @@ def test_the_headline_admits_that_runs_that_differ_too_much_tell_no_speed_up() -
 
 def test_the_headline_of_a_default_that_is_faster_and_may_not_be_recommended_gives_the_lower_speed() -> None:
     slower = a_result(speedup=0.8, speedup_low=0.7, speedup_high=0.9)
-    assert headline(slower, recommended(slower)).startswith("0.80x (0.70 to 0.90) the speed of TRL's default")
+    assert headline(slower, recommended(slower)).startswith("0.80x (95 % CI 0.70 to 0.90) the speed of TRL's default")
 
 
 def test_runs_are_counted_and_their_range_is_explained() -> None:
     assert runs_text(a_result(), recommended(a_result())) == (
-        "The speed is the mean of 6 runs, 5 of them in turn with TRL's default; a further run is in the range in 95 of "
-        "100 cases."
+        "The speed is the mean of 6 runs, 5 of them alternating with TRL's default. Its 95 % range is for a single new "
+        "run."
     )
     alone = a_result(pairs=0)
-    assert "the mean of 6 runs; a further" in runs_text(alone, recommended(alone))
+    assert "the mean of 6 runs. Its 95 % range" in runs_text(alone, recommended(alone))
 
 
 def test_one_run_is_said_to_show_no_spread() -> None:
@@ -172,9 +173,9 @@ def test_one_run_is_said_to_show_no_spread() -> None:
 def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:
     result = a_result(recommended=a_choosable(0, BASELINE), speedup=1.0)
     assert headline(result, recommended(result)) == "TRL's default is already the fastest candidate that fits."
-    few = replace(result, compared="the only one compared of 288 candidates; the time limit ended the search")
+    few = replace(result, compared="the only compared candidate out of 288; the time limit ended the search")
     assert headline(few, recommended(few)) == (
-        "TRL's default is the only one compared of 288 candidates; the time limit ended the search."
+        "TRL's default is the only compared candidate out of 288; the time limit ended the search."
     )
     stopped = replace(result, status=RunStatus.INTERRUPTED)
     assert headline(stopped, recommended(stopped)) == "Nothing faster than TRL's default was found so far."
@@ -183,8 +184,8 @@ def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:
 @pytest.mark.parametrize(
     ("speedup", "saved", "said"),
     [
-        (1.23, 2 * GIB // 5, "1.23x slower, needs 410 MiB more"),
-        (0.8, -3 * GIB, "1.25x faster, needs 3.00 GiB less"),
+        (1.23, 2 * GIB // 5, "1.23x slower; needs 410 MiB more"),
+        (0.8, -3 * GIB, "1.25x faster; needs 3.00 GiB less"),
         (1.002, None, "equally fast"),
         (2.0, 0, "2.00x slower"),
     ],
@@ -195,8 +196,8 @@ def test_a_contribution_says_what_changing_back_did(speedup: float, saved: int |
 
 def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> None:
     near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
-    assert contribution_text(near) == "speed not told apart (1.23x slower in one probe), needs 1.00 GiB more"
-    assert contribution_text(replace(near, told_apart=True)) == "1.23x slower, needs 1.00 GiB more"
+    assert contribution_text(near) == "1.23x slower in one probe, within run-to-run variation; needs 1.00 GiB more"
+    assert contribution_text(replace(near, told_apart=True)) == "1.23x slower; needs 1.00 GiB more"
     assert contribution_text(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
 
 

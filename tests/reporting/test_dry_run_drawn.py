@@ -36,7 +36,7 @@ def process(rank: int, steps: int = 3) -> Followed:
 FITS = DryRun(
     schema=SCHEMA,
     outcome=DryOutcome.FITS,
-    headline="fits: 12.00 GiB of 24.00 GiB held at most",
+    headline="fits: at most 12.00 GiB of 24.00 GiB used",
     reason="",
     command=("python", "train.py"),
     gpu="NVIDIA GeForce RTX 4090",
@@ -55,7 +55,7 @@ FITS = DryRun(
 RAN_OUT = replace(
     FITS,
     outcome=DryOutcome.DOES_NOT_FIT,
-    headline="does not fit: out of memory in step 2 at train.py:42, 3.00 GiB asked for",
+    headline="does not fit: out of memory in step 2 at train.py:42, 3.00 GiB requested",
     spare_bytes=-GIB,
     failed=FAILED,
 )
@@ -81,7 +81,7 @@ def test_what_runs_out_shows_the_line_of_the_script_and_of_the_library_below() -
     shown = drawn(RAN_OUT)
     assert "  train.py:42, in main: loss.backward()" in shown
     assert "below it, transformers/models/llama/modeling_llama.py:80, in forward" in shown
-    assert "3.00 GiB asked for and 2.00 GiB free, with 20.00 GiB allocated and 21.00 GiB reserved" in shown
+    assert "3.00 GiB requested and 2.00 GiB free, with 20.00 GiB allocated and 21.00 GiB reserved" in shown
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(2, 8), (8, 8)])

@@ -73,7 +73,7 @@ def test_every_stage_is_shown_with_its_figures() -> None:
         "worst micro-batch 4 rows of 512 tokens",
         "typical micro-batches 75.0 % of 4 rows of 450 tokens, 80.0 % not padding, 25.0 % of 4 rows of 512 tokens",
         "1,900 tokens without padding on average",
-        "optimizer step 2 micro-batches, 8.2 documents on average, 8 asked for",
+        "optimizer step 2 micro-batches, 8.2 documents on average, 8 requested",
         "2, 1 row of 512 tokens -1.500 2.00 GiB 3.00 GiB 4.00 GiB",
         "3, 1 row of 512 tokens +2.500 5.00 GiB 6.00 GiB 7.00 GiB",
         "Assumed in 1 of 2: a sum is finite",
@@ -89,7 +89,7 @@ def test_every_stage_is_shown_with_its_figures() -> None:
 
 def test_the_stages_take_the_place_of_the_candidates_and_the_notes_stay() -> None:
     text = drawn(EXPLANATION)
-    assert "what differs from TRL's default" not in text
+    assert "differences from TRL's default" not in text
     assert "Nothing was measured." in text
 
 

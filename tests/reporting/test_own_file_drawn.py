@@ -62,7 +62,7 @@ def test_the_comparison_is_with_the_user_s_configuration() -> None:
     result = own()
     assert result.recommended is not None
     assert "the speed of your configuration" in headline(result, result.recommended)
-    assert "in turn with your configuration" in runs_text(result, result.recommended)
+    assert "alternating with your configuration" in runs_text(result, result.recommended)
     slow = replace(result, recommended=result.baseline)
     assert result.baseline is not None
     assert headline(slow, result.baseline).startswith("Your configuration is already the fastest")

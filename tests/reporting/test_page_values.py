@@ -65,7 +65,7 @@ def test_the_verdict_and_its_choices_are_those_of_the_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("confirmed", "said"),
-    [(True, "Confirmed by a longer run, the worst batch included."), (False, "Not confirmed by a longer run.")],
+    [(True, "Confirmed by a longer run with the worst batch."), (False, "Not confirmed by a longer run.")],
 )
 def test_the_page_of_an_interrupted_search_says_so_first(confirmed: bool, said: str) -> None:
     stopped = a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed)
@@ -79,7 +79,7 @@ def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() ->
     shown = verdict(nothing_fits())
     assert shown.tone is Tone.BAD
     assert shown.command == ""
-    assert "What it chose" not in markdown(nothing_fits())
+    assert "Effect of each choice" not in markdown(nothing_fits())
     assert "Compared with" not in markdown(nothing_fits())
     _, _, help_ = markdown(nothing_fits()).partition("## What might change this (not measured)\n")
     assert "a larger --memory-budget" in help_.partition("##")[0]
@@ -230,17 +230,17 @@ def test_each_chart_says_what_it_shows() -> None:
     (front,) = charts(probe_report(a_result()))
     assert "the budget is 24.00 GiB" in front.caption
     (front, *_) = charts(probe_report(replace(a_result(), trials=(), baseline=None)))
-    assert front.caption.startswith("1 candidate by memory held and speed; ")
+    assert front.caption.startswith("1 candidate by memory used and speed; ")
 
 
 def test_a_choice_that_may_have_contributed_nothing_has_a_grey_bar_and_says_so() -> None:
     result = a_result()
     first, *rest = result.contributions
     shown = probe_report(replace(result, contributions=(replace(first, told_apart=False), *rest)))
-    (table,) = (table for table in shown.blocks(Table) if table.columns[0] == "what it chose")
+    (table,) = (table for table in shown.blocks(Table) if table.columns[0] == "choice")
     assert [row[2:] for row in table.rows[:3]] == [
-        ("speed not told apart (1.84x slower in one probe), needs 3.00 GiB less", Bar(1.0, "other")),
-        ("1.23x slower, needs 5.00 GiB less", Bar(1.23 / 1.84)),
+        ("1.84x slower in one probe, within run-to-run variation; needs 3.00 GiB less", Bar(1.0, "other")),
+        ("1.23x slower; needs 5.00 GiB less", Bar(1.23 / 1.84)),
         ("out of memory", Bar(None)),
     ]
 
@@ -250,7 +250,7 @@ def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
         recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, device_bytes=1 << 28), trials=()
     )
     (chart, *_) = charts(probe_report(result))
-    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "memory held (MiB)"
+    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "memory used (MiB)"
     assert chart.figure["data"][-1]["x"] == [256.0]
 
 

@@ -20,7 +20,7 @@ def a_point(peak_bytes: int, rate: float, mark: str) -> Point:
 
 def drawn(budget_bytes: int, width: int, *points: Point) -> list[str]:
     """Return the lines of the picture of points."""
-    return scatter(Plane(points, budget_bytes, (), "memory held"), width)
+    return scatter(Plane(points, budget_bytes, (), "memory used"), width)
 
 
 def place(lines: list[str], mark: str) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def test_the_recommendation_is_seen_where_points_coincide() -> None:
 
 def test_the_memory_axis_is_named_and_ends_at_the_budget() -> None:
     axis = drawn(24 * GIB, 80, a_point(20 * GIB, 1.0, OTHER))[-1]
-    assert " memory held " in axis
+    assert " memory used " in axis
     assert axis.endswith("24.00 GiB = budget")
 
 
@@ -61,7 +61,7 @@ def test_points_without_memory_are_drawn() -> None:
 @pytest.mark.parametrize("width", [1, 8, 20, 41])
 def test_a_terminal_that_is_too_narrow_has_no_picture(width: int) -> None:
     points = (a_point(GIB, 23_000.0, RECOMMENDED), a_point(GIB, 1.0, BASELINE))
-    found = Document(None, (Section("", (Plane(points, 24 * GIB, (), "memory held"),)),))
+    found = Document(None, (Section("", (Plane(points, 24 * GIB, (), "memory used"),)),))
     assert as_text(found, width) == ""
 
 

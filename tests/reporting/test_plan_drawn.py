@@ -29,7 +29,7 @@ def words(text: str) -> str:
 
 def rows(text: str) -> list[str]:
     """Return the lines of the table of candidates that hold figures, with what follows each, joined."""
-    table = text.split("what differs from TRL's default", 1)[1].split(" candidates: ", 1)[0].rpartition("\n")[0]
+    table = text.split("differences from TRL's default", 1)[1].split(" candidates: ", 1)[0].rpartition("\n")[0]
     joined: list[str] = []
     for line in table.splitlines():
         if line[:4].strip():

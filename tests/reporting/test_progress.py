@@ -89,7 +89,7 @@ def test_every_event_is_one_plain_line() -> None:
         ),
         "note: The driver is [old].",
         "probe 0 started (1 of at most 16): TRL's default",
-        "probe 0 ok: 12.00 GiB held, 10,000 tok/s: TRL's default (best so far)",
+        "probe 0 ok: 12.00 GiB, 10,000 tok/s: TRL's default (best so far)",
         (
             "candidate 1 vetoed: it is illegal: gradient_checkpointing=off lora=r16 max_length=2048 packing=bfd "
             "per_device_train_batch_size=4"

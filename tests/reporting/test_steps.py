@@ -108,8 +108,8 @@ def test_the_colours_are_ones_that_colour_blind_people_tell_apart() -> None:
 def test_the_charts_are_told_in_words() -> None:
     told = {chart.name: chart.caption for chart in charts(probe_report(traced()))}
     assert told["step_recommended"].startswith(
-        "20.00 GiB of the 24.00 GiB are needed, 4.00 GiB of them outside tensors, within 10.0 %; traced. The most is "
-        "held in micro-batch 2, forward: parameter 4.00 GiB"
+        "Traced: 20.00 GiB of the 24.00 GiB are needed, ±10.0 %, 4.00 GiB of them outside tensors. The peak of tensors "
+        "is in micro-batch 2, forward: parameter 4.00 GiB"
     )
     assert "Probes measured 22.00 GiB reserved" in told["step_recommended"]
     assert "optimizer step 11.00 GiB" in told["step_recommended"]

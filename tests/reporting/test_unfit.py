@@ -20,19 +20,22 @@ SMALL = BASELINE.but(per_device_train_batch_size=1)
 def test_nothing_fits_names_budget_and_smallest_peak() -> None:
     assert (
         nothing_fits_text(nothing_fits())
-        == "Nothing fits in 4.00 GiB less the margin of 5 %: the smallest need seen was 6.00 GiB."
+        == "Nothing fits in 4.00 GiB less the margin of 5 %: the smallest measured need was 6.00 GiB."
     )
 
 
 def test_nothing_fits_invents_no_peak() -> None:
-    assert "no need was seen" in nothing_fits_text(replace(nothing_fits(), smallest_peak_bytes=None))
+    assert "no need was measured" in nothing_fits_text(replace(nothing_fits(), smallest_peak_bytes=None))
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("cuda", "memory ran out at 3.80 GiB."),
-        ("cpu", "memory ran out at 3.80 GiB, which counts memory not yet written; the least written was 2.00 GiB."),
+        (
+            "cpu",
+            "memory ran out at 3.80 GiB, which also counts unwritten memory; the smallest resident peak was 2.00 GiB.",
+        ),
     ],
 )
 def test_a_peak_that_would_fit_is_not_given_as_what_does_not(kind: DeviceKind, said: str) -> None:
@@ -43,8 +46,8 @@ def test_a_peak_that_would_fit_is_not_given_as_what_does_not(kind: DeviceKind, s
 
 def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_does_not_fit() -> None:
     assert nothing_fits_text(only_the_default_fits()) == (
-        "Nothing that may be recommended fits in 24.00 GiB less the margin of 5 %: the smallest need seen was 30.00 "
-        "GiB. TRL's default fits with 13.00 GiB, but may not be recommended: max_length=1024 keeps 24.3 % of the "
+        "Nothing that may be recommended fits in 24.00 GiB less the margin of 5 %: the smallest measured need was "
+        "30.00 GiB. TRL's default fits with 13.00 GiB, but may not be recommended: max_length=1024 keeps 24.3 % of the "
         "dataset's tokens, and 99.0 % of the tokens were requested."
     )
 
@@ -59,8 +62,8 @@ def test_what_fit_its_probe_and_not_its_longer_run_is_told_with_both() -> None:
     trial = a_trial(1, SMALL, peak_bytes=3 * GIB, reserved_bytes=int(3.6 * GIB), later_failure=LATER)
     result = replace(nothing_fits(), trials=(nothing_fits().trials[0], trial))
     assert nothing_fits_text(result) == (
-        "Nothing fits in 4.00 GiB less the margin of 5 %: the smallest need seen was 6.00 GiB. Trial 1 fit its probe "
-        "with 3.60 GiB of 3.80 GiB, and ran out of memory in the longer run."
+        "Nothing fits in 4.00 GiB less the margin of 5 %: the smallest measured need was 6.00 GiB. Trial 1 fit its "
+        "probe with 3.60 GiB of 3.80 GiB, and ran out of memory in the longer run."
     )
     alone = replace(result, trials=(replace(trial, number=0),))
     assert "TRL's default fit its probe with 3.60 GiB" in nothing_fits_text(alone)
@@ -72,7 +75,7 @@ def test_of_several_that_failed_later_the_lightest_is_told() -> None:
     light = a_trial(1, SMALL, peak_bytes=GIB, reserved_bytes=None, later_failure=short)
     heavy = a_trial(2, BASELINE, peak_bytes=3 * GIB, reserved_bytes=None, later_failure=LATER)
     said = nothing_fits_text(replace(nothing_fits(), trials=(heavy, light)))
-    assert "Trial 1 fit its probe with 1.00 GiB of 3.80 GiB, and crashed in a further run." in said
+    assert "Trial 1 fit its probe with 1.00 GiB of 3.80 GiB, and crashed in a later run." in said
     assert "Trial 2" not in said
 
 
@@ -89,7 +92,7 @@ def test_that_nothing_fits_names_the_smallest_predicted_need_and_what_became_of_
 ) -> None:
     smallest = Smallest(SMALL, 3 * GIB, number)
     assert nothing_fits_text(replace(nothing_fits(), smallest=smallest, ended=ended)) == (
-        f"{what} in 4.00 GiB less the margin of 5 %: the smallest need seen was 6.00 GiB. "
+        f"{what} in 4.00 GiB less the margin of 5 %: the smallest measured need was 6.00 GiB. "
         f"The smallest predicted need, 3.00 GiB (per_device_train_batch_size=1), {became}"
     )
 
@@ -106,7 +109,7 @@ def test_a_smallest_need_that_ended_without_lacking_memory_is_no_proof(status: P
     other = a_trial(1, BASELINE, status=ProbeStatus.CRASHED, reason="signal 9")
     trial = a_trial(2, SMALL, status=status, reason="ImportError: no module named kernel")
     result = replace(nothing_fits(), trials=(*nothing_fits().trials, other, trial), ended=Ending.EXHAUSTED)
-    seen = "Nothing that was tried fits in 4.00 GiB less the margin of 5 %: the smallest need seen was 6.00 GiB; "
+    seen = "Nothing that was tried fits in 4.00 GiB less the margin of 5 %: the smallest measured need was 6.00 GiB; "
     reason = f"trial 2 {ended}: ImportError: no module named kernel."
     least = nothing_fits_text(replace(result, smallest=Smallest(SMALL, 2 * GIB, 2)))
     assert least.startswith(seen + reason)
@@ -117,7 +120,7 @@ def test_the_smallest_predicted_need_that_ran_and_crashed_later_is_not_called_ok
     later = LaterFailure(longer=True, status=ProbeStatus.CRASHED, reason="signal 9")
     trial = a_trial(1, SMALL, later_failure=later)
     result = replace(nothing_fits(), trials=(nothing_fits().trials[0], trial), smallest=Smallest(SMALL, 3 * GIB, 1))
-    assert nothing_fits_text(result).endswith("crashed in a further run of trial 1.")
+    assert nothing_fits_text(result).endswith("crashed in a later run of trial 1.")
 
 
 def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() -> None:

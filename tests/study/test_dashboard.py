@@ -30,7 +30,7 @@ def test_the_dashboard_shows_knobs_rates_outcomes_and_memory(durable: Run) -> No
         assert found.get("reason", "") == record.measurement.reason
         if record.measurement.ok:
             assert trial["values"] == [record.measurement.tokens_per_second]
-            assert float(found["memory held (GiB)"]) == round(peak_bytes(record.candidate) / GIB, 4)
+            assert float(found["memory used (GiB)"]) == round(peak_bytes(record.candidate) / GIB, 4)
             named = {item["name"]: item["param_external_value"] for item in trial["params"]}
             assert named == {knob: str(record.candidate[knob]) for knob in named}
 

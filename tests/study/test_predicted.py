@@ -27,7 +27,7 @@ def test_what_is_predicted_not_to_fit_is_not_probed_and_the_reason_says_the_size
     outcome = run(ReplayedTable(), trials=3, predictor=Foretold(speeds=False))
     vetoed = outcome.records[1]
     assert (vetoed.candidate, vetoed.measurement.status) == (LARGE, ProbeStatus.VETOED)
-    assert vetoed.measurement.reason == "predicted to need 840 B of the 600 B, within 10.0 %"
+    assert vetoed.measurement.reason == "predicted to need 840 B of the 600 B, ±10.0 %"
     assert any(isinstance(event, CandidateVetoed) and event.candidate == LARGE for event in run.events)
 
 
@@ -157,7 +157,7 @@ def test_a_change_back_that_an_earlier_search_vetoed_is_not_measured_and_says_wh
     )
     outcome = durable(table, trials=7, resume=True)
     changed = {contribution.knob: contribution for contribution in outcome.contributions}
-    assert changed["attention"].reason == "predicted to need 968 B of the 600 B, within 10.0 %"
+    assert changed["attention"].reason == "predicted to need 968 B of the 600 B, ±10.0 %"
 
 
 def test_a_vetoed_candidate_that_is_not_predicted_any_more_stays_vetoed(durable: Run) -> None:

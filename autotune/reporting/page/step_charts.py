@@ -188,6 +188,6 @@ def _caption(step: Step, budget_bytes: int) -> str:
     needs = f"{format_bytes(timeline.need_bytes)} of the {format_bytes(budget_bytes)} are needed"
     allocator = f", {format_bytes(outside)} of them outside tensors" if outside > 0 else ""
     return (
-        f"{needs}{allocator}, within {format_share(timeline.error)}; traced. The most is held in {where}: {tensors}."
-        f"{measured} Most that tensors hold in each part, which is not drawn to scale in time: {most}."
+        f"Traced: {needs}, ±{format_share(timeline.error)}{allocator}. The peak of tensors is in {where}: {tensors}."
+        f"{measured} Peak in each part (time is not to scale): {most}."
     )
