@@ -78,7 +78,7 @@ def test_an_architecture_that_mixes_packed_documents_has_no_packing_and_the_reas
     found = space(setting(of=opt))
     assert found.choices["packing"] == ("none",)
     assert found.choices["padding_free"] == ("off",)
-    assert any(item.choice == "bfd" and "do not stay apart on opt" in item.reason for item in found.left_out)
+    assert any(item.choice == "bfd" and "attend to each other on opt" in item.reason for item in found.left_out)
 
 
 def test_a_fixed_choice_is_the_only_one_and_part_of_the_baseline() -> None:

@@ -179,7 +179,7 @@ def _not_measured(gpu: Gpu | None) -> str:
     # The page may be of a similar card.
     probed = tuple(f"benchmarks/gpu/results/{alias.replace(' ', '-')}-20" for alias in gpu.aliases)
     if gpu.context_source.startswith(probed):
-        return f"Nothing was measured. Other plans were held against probes on an {gpu.name} (docs/accuracy.md)."
+        return f"Nothing was measured. Other plans were compared with probes on an {gpu.name} (docs/accuracy.md)."
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 
 

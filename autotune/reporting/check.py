@@ -57,7 +57,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
         yield (
             f"TRL's own step, traced without a device: {format_bytes(need.bytes)}, between"
             f" {format_bytes(need.least_bytes)} and {format_bytes(need.most_bytes)} with"
-            f" {', '.join(_deviations(need))}"
+            f" {' and '.join(_deviations(need))}"
         )
         if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
             yield "There is ample room, so few layers of a deep model were traced, and no batches of varied lengths."

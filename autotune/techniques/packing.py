@@ -39,9 +39,9 @@ def not_separated(candidate: Candidate, setting: Setting) -> str | None:
     check = setting.workload.packing_checks.get(attention)
     model = setting.workload.model.model_type
     if check is None:
-        return f"whether packed documents stay apart with attention={attention} on {model} was not checked"
+        return f"whether packed documents attend to each other with attention={attention} on {model} was not checked"
     if not check.separates:
-        return f"packed documents do not stay apart with attention={attention} on {model}: {check.reason}"
+        return f"packed documents attend to each other with attention={attention} on {model}: {check.reason}"
     return None
 
 
@@ -52,7 +52,7 @@ def never_separated(setting: Setting) -> str | None:
         return None
     model = setting.workload.model.model_type
     tried = "; ".join(f"with {name}: {check.reason}" for name, check in checks.items()) or "no attention was checked"
-    return f"documents that share a row do not stay apart on {model} ({tried})"
+    return f"documents that share a row attend to each other on {model} ({tried})"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from autotune.probing.tracing import ServerTracer
 from tests.settings import pictured_workload
 from tests.small import write_small_model
 
-STAGE = "Checking that packed documents stay apart with "
+STAGE = "Checking that packed documents do not attend to each other with "
 RUNS = "Checking that the model runs with "
 
 

@@ -312,4 +312,4 @@ def test_rows_are_packed_only_where_packed_documents_stay_apart(
     assert bool(probed) == packs
     chosen = ended.document["recommended"]["candidate"]
     assert packs or (chosen["packing"], chosen["padding_free"]) == ("none", "off")
-    assert ("do not stay apart" in ended.err) != packs
+    assert ("share a row attend to each other" in ended.err) != packs

@@ -64,8 +64,8 @@ def test_paragraphs_wrap_within_the_terminal_and_further_lines_stand_in(columns:
     ("varied_bytes", "process_bytes", "named"),
     [
         (None, 0, "with the stated error of 10.0 %"),
-        (2 * GIB, 0, "with the stated error of 10.0 %, 2.00 GiB after batches of varied lengths"),
-        (None, 160 * MIB, "with the stated error of 10.0 %, 160 MiB of the process outside tensors"),
+        (2 * GIB, 0, "with the stated error of 10.0 % and 2.00 GiB after batches of varied lengths"),
+        (None, 160 * MIB, "with the stated error of 10.0 % and 160 MiB of the process outside tensors"),
     ],
 )
 def test_each_part_of_the_bound_of_a_need_is_named(varied_bytes: int | None, process_bytes: int, named: str) -> None:
@@ -74,7 +74,7 @@ def test_each_part_of_the_bound_of_a_need_is_named(varied_bytes: int | None, pro
     need = Need(Source.TRACED, 20 * GIB, 18 * GIB, most_bytes, 4, 2048, memory=memory, varied_bytes=memory.varied_bytes)
     shown = verdict_report(replace(VERDICT, need=need)).verdict
     assert shown is not None
-    assert shown.evidence[-1].endswith(f"at most {format_bytes(most_bytes)} {named}")
+    assert shown.evidence[-1].endswith(f" and {format_bytes(most_bytes)} {named}")
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> No
     near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
     assert contribution_text(near) == "1.23x slower in one probe, within run-to-run variation; needs 1.00 GiB more"
     assert contribution_text(replace(near, told_apart=True)) == "1.23x slower; needs 1.00 GiB more"
-    assert contribution_text(replace(near, speedup=1.001)) == "equally fast, needs 1.00 GiB more"
+    assert contribution_text(replace(near, speedup=1.001)) == "equally fast; needs 1.00 GiB more"
 
 
 def test_a_contribution_that_did_not_fit_says_so() -> None:

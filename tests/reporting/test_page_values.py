@@ -106,7 +106,7 @@ def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> Non
     assert "TRL's default fits with 13.00 GiB" in verdict(only_the_default_fits()).headline
     (trials,) = shown.blocks(Candidates)
     assert "keeps 24.3 % of the dataset's tokens" in trials.rows[0].reason
-    assert (trials.columns[0], trials.rows[0].cells[0]) == ("held", "13.00 GiB")
+    assert (trials.columns[0], trials.rows[0].cells[0]) == ("memory", "13.00 GiB")
     _, _, help_ = markdown(only_the_default_fits()).partition("## What might change this (not measured)\n")
     assert "--max-length 4096" in help_.partition("##")[0]
 

@@ -111,7 +111,7 @@ def test_documents_share_rows_only_where_the_self_test_was_passed(choices: dict[
     here = setting(
         of=workload(checks=(separates("eager"), contaminates("sdpa"))), allowed=frozenset({"packing", GLOBAL_BATCH})
     )
-    assert "do not stay apart" in str(SFT.illegal(candidate(here, attention="sdpa", **choices), here))
+    assert "attend to each other" in str(SFT.illegal(candidate(here, attention="sdpa", **choices), here))
     assert SFT.illegal(candidate(here, attention="eager", **choices), here) is None
     assert "not checked" in str(SFT.illegal(candidate(setting(machine=GPU, of=here.workload, allowed=here.allowed),
                                                       attention="flash_attention_2", **choices),

@@ -86,7 +86,7 @@ def test_an_attention_that_does_not_run_here_is_not_said_to_mix_documents(write:
     (packing,) = [item for item in found if "documents in one row" in item.message.lower()]
     assert packing.severity is Severity.NOTE
     assert packing.message.startswith(
-        f"This machine cannot check whether documents in one row stay apart with {kernel}"
+        f"This machine cannot check whether documents in one row attend to each other with {kernel}"
     )
 
 
