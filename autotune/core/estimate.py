@@ -61,6 +61,7 @@ class MemoryEstimate:
         assumptions: values that neither configuration nor trace determines, in sentences.
         generation_bytes: the training's peak device memory while completions are generated; None without generation.
         synchronisation_bytes: the same while vLLM receives the weights; None without that.
+        phase: the phase with the peak; that of the construction includes the first update.
         time_error: share of :attr:`step_seconds` by which it may be off, either way; None on a CPU.
         beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
         returned_bytes: freed blocks of :attr:`reserved_bytes`, which the caching allocator keeps while there is room
@@ -82,6 +83,7 @@ class MemoryEstimate:
     returned_bytes: int = 0
     synchronisation_bytes: int | None = None
     time_error: float | None = None
+    phase: str = ""
 
     def within(self, budget_bytes: int) -> MemoryEstimate:
         """Return the estimate on a device with this much memory: the allocator returns freed blocks if needed."""

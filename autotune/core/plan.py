@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from autotune.core.nested import lookup, mapping
@@ -192,6 +192,18 @@ class TrainingPlan:
                 (``dataloader_drop_last``).
         """
         return rows - rows % (self.rows * self.data_ranks) if drops_last else rows
+
+    def within_epoch(self, rows: int) -> TrainingPlan:
+        """Return the plan with at most the rows and micro-batches that an epoch of so many rows has.
+
+        accelerate repeats rows until each of several processes has a whole micro-batch.
+        """
+        at_once = min(self.rows, rows) if self.data_ranks == 1 else self.rows
+        micro_batches = min(self.micro_batches, ceil(rows / (at_once * self.data_ranks)))
+        if (at_once, micro_batches) == (self.rows, self.micro_batches):
+            return self
+        sizes = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": micro_batches}
+        return replace(self, args={**self.args, **sizes})
 
     @property
     def in_group(self) -> bool:

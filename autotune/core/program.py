@@ -9,6 +9,8 @@ MICRO_BATCH = "micro-batch"
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer step"
+PRECOMPUTE = "precompute"
+"""The pass over the dataset that computes a reference's log-probabilities before training."""
 AROUND_GENERATION = "tokenising and padding"
 """The part of a generation's time outside its phases; not a phase itself."""
 LOADING = "loading rows"
@@ -17,6 +19,9 @@ EVALUATE = "evaluate"
 SAVE = "save"
 SAVE_ELSEWHERE = "save on another rank"
 """A save on a rank other than the first, to which engines gather; traced only for host memory."""
+
+OUTSIDE_MICRO_BATCHES = frozenset({CONSTRUCTION, PRECOMPUTE, OPTIMIZER_STEP, EVALUATE, SAVE})
+"""Phases without a micro-batch to train on: its size does not change their memory."""
 
 
 @dataclass(frozen=True)

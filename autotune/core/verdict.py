@@ -9,6 +9,7 @@ from enum import StrEnum
 from autotune.core.brief import Brief
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import OUTSIDE_MICRO_BATCHES
 from autotune.core.yaml_text import yaml_line
 from autotune.errors import AutotuneError
 from autotune.units import counted, format_bytes
@@ -83,7 +84,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class Need:
-    """The memory that the training needs on its device, at its worst micro-batch.
+    """The memory that the training needs on its device.
 
     Attributes:
         source: source of the figures.
@@ -236,7 +237,10 @@ def outcome_for(need: Need, budget_bytes: int) -> Outcome:
 
 
 def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str) -> str:
-    """Return the verdict in one line, such as ``fits: 61.2 of 79.1 GiB at the worst batch, 4 rows of 4,096 tokens``."""
+    """Return the verdict in one line, such as ``fits: 61.2 of 79.1 GiB at the worst batch, 4 rows of 4,096 tokens``.
+
+    A phase that does not depend on the batch takes its place.
+    """
     if outcome is Outcome.READ:
         reason = "no error was found, and memory was not checked"
     if need is None:
@@ -246,8 +250,9 @@ def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str
         bounds = f" ({format_bytes(need.least_bytes)} to {format_bytes(need.most_bytes)})"
         if need.most_bytes <= budget_bytes:
             size = f"the host may have too little memory; on the device {size}"
-    batch = f"{counted(need.rows, 'row')} of {need.tokens:,} tokens"
-    return f"{outcome.value}: {size}{bounds} at the worst batch, {batch}, {need.source.value}"
+    place = f"at the worst batch, {counted(need.rows, 'row')} of {need.tokens:,} tokens"
+    place = f"in {need.phase}" if need.phase in OUTSIDE_MICRO_BATCHES else place
+    return f"{outcome.value}: {size}{bounds} {place}, {need.source.value}"
 
 
 def has_error(findings: Iterable[Finding]) -> bool:

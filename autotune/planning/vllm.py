@@ -165,12 +165,16 @@ class Engine:
         training = replace(training, step_seconds=None)
         asleep = self.held_bytes(MICRO_BATCH)
         peaks = {GENERATION: training.generation_bytes, SYNCHRONISATION: training.synchronisation_bytes}
-        needed, held = max(((size or 0, self.held_bytes(phase)) for phase, size in peaks.items()), key=sum)
+        needed, held, phase = max(
+            ((size or 0, self.held_bytes(phase), phase) for phase, size in peaks.items()),
+            key=lambda item: item[0] + item[1],
+        )
         if training.device_bytes + asleep >= needed + held:
             parts = {**training.breakdown, **({VLLM: asleep} if asleep else {})}
             return replace(training, beside_bytes=asleep, breakdown=parts)
         parts = {AT_REST: needed - training.context_bytes, VLLM: held, "context": training.context_bytes}
-        return replace(training, beside_bytes=needed + held - training.device_bytes, breakdown=parts)
+        beside_bytes = needed + held - training.device_bytes
+        return replace(training, beside_bytes=beside_bytes, breakdown=parts, phase=phase)
 
     def assumptions(self) -> Iterator[str]:
         """Yield assumptions about the engine, in sentences."""

@@ -8,14 +8,12 @@ from typing import Any, ClassVar
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram
+from autotune.core.program import PRECOMPUTE, StepProgram
 from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 
-PRECOMPUTE = "precompute"
-"""The pass over the dataset that computes the reference's log-probabilities before training."""
 REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
 PASS_SPREAD = (

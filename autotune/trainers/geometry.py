@@ -149,7 +149,9 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
-        worst = with_counted(Shape(1, rounded_up(rows * _fullest(documents, min(length, kept), strategy), multiple)))
+        # All rows of an epoch together have the tokens that are kept.
+        most = min(rows * _fullest(documents, min(length, kept), strategy), ceil(rows / in_epoch) * kept)
+        worst = with_counted(Shape(1, rounded_up(most, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)

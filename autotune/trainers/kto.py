@@ -14,14 +14,14 @@ from autotune.core.documents import Document, Documents
 from autotune.core.heaviest import Loads, heaviest_blocks
 from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram
+from autotune.core.program import PRECOMPUTE, StepProgram
 from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.dpo import PASS_SPREAD, PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.dpo import PASS_SPREAD, REFERENCE_PASS
 from autotune.trainers.geometry import share_of
 
 if TYPE_CHECKING:

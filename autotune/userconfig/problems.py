@@ -79,12 +79,13 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
         if isinstance(given, str) and given and not given.startswith("{"):
             yield finding(written, Severity.ERROR, name, f"{name} is text, and TRL needs a mapping.")
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
-    steps = values.get(_STEPS)
+    steps, epochs = values.get(_STEPS), values.get(EPOCHS)
     if steps == 0:
         message = f"{_STEPS} is 0: transformers ends after the first step. Below 0, {EPOCHS} counts."
         yield finding(written, Severity.SILENT, _STEPS, message)
-    elif isinstance(steps, int) and steps < 0 and values.get(EPOCHS) == 0:
-        yield finding(written, Severity.SILENT, EPOCHS, f"{EPOCHS} is 0: transformers ends before the first step.")
+    elif isinstance(steps, int) and steps < 0 and isinstance(epochs, (int, float)) and epochs <= 0:
+        message = f"{EPOCHS} is {epochs:g}: transformers ends before the first step."
+        yield finding(written, Severity.SILENT, EPOCHS, message)
 
 
 def of_building(written: WrittenConfig, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.plan import TrainingPlan, unsimulated_settings
+from autotune.core.plan import Launch, TrainingPlan, unsimulated_settings
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,17 @@ def test_settings_that_change_device_memory_and_are_not_simulated_are_named(
     settings: str, named: tuple[str, ...]
 ) -> None:
     assert unsimulated_settings(settings) == named
+
+
+@pytest.mark.parametrize(
+    ("processes", "rows", "micro_batches"),
+    [(1, 3, 1), (2, 8, 1)],
+)
+def test_a_step_has_at_most_an_epoch_which_accelerate_fills_up_for_several_processes(
+    processes: int, rows: int, micro_batches: int
+) -> None:
+    args = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
+    plan = TrainingPlan("sft", args, launch=Launch(processes))
+    found = plan.within_epoch(3)
+    assert (found.rows, found.micro_batches) == (rows, micro_batches)
+    assert plan.within_epoch(1000) is plan

@@ -146,6 +146,20 @@ def test_what_is_too_close_for_the_host_alone_says_so() -> None:
     assert "host" not in headline(Outcome.TOO_CLOSE, need, 10 * GIB, "")
 
 
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        ("micro-batch", "at the worst batch, 1 row of 2,048 tokens"),
+        ("", "at the worst batch, 1 row of 2,048 tokens"),
+        ("construction", "in construction"),
+        ("optimizer step", "in optimizer step"),
+    ],
+)
+def test_the_worst_batch_is_named_unless_the_peak_is_in_a_phase_without_one(phase: str, where: str) -> None:
+    need = Need(Source.TRACED, 10 * GIB, 9 * GIB, 11 * GIB, 1, 2048, phase)
+    assert headline(Outcome.FITS, need, 18 * GIB, "") == f"fits: 10.00 GiB of 18.00 GiB {where}, traced"
+
+
 def test_a_file_that_is_read_alone_is_not_said_to_fit() -> None:
     assert headline(Outcome.READ, None, 0, "") == "reads: no error was found, and memory was not checked"
 

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import PRECOMPUTE
 from autotune.step.rows import quantile_indices
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import find_adapter
 from autotune.step.trainers.reference import OnTokenizedRows
 from autotune.trainers import find_trainer
-from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.dpo import REFERENCE_PASS
 from autotune.trainers.kto import REFERENCE_KL
 from autotune.virtual import trace
 from autotune.virtual.costs import Kind

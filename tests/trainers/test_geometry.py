@@ -151,7 +151,7 @@ def test_the_last_wrapped_row_is_not_full_and_brings_the_mask() -> None:
     assert geometry({2000: 3}, packing="wrapped")[0] is Layout.EQUAL
 
 
-@pytest.mark.parametrize(("choices", "tokens"), [({"padding_free": "on"}, 320), ({"packing": "bfd"}, 1856)])
+@pytest.mark.parametrize(("choices", "tokens"), [({"padding_free": "on"}, 320), ({"packing": "bfd"}, 1408)])
 def test_rows_end_to_end_are_rounded_up_as_a_whole(choices: Mapping[str, str], tokens: int) -> None:
     assert geometry({150: 9}, pad_to_multiple_of=64, **choices)[1] == Shape(1, tokens)
 

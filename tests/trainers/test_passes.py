@@ -12,6 +12,7 @@ import torch
 
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import PRECOMPUTE
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.run.batches import plan_batches
@@ -20,7 +21,7 @@ from autotune.step.run.progress import Progress
 from autotune.step.run.timing import WholeStep
 from autotune.step.run.training import build_trainer, step_size, train
 from autotune.trainers import find_trainer
-from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.dpo import REFERENCE_PASS
 from autotune.trainers.kto import POLICY_KL, REFERENCE_KL
 from tests.step.requests import probed_here
 from tests.trainers.prepared import Prepare, Prepared, richest

@@ -11,6 +11,7 @@ from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, judge_by_pro
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
+from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import host_notes, notes_on_assumptions
 from autotune.app.options import MOST_TOKENS, Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
@@ -118,7 +119,7 @@ class Fitting:
     def _verdict(self) -> Verdict:
         task, trainer, planned, user = self.task, self.task.trainer, self.planned, self.user
         try:
-            named, rewards, options, plan, workload = self._inputs()
+            named, rewards, options, asked, workload = self._inputs()
         except InputError as error:
             script = task.written.command.script
             needs_code = self.config.values.get("trust_remote_code") and CUSTOM_CODE in error.message
@@ -126,19 +127,14 @@ class Fitting:
                 raise
             own = "" if needs_code else f" {script} may do otherwise, which cannot be known."
             raise UnreadError(f"{error.message}{own}", hint="" if needs_code else error.hint) from error
-        longest = plan.cut_to or workload.longest
-        longest = longest if plan.args.get("packing") else min(workload.longest, longest)
-        if plan.rows * longest > MOST_TOKENS:
-            each = f"{counted(plan.rows, 'row')} of up to {counted(longest, 'token')}"
-            raise UnreadError(f"A micro-batch of {each} is not traced: {MOST_TOKENS:,} tokens are the most.")
-        geometry = whole_geometry(trainer, plan, workload)
+        drops_last = self.config.values.get("dataloader_drop_last") is True
+        plan, geometry = self._of_epoch(asked, workload, drops_last=drops_last)
         setting = setting_of(plan, trainer, workload, planned, max(1, round(geometry.documents)))
         setting = replace(setting, checked=plan)
         explicit = with_nulls(plan, self.config)
-        built = self._built(explicit, geometry, setting)
+        built = self._built(with_nulls(asked, self.config), geometry, setting)
         nearest = as_candidate(plan, trainer, setting, options.file)
         keys_set = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
-        drops_last = self.config.values.get("dataloader_drop_last") is True
         silent = [*silent_findings(plan, geometry, trainer, setting, nearest, keys_set, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         if self.config.values.get(_SHRINKS):
@@ -170,7 +166,7 @@ class Fitting:
             verdict,
             model=named.model.name,
             dataset=workload.dataset.name,
-            plan=plan,
+            plan=asked,
             documents_per_step=geometry.documents,
             remedy=remedy,
             cacheable=not workload.names_images,
@@ -193,6 +189,26 @@ class Fitting:
             rewards = rewards_of(self.read, self.config, by_command=own, imports=imports)
             options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
         return named, rewards, options, *self._workload(named, options)
+
+    def _of_epoch(
+        self, plan: TrainingPlan, workload: Workload, *, drops_last: bool
+    ) -> tuple[TrainingPlan, BatchGeometry]:
+        """Return a plan, with no more rows and micro-batches in a step than an epoch has, and its geometry.
+
+        Raises:
+            UnreadError: a micro-batch has too many tokens.
+        """
+        longest = plan.cut_to or workload.longest
+        longest = longest if plan.args.get("packing") else min(workload.longest, longest)
+        if plan.rows * longest > MOST_TOKENS:
+            each = f"{counted(plan.rows, 'row')} of up to {counted(longest, 'token')}"
+            raise UnreadError(f"A micro-batch of {each} is not traced: {MOST_TOKENS:,} tokens are the most.")
+        trainer = self.task.trainer
+        geometry = whole_geometry(trainer, plan, workload)
+        if trainer.generates or drops_last:
+            return plan, geometry
+        plan = plan.within_epoch(max(1, rows_of_epoch(plan, geometry, trainer, workload)))
+        return plan, whole_geometry(trainer, plan, workload)
 
     def _remedy(self, answer: CheckAnswer, remedies: Remedies) -> Remedy | None:
         """Return the smallest change that makes the training fit, if it does not or may not."""

@@ -77,6 +77,7 @@ def judge_by_traces(tracer: PlanTracer, sized: SizedPlan, planned: Machine, budg
         memory.most_bytes + (CPU_PROCESS_BYTES if planned.gpu is None else 0),
         geometry.worst.rows,
         round(geometry.worst.tokens),
+        phase=memory.phase,
         memory=memory,
         tokens_per_second=geometry.tokens_per_step / step_seconds if step_seconds else None,
         varied_bytes=memory.varied_bytes,

@@ -65,9 +65,15 @@ class Forecast:
     between: Occurrence = Occurrence.FURTHER
 
     @cached_property
+    def highest(self) -> tuple[str, Mapping[str, int]]:
+        """The phase with the peak, and the bytes of tensors there, by category; of equal peaks, the last one."""
+        phases = ((part.phase, levels) for (part, _), levels in reversed([*self.stretches.items()]))
+        return max(phases, key=lambda item: sum(item[1].values()), default=("", {}))
+
+    @property
     def categories(self) -> Mapping[str, int]:
         """The bytes of tensors at the peak, by category."""
-        return max(self.stretches.values(), key=lambda levels: sum(levels.values()), default={})
+        return self.highest[1]
 
     @property
     def peak_bytes(self) -> int:
@@ -213,6 +219,7 @@ def memory_estimate(
         returned_bytes=worst.returned_bytes if gpu is not None else 0,
         generation_bytes=_phase_bytes(worst, GENERATION, gpu),
         synchronisation_bytes=_phase_bytes(worst, SYNCHRONISATION, gpu),
+        phase=worst.highest[0],
     )
     unknown_bytes = worst.categories.get(_OUTLIER, 0)
     return replace(memory, error=memory.error + unknown_bytes / memory.device_bytes) if unknown_bytes else memory

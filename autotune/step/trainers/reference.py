@@ -14,9 +14,10 @@ import torch
 from datasets import Dataset
 from trl.models import prepare_deepspeed
 
+from autotune.core.program import PRECOMPUTE
 from autotune.step.rows import TIMED_MICRO_BATCHES, Counts, column_lengths, quantile_indices
 from autotune.step.trainers.base import Adapter, InPhase
-from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.dpo import REFERENCE_PASS
 from autotune.virtual import is_tracing
 
 _Trl: Any = object

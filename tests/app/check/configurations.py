@@ -196,6 +196,9 @@ CASES = (
     ),
     _case("sft: no step", "max_steps: 0\n", FITS, {"transformers ends after the first step": 0}),
     _case("sft: no epoch", "num_train_epochs: 0\n", FITS, {"transformers ends before the first step": 0}),
+    _case(
+        "sft: fewer epochs than none", "num_train_epochs: -1\n", FITS, {"num_train_epochs is -1: transformers ends": 0}
+    ),
     _case("sft: the best by nothing", "save_strategy: best\n", RUNS_NOT, {"must be provided when using 'best'": 0}),
     _case(
         "sft: evaluated on no rows at first",

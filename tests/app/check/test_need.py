@@ -10,6 +10,7 @@ import pytest
 from autotune.app.check.need import judge_by_study, judge_by_traces
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
+from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.setting import Wishes
 from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.emit.document import json_text
@@ -89,6 +90,20 @@ def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured
     assert (judge_by_study(config, sized, tmp_path, rows, machine, 80 * GIB) is not None) is measured
 
 
+@pytest.mark.parametrize(
+    ("body", "phase"),
+    [
+        ("", MICRO_BATCH),
+        ("per_device_train_batch_size: 1\nmax_length: 8\noptim: adamw_torch\n", OPTIMIZER_STEP),
+        ("eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 48\n", EVALUATE),
+    ],
+)
+def test_a_traced_need_has_the_phase_of_its_peak(body: str, phase: str, write: Write, checked: Checked) -> None:
+    need = checked(str(write("sft", body)), trainer="sft", gpu="H100-80GB").need
+    assert need is not None
+    assert need.phase == phase
+
+
 @pytest.mark.parametrize("trainer", ["dpo", "kto"])
 def test_a_pass_over_the_dataset_needs_memory_for_the_rows_that_it_has_at_once(
     trainer: str, write: Write, checked: Checked
@@ -101,3 +116,16 @@ def test_a_pass_over_the_dataset_needs_memory_for_the_rows_that_it_has_at_once(
         needs.append(need.bytes)
     # The dataset has 48.
     assert 2 * needs[0] < needs[1] == needs[2]
+
+
+@pytest.mark.parametrize("body", ["", "packing: true\nmax_length: 1024\n"])
+def test_a_step_of_one_process_has_at_most_the_rows_of_an_epoch(body: str, write: Write, checked: Checked) -> None:
+    needs = []
+    for rows, micro_batches in ((48, 1), (1000, 100)):
+        sizes = f"per_device_train_batch_size: {rows}\ngradient_accumulation_steps: {micro_batches}\n"
+        verdict = checked(str(write("sft", body + sizes)), trainer="sft", gpu="H100-80GB")
+        assert verdict.need is not None
+        assert verdict.documents_per_step == pytest.approx(48)
+        assert verdict.need.rows * verdict.need.tokens < 48 * 60 + 1
+        needs.append(verdict.need.bytes)
+    assert needs[0] == needs[1]
