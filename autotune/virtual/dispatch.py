@@ -60,7 +60,7 @@ _UNKNOWN = "The shape of what {} returns depends on data that a trace does not h
 _LAST_FIRST = frozenset({_aten.native_dropout.default})
 
 
-class UnknownShapeError(RuntimeError):
+class UnknownShapeError(UnsupportedError):
     """The shape of a result depends on values that are unknown in a trace."""
 
 

@@ -17,10 +17,13 @@ from autotune.virtual.tensors import argument
 COMPILED = "a compiled step needs what the same step needs uncompiled"
 """The assumption that a trace of a compiled function makes."""
 _USE_THE_DEVICE = "Use the `device` that the traced function gets, not 'cuda'."
+_READS_VALUES = "C++ code reads the values of a tensor, which a trace does not have. Use autotune dry-run instead."
 _INSTEAD: Mapping[str, str] = {
     "not linked with support for cuda": f"A tensor was moved to a CUDA device. {_USE_THE_DEVICE}",
     "No CUDA GPUs are available": f"The traced function uses CUDA. {_USE_THE_DEVICE}",
     "no CUDA-capable device is detected": f"The traced function uses CUDA. {_USE_THE_DEVICE}",
+    "but its data is not allocated yet": _READS_VALUES,
+    "Cannot access data pointer of Tensor": _READS_VALUES,
     "Could not run 'aten::empty_strided' with arguments from the 'virtual' backend": (
         "A tensor made outside of the traced function, or read from a file, was moved to the device. Build the model "
         "inside the function, with AutoModelForCausalLM.from_config in place of from_pretrained, and hand data over "

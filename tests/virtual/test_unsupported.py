@@ -134,6 +134,14 @@ def test_a_mask_of_unknown_values_is_refused_with_the_operator_that_chooses_by_i
         trace(choose)
 
 
+def test_code_in_c_that_reads_values_is_refused_with_the_remedy() -> None:
+    def cut(device: torch.device) -> None:
+        torch.tensor_split(torch.randn(8, device=device), torch.arange(2, 6, 2))
+
+    with pytest.raises(UnsupportedError, match=r"reads the values of a tensor.*Use autotune dry-run"):
+        trace(cut)
+
+
 def test_an_operator_that_fails_in_a_backward_pass_is_refused_by_name() -> None:
     def pool(device: torch.device) -> None:
         given = torch.randn(1, 2, 6, 6, 6, device=device, requires_grad=True)

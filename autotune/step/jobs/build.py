@@ -15,7 +15,7 @@ import torch
 from autotune.core.configuration import Built
 from autotune.core.plan import allocator_settings
 from autotune.core.traced import TraceRequest
-from autotune.errors import InputError, one_line
+from autotune.errors import InputError, causes, one_line
 from autotune.step.distributed.zero import traceable_deepspeed
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
@@ -64,11 +64,10 @@ def build(request: TraceRequest, context: JobContext) -> Built:
         run_virtually(run, target=request.target, capability=capability_of(request.gpu), world=world_of(plan))
     except InputError:
         raise
-    except UnsupportedError:
-        # The trace that follows reports it.
-        pass
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
-        refused = f"{type(error).__name__}: {one_line(error)}"
+        # The trace that follows reports what no trace can follow.
+        if not any(isinstance(cause, UnsupportedError) for cause in causes(error)):
+            refused = f"{type(error).__name__}: {one_line(error)}"
     return Built(refused, tuple(dict.fromkeys(messages)))
 
 
