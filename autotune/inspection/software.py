@@ -54,6 +54,8 @@ def installed_packages() -> dict[str, str]:
     for name in (*REQUIRED, *OPTIONAL):
         with suppress(metadata.PackageNotFoundError):
             distribution = metadata.distribution(name)
+            if not distribution.version:  # What an interrupted installation leaves has none.
+                continue
             source = _source_id(name, json.loads(distribution.read_text("direct_url.json") or "{}"))
             versions[name] = distribution.version
             if source:
@@ -98,10 +100,17 @@ def torch_cuda_version() -> str | None:
     """Return the CUDA version that the installed torch was built for, or None for a build without CUDA.
 
     It is read from ``torch/version.py``, since importing torch takes seconds.
+
+    Raises:
+        InputError: torch lacks that file.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    source = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    match = _CUDA.search(source)
+    file = Path(spec.origin).with_name("version.py")
+    try:
+        match = _CUDA.search(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = "Install torch again: pip install --force-reinstall torch"
+        raise InputError(f"The installation of torch is incomplete: {file} is missing.", hint=hint) from error
     return match[1] if match is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -16,11 +17,14 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import IO, Any
 
+from autotune.errors import ProbeServerError
+
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
 # Maximum single wait: if this process is suspended, at most this much of the suspension counts towards a time limit.
 _WAIT_SECONDS = 1.0
+_NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
 # Variables with which torchrun, accelerate and DeepSpeed pass a process its rank and its engine
 # (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI launchers, by which
 # accelerate considers a process on a CPU part of a group (``state.py``).
@@ -126,19 +130,30 @@ def start_module(
 
     Returns:
         The process, this end of the connection that is its standard input, and the file of its output.
+
+    Raises:
+        ProbeServerError: this process's Python was removed, or cannot be executed.
     """
     output = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
     ours, theirs = Pipe()
     with theirs:
-        process = subprocess.Popen(
-            # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=theirs.fileno(),
-            stdout=output,
-            stderr=output,
-            env=child_environment(environment),
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
+                [sys.executable, "-P", "-m", module, *arguments],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                env=child_environment(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            if error.errno not in _NO_PROGRAM:
+                raise
+            raise ProbeServerError(
+                f"The Python that runs autotune, {sys.executable}, cannot be started: {error.strerror}.",
+                hint="Probes and traces are processes of it: repair its environment, or install autotune in another.",
+            ) from error
     return process, ours, output
 
 

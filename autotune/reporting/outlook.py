@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -70,7 +70,8 @@ def interrupted_text(result: Result) -> str:
         ended = f"{result.ended.capitalize()} ended the search" if result.ended and more else "The search ended"
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
-        return " ".join((decided, *_smallest_text(result), *([f"Go on with --resume and {more}."] if more else [])))
+        going_on = [f"Go on with --resume and {more}."] if more else []
+        return " ".join((decided, *_barred_texts(result), *_smallest_text(result), *going_on))
     allowed = " that may be recommended" if completed_trials(result) else ""
     return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 
@@ -92,11 +93,15 @@ def nothing_fits_text(result: Result) -> str:
         need = _smallest_need_text(result)
         budget = f"{format_bytes(result.budget_bytes)} less the margin of {100 * result.margin:g} %"
         found = f"{what} fits in {budget}: {need}{ended}."
-    held = ((trial, words.bytes_or_dash(trial.held_bytes)) for trial in barred)
-    fitting = (
-        f"{_name(result, one)} fits with {size}, but may not be recommended: {one.illegal}." for one, size in held
-    )
-    return " ".join((found, *_nearest_text(result), *_smallest_text(result), *fitting))
+    return " ".join((found, *_nearest_text(result), *_smallest_text(result), *_barred_texts(result)))
+
+
+def _barred_texts(result: Result) -> Iterator[str]:
+    """Yield the candidates that fit but may not be recommended, with the reason."""
+    for trial in completed_trials(result):
+        if trial.illegal:
+            held = words.bytes_or_dash(trial.held_bytes)
+            yield f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
 
 
 def _smallest_need_text(result: Result) -> str:

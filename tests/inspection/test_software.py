@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -105,3 +106,21 @@ def test_builds_for_other_devices_are_told_apart(
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: Spec)
     assert torch_cuda_version() == version
+
+
+def test_a_torch_without_its_version_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(InputError, match=r"torch is incomplete: .*version\.py is missing"):
+        torch_cuda_version()
+
+
+def test_the_rest_of_an_interrupted_installation_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch-2.13.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"torch is not installed"):
+        check_required(installed_packages())

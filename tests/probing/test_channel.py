@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.errors import ProbeServerError
 from autotune.probing import JobServer
 from autotune.probing.channel import Channel, child_environment
 from tests.virtual.alone import apart
@@ -94,3 +97,15 @@ def test_an_event_that_is_there_is_returned_however_short_the_limit(seconds: flo
         assert Channel(ours).receive(seconds) is None
         theirs.send({"event": "done"})
         assert Channel(ours).receive(seconds) == {"event": "done"}
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), ("", "Permission denied")])
+def test_a_python_that_cannot_be_executed_is_named(
+    content: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    if content is not None:
+        python.write_text(content)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(ProbeServerError, match=rf"{python}, cannot be started: {reason}"):
+        JobServer("cpu")

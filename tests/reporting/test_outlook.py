@@ -140,7 +140,8 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     assert by_trials == f"The trial limit {why} Go on with --resume and more --trials."
     assert interrupted_text(replace(in_time, ended=Ending.EXHAUSTED)) == f"The search {why.replace(' the search', '')}"
     barred = interrupted_text(replace(in_time, trials=only_the_default_fits().trials))
-    assert "decided whether a candidate that may be recommended fits. Go on" in barred
+    assert "decided whether a candidate that may be recommended fits. TRL's default fits with 13.00 GiB, but" in barred
+    assert barred.endswith("Go on with --resume and a longer --timeout.")
 
 
 def test_what_may_not_be_recommended_is_not_the_best_of_an_interrupted_run() -> None:

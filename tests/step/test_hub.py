@@ -84,7 +84,7 @@ def test_a_dataset_is_not_known_where_the_hub_cannot_be_reached(
     error: Exception, unreached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset, "load_dataset", Mock(side_effect=error))
-    with pytest.raises(InputError, match="dataset no/such was not found") as found:
+    with pytest.raises(InputError, match="dataset no/such cannot be loaded") as found:
         dataset.load_rows(find_trainer("sft"), DatasetSource("no/such", "no/such"), None, ModelSource("m"), tmp_path)
     assert isinstance(found.value, UnreadError) is unreached
     assert re.search(r"[^.]\. Check the name;", str(found.value))

@@ -261,9 +261,9 @@ def test_a_dataset_of_several_configurations_is_told_with_their_names(
 
 
 def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="dataset no/such was not found"):
+    with pytest.raises(InputError, match="dataset no/such cannot be loaded"):
         prepared(text_rows(TEXTS), name="no/such", path="no/such")
-    with pytest.raises(InputError, match=r"dataset rows.jsonl was not found"):
+    with pytest.raises(InputError, match=r"dataset rows.jsonl cannot be loaded"):
         prepared(None, data_files=str(tmp_path / "absent.jsonl"))
 
 

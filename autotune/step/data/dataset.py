@@ -112,7 +112,7 @@ def _load(source: DatasetSource, folder: Path | None) -> Dataset:
                 rows.train_test_split(test_size=source.test_size)
             return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
-        message = f"The dataset {source.name} was not found: {first_line(error).removesuffix('.')}."
+        message = f"The dataset {source.name} cannot be loaded: {first_line(error).removesuffix('.')}."
         raise loading_error(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:
         if lacks_space(error):

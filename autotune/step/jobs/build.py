@@ -16,6 +16,7 @@ from autotune.core.configuration import Built
 from autotune.core.plan import allocator_settings
 from autotune.core.traced import TraceRequest
 from autotune.errors import InputError, causes, one_line
+from autotune.step.allocator import refused_settings
 from autotune.step.distributed.zero import traceable_deepspeed
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
@@ -75,18 +76,13 @@ def _check_allocator(settings: str) -> None:
     """Check the caching allocator's settings.
 
     Raises:
-        InputError: PyTorch cannot parse them, which ends a training on GPUs.
+        InputError: PyTorch refuses them, which ends a training on GPUs.
     """
-    # PyTorch's CUDA builds refuse to change the backend of a process.
-    if "backend" in settings:
-        return
-    try:
-        torch._C._accelerator_setAllocatorSettings(settings)
-    except (RuntimeError, ValueError) as error:
+    if reason := refused_settings(settings):
         raise InputError(
-            f"PyTorch cannot read the caching allocator's settings {settings!r}: {str(error).splitlines()[0]}",
+            f"PyTorch cannot read the caching allocator's settings {settings!r}: {reason}",
             hint="Write NAME:VALUE with commas between, and True or False.",
-        ) from error
+        )
 
 
 @contextmanager
