@@ -16,9 +16,9 @@ ACCEPTED = [
     "pinned_use_cuda_host_register:True,pinned_num_register_threads:8",
 ]
 REFUSED = {
-    "expandable_segment:True": "no setting expandable_segment",
-    "max_split_size_mb:128,max_split_size:1": "no setting max_split_size",
-    "max_split_size_mb=128": "no setting max_split_size_mb=128",
+    "expandable_segment:True": "expandable_segment",
+    "max_split_size_mb:128,max_split_size:1": "max_split_size",
+    "max_split_size_mb=128": "max_split_size_mb=128",
     "expandable_segments:true": "Expected 'True'",
     "garbage_collection_threshold:80": "garbage_collect",
 }
