@@ -33,30 +33,30 @@ def test_every_trainer_trains_and_ends_at_an_argument_of_its_optimizer_alone(tra
 @pytest.mark.parametrize(
     ("trainer", "arguments", "names"),
     [
-        ("sft", {"per_device_train_batch_size": 0, "seed": -1}, {"per_device_train_batch_size", "seed"}),
-        ("sft", {"learning_rate": math.nan, "max_grad_norm": math.inf}, {"learning_rate"}),
+        ("sft", {"per_device_train_batch_size": 0, "seed": -1}, ["per_device_train_batch_size", "seed"]),
+        ("sft", {"learning_rate": math.nan, "max_grad_norm": math.inf}, ["learning_rate"]),
         # Without the first one, the second one lacks it.
         (
             "sft",
             {"lr_scheduler_kwargs": {"min_lr": "x"}, "lr_scheduler_type": "cosine_with_min_lr"},
-            {"lr_scheduler_kwargs"},
+            ["lr_scheduler_kwargs"],
         ),
         # Without either, the training ends well.
-        ("sft", {**EVALUATED, "per_device_eval_batch_size": None}, {"per_device_eval_batch_size"}),
-        ("reward", {**EVALUATED, "metric_for_best_model": "accuracy"}, set()),
+        ("sft", {**EVALUATED, "per_device_eval_batch_size": None}, ["per_device_eval_batch_size"]),
+        ("reward", {**EVALUATED, "metric_for_best_model": "accuracy"}, []),
         (
             "reward",
             {**EVALUATED, "save_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "no"},
-            {"metric_for_best_model"},
+            ["metric_for_best_model"],
         ),
-        ("sft", {"gradient_accumulation_steps": -1, "max_length": -1}, set()),
+        ("sft", {"gradient_accumulation_steps": -1, "max_length": -1}, []),
     ],
     ids=str,
 )
 def test_the_arguments_without_which_a_training_does_not_end_are_named(
-    trainer: str, arguments: Mapping[str, object], names: set[str], tmp_path: Path
+    trainer: str, arguments: Mapping[str, object], names: list[str], tmp_path: Path
 ) -> None:
-    assert set(ended(tmp_path, trainer, arguments)) == names
+    assert sorted(ended(tmp_path, trainer, arguments)) == names
 
 
 def test_one_process_trains_on_the_rows_of_all(tmp_path: Path) -> None:
