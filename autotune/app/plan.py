@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from autotune.app.arguments import ALL, PlanArguments, check_range, time_left, time_limit
 from autotune.app.epoch import epoch_of
@@ -23,11 +22,10 @@ from autotune.app.notes import (
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
-from autotune.app.planned import check_network, planned_machine, planned_sources, planned_workload, rows_of_length
+from autotune.app.planned import check_network, planned_machine, planned_sources, planned_traces
 from autotune.app.planned_bundle import bundle_folder, write_plan
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
-from autotune.app.requests import traces_of
 from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
 from autotune.core.bundle import PlannedBundle, ServerSplit
@@ -43,8 +41,6 @@ from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator, explain
-from autotune.planning.tracing.cache import user_cache
-from autotune.probing.tracing import ServerTracer
 from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
@@ -67,8 +63,8 @@ def plan(args: PlanArguments) -> Plan:
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
     check_range("A top of {} candidates", args.top)
     options = plan_options(args)
-    source, rows, evaluation = planned_sources(args)
-    folder = bundle_folder(args.output, rows, evaluation) if args.output is not None else None
+    sources = planned_sources(args)
+    folder = bundle_folder(args.output, *sources[1:]) if args.output is not None else None
     planned = planned_machine(args.gpu, args.num_processes, args.num_machines, args.network)
     check_network(args.network, [planned])
     price = read_prices(args.prices).get(planned.device.name) if args.prices is not None else None
@@ -76,15 +72,11 @@ def plan(args: PlanArguments) -> Plan:
     hardware = planned.hardware
     budget_bytes = checked_budget(args.memory_budget, hardware)
     batch = global_batch_of(options, planned)
-    cache = user_cache()
     tracking = Tracking(listener)
-    with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer, tracking:
-        read = partial(planned_workload, options, source, rows, tracer, cache, listener, evaluation)
-        workload = read()
-        workload = rows_of_length(workload, args.seq_len, batch)
+    session = planned_traces(args, options, sources, [planned], batch, tracking.pass_on)
+    with session as (workload, traces, read_with_rows), tracking:
         problem = problem_of(options, workload, planned, batch)
         check_server(problem, args.server_gpus)
-        traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         decided = tracking.search(evaluator, goes_on=lambda: time_left(limit, time.monotonic() - started) != 0)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
@@ -100,7 +92,7 @@ def plan(args: PlanArguments) -> Plan:
         failure: InputError | None = None
         if folder is not None:
             try:
-                written = write_plan(folder, evaluator, best, split, args.settings, lambda: read(rows_needed=True))
+                written = write_plan(folder, evaluator, best, split, args.settings, read_with_rows)
             except InputError as error:
                 written, failure = error.message.rstrip("."), error
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
@@ -209,12 +201,14 @@ def _notes(evaluator: Evaluator, planned: Machine, args: PlanArguments, *, decid
             f"All rows are assumed to have {counted(lengths.longest, 'token')}. Rows of varied lengths are padded and"
             " need an attention mask, which takes more memory: give a DATASET to plan for its lengths."
         )
-    if evaluator.misaligned:
+    misaligned = sum(not each.aligned for each in evaluator.traced_plans)
+    if misaligned:
         yield (
-            f"Candidates whose traces cannot be aligned moment by moment: {evaluator.misaligned}. Only their peaks were"
+            f"Candidates whose traces cannot be aligned moment by moment: {misaligned}. Only their peaks were"
             " extrapolated from few layers to all."
         )
-    yield from notes_on_assumptions(evaluator.assumptions)
+    assumed = {text for each in evaluator.traced_plans for text in each.memory.assumptions}
+    yield from notes_on_assumptions(sorted(assumed))
     if gpu is not None:
         for text in notes_on_speed(gpu):
             yield f"{text} Name a GPU, as with --gpu H100-80GB."

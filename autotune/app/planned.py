@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 
 from autotune.app.arguments import PlannedArguments
 from autotune.app.options import Options
 from autotune.app.problem import attentions
+from autotune.app.requests import traces_of
 from autotune.app.workload import WorkloadReader
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
@@ -26,6 +28,7 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
+from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 from autotune.units import counted
@@ -163,6 +166,33 @@ def planned_sources(args: PlannedArguments) -> tuple[ModelSource, DatasetSource 
         training_source(args.dataset, args.split, args.dataset_config),
         evaluation_source(args.dataset, args.eval_dataset, args.eval_split, args.split, args.dataset_config),
     )
+
+
+@contextmanager
+def planned_traces(
+    args: PlannedArguments,
+    options: Options,
+    sources: tuple[ModelSource, DatasetSource | None, DatasetSource | None],
+    planned: Sequence[Machine],
+    batch: int,
+    listener: Listener,
+) -> Iterator[tuple[Workload, Traces, Callable[[], Workload]]]:
+    """Yield the workload, its traces for all planned machines, and a function that reads it with the tokenised rows.
+
+    Args:
+        sources: as :func:`planned_sources` returns them.
+        batch: documents of an optimizer step.
+        listener: receives the progress of traces.
+
+    Raises:
+        InputError: the model or the dataset cannot be used.
+    """
+    (model, rows, evaluation), cache = sources, user_cache()
+    with ServerTracer(planned[0].hardware.cores, listener) as tracer:
+        read = partial(planned_workload, options, model, rows, tracer, cache, args.listener, evaluation)
+        workload = rows_of_length(read(), args.seq_len, batch)
+        devices = [each.device for each in planned]
+        yield workload, traces_of(workload, planned[0], tracer, cache, devices), partial(read, rows_needed=True)
 
 
 def planned_workload(

@@ -18,16 +18,14 @@ from autotune.app.planned import (
     machines_of,
     planned_machine,
     planned_sources,
-    planned_workload,
-    rows_of_length,
+    planned_traces,
 )
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
-from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.events import Ranked, StageStarted, excluding
-from autotune.core.machine import Machine
+from autotune.core.machine import Hardware, Machine
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -36,9 +34,7 @@ from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator
-from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
-from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.units import counted, format_bytes, parse_size
 
@@ -60,25 +56,20 @@ def rent(args: RentArguments) -> Rent:
         InputError: an argument cannot be used on any of the GPUs.
         AutotuneError: processes cannot be started.
     """
-    started, listener, options = time.monotonic(), args.listener, plan_options(args)
+    started, options = time.monotonic(), plan_options(args)
     prices = read_prices(args.prices) if args.prices is not None else None
-    source, rows, evaluation = planned_sources(args)
+    sources = planned_sources(args)
     words = [gpu.name for gpu in gpus()] if args.gpu == ALL else [args.gpu]
     auto = args.num_processes == AUTO
     processes, machines = (1, None) if args.num_processes == AUTO else (args.num_processes, args.num_machines)
     first = planned_machine(words[0], processes, machines)
     # Checked before the rows are tokenised.
-    checked_budget(_within(args.memory_budget, first.hardware.memory_bytes), first.hardware)
+    _budget_of(args.memory_budget, first.hardware)
     batch = global_batch_of(options, first)
     numbers = divisible_counts(batch, options, args.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], args.num_machines) for word in words]
     check_network(args.network, [_machine(word, numbers[-1], args.num_machines) for word in words])
-    cache = user_cache()
-    with ServerTracer(planned[0].hardware.cores, listener) as tracer:
-        workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
-        workload = rows_of_length(workload, args.seq_len, batch)
-        targets = [each.device for each in planned]
-        traces = traces_of(workload, planned[0], tracer, cache, targets)
+    with planned_traces(args, options, sources, planned, batch, args.listener) as (workload, traces, _):
         survey = _Survey(args, options, workload, batch, traces, prices, numbers, len(words))
         offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]
     if survey.refused and all(offer.estimate is None for offer in offers):
@@ -105,16 +96,13 @@ def rent(args: RentArguments) -> Rent:
 
 @dataclass
 class _Survey:
-    """Plans for one GPU after another, and computes shared parts once.
+    """Plans for one GPU after another.
 
     Attributes:
         prices: price of an hour of one GPU, by the catalogue's name; None without prices.
-        batch: documents of an optimizer step.
-        numbers: numbers of GPUs to try.
-        kinds: number of kinds of GPU to plan for.
+        numbers: numbers of GPUs to try, of each of so many kinds.
         refused: errors of GPUs that could not be planned for.
         offloads: offers of single GPUs on which only last resorts fit.
-        evaluators: those of all numbers of GPUs of all kinds.
     """
 
     arguments: RentArguments
@@ -131,39 +119,35 @@ class _Survey:
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
     def offers(self, word: str | int | None, place: int) -> Sequence[Offer]:
-        """Return the offers of a kind of GPU to show; if no number of GPUs fits, those of one GPU may offload by ZeRO.
-
-        Args:
-            place: index of the kind among all, from 1.
-        """
+        """Return the offers to show of a kind of GPU, the ``place``-th of all; if none fits, one GPU may offload."""
         alone, tried, earlier = self.kinds == 1, list[Offer](), len(self.evaluators)
         progress = "" if alone else f" ({place} of {self.kinds})"
         for number in self.numbers:
             tried.append(self._offer(word, number, progress))
-            if not should_try_more_gpus(tried, alone=alone):
+            if not should_try_more_gpus(tried):
                 break
-        evaluators = self.evaluators[earlier:]
-        single = [each for each in evaluators if each.problem.setting.machine.hardware.processes == 1]
-        if single and not any(offer.fits for offer in tried):
-            tried[0] = self._best(Offer(tried[0].gpu, 1), with_last_resorts_if_nothing_fits(single[0]))
+        of_one = (each for each in self.evaluators[earlier:] if each.problem.setting.machine.hardware.processes == 1)
+        single = next(of_one, None)
+        if single is not None and not any(offer.fits for offer in tried):
+            tried[0] = self._best(Offer(tried[0].gpu, 1), with_last_resorts_if_nothing_fits(single))
             self.offloads += [tried[0]] if tried[0].fits else []
         return offers_to_show(tried, alone=alone)
 
     def _offer(self, word: str | int | None, processes: int, progress: str) -> Offer:
         """Return the offer for a number of GPUs."""
         planned = _machine(word, processes, self.arguments.num_machines, self.arguments.network)
-        hardware, blank = planned.hardware, Offer(planned.device, processes)
-        several = f"{processes} x " if processes > 1 else ""
-        self.arguments.listener(StageStarted(f"Planning for {several}{blank.gpu.name}{progress}"))
+        blank = Offer(planned.device, processes)
+        listener = self.arguments.listener
+        listener(StageStarted(f"Planning for {blank.gpus if processes > 1 else blank.gpu.name}{progress}"))
         try:
             problem = problem_of(self.options, self.workload, planned, self.batch)
-            budget_bytes = checked_budget(_within(self.arguments.memory_budget, hardware.memory_bytes), hardware)
+            budget_bytes = _budget_of(self.arguments.memory_budget, planned.hardware)
         except InputError as error:
             self.refused.append(error)
             return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        with Tracking(excluding(self.arguments.listener, StageStarted, Ranked)) as tracking:
+        with Tracking(excluding(listener, StageStarted, Ranked)) as tracking:
             tracking.search(evaluator, starts, _MOST_TRACED)
         self.evaluators.append(evaluator)
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
@@ -172,7 +156,7 @@ class _Survey:
     def _best(self, blank: Offer, evaluator: Evaluator) -> Offer:
         """Return the offer of a number of GPUs with their best traced candidate."""
         problem = evaluator.problem
-        best = next((found for found in evaluator.ranked() if found.memory is not None), None)
+        best = next((found.public for found in evaluator.ranked()), None)
         if best is None or best.memory is None:
             return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.unknown_reason)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
@@ -205,31 +189,26 @@ def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequ
     )
 
 
-def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
+def should_try_more_gpus(tried: Sequence[Offer]) -> bool:
     """Return whether to plan for the next larger number of GPUs of a kind.
 
-    Larger numbers are tried until something fits, and then as long as throughput per GPU rises: only slow candidates
-    may fit on the fewest GPUs.
-
-    Args:
-        alone: whether it is the only kind; without known speeds, one further number is then planned.
+    Larger numbers are tried until something fits, and then as long as throughput per GPU is known and rises: only slow
+    candidates may fit on the fewest GPUs.
     """
     fitting = [offer for offer in tried if offer.fits]
     if not fitting:
         return True
-    if fitting[-1].gpu.speeds is None:
-        return alone and len(fitting) == 1
-    last = fitting[-1].rate_of_each
-    if len(fitting) == 1 or last is None:
-        return True
-    return last > (1 + _WORTH) * max(offer.rate_of_each or 0.0 for offer in fitting[:-1])
+    *fewer, last = (offer.rate_of_each for offer in fitting)
+    if not fewer or last is None:
+        return fitting[-1].gpu.speeds is not None
+    return last > (1 + _WORTH) * max(rate or 0.0 for rate in fewer)
 
 
 def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
-    """Return the offers that a table shows of the planned numbers of GPUs: all if there is only one kind.
+    """Return the offers that a table shows of the planned numbers of GPUs.
 
-    Otherwise, they are the fewest GPUs that fit, and the number with the highest throughput per GPU if that is higher;
-    if none fits, the largest number.
+    These are all of the only kind; of several, the fewest GPUs that fit, and the number with the highest throughput per
+    GPU if that is higher; if none fits, the largest number.
     """
     fitting = [offer for offer in tried if offer.fits]
     if alone or not fitting:
@@ -243,15 +222,15 @@ def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
     """Yield the offers within the error of predicted times of the cheapest, and of the fastest."""
     for best, figure in (("cheap as the cheapest", attrgetter("cost")), ("fast as the fastest", attrgetter("seconds"))):
         known = sorted((offer for offer in offers if figure(offer) is not None), key=figure)
-        near = [
-            offer
-            for offer in known[1:]
-            if figure(offer) <= (1 + max(offer.time_error, known[0].time_error)) * figure(known[0])
-        ]
+        errors = [max(offer.time_error, known[0].time_error) for offer in known]
+        near = {
+            offer.gpus: error
+            for offer, error in zip(known[1:], errors[1:], strict=True)
+            if figure(offer) <= (1 + error) * figure(known[0])
+        }
         if near:
-            most = max(offer.time_error for offer in (known[0], *near))
-            names = ", ".join(offer.gpus for offer in near)
-            yield f"May be as {best}, since predicted times may be off by up to {100 * most:.0f} %: {names}."
+            most = 100 * max(near.values())
+            yield f"May be as {best}, since predicted times may be off by up to {most:.0f} %: {', '.join(near)}."
 
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
@@ -259,11 +238,9 @@ def _machine(word: str | int | None, processes: int, machines: int | None, netwo
     return planned_machine(word, processes, machines_of(processes, machines, word), network)
 
 
-def _within(budget: str | int | None, memory_bytes: int) -> str | int | None:
+def _budget_of(requested: str | int | None, hardware: Hardware) -> int:
     """Return the requested budget, or all memory of a GPU that has less."""
-    if budget is None:
-        return None
-    return min(parse_size(budget), memory_bytes)
+    return checked_budget(requested and min(parse_size(requested), hardware.memory_bytes), hardware)
 
 
 def _order(offer: Offer) -> tuple[object, ...]:
@@ -278,15 +255,11 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     yield from notes_on_workload(survey.workload)
     yield "Nothing was measured."
     if args.dataset is not None:
-        yield (
-            "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
-            " with --gpu NAME."
-        )
+        varied = "Memory that batches of varied lengths may add is not traced for a table"
+        yield f"{varied}: plan for the GPU that you choose, with --gpu NAME."
     if any(len(each.candidates) < each.problem.size for each in survey.evaluators):
-        yield (
-            f"For each kind and number of GPUs, the best was searched for among at most {_MOST_TRACED} candidates:"
-            " others may be faster, and fewer GPUs may be enough."
-        )
+        among = f"For each kind and number of GPUs, the best was searched for among at most {_MOST_TRACED} candidates"
+        yield f"{among}: others may be faster, and fewer GPUs may be enough."
     most = max(survey.numbers)
     if auto and most < max(NUMBERS):
         yield (

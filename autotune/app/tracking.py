@@ -22,15 +22,10 @@ class Tracking:
     """Runs the candidates of a plan's search, and reports progress over all calls of the tracer to a listener.
 
     As a context manager, it reports the best candidate so far if the context is interrupted.
-
-    Args:
-        clock: returns the time in seconds.
     """
 
     def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
-        self._listener = listener
-        self._clock = clock
-        self._started_seconds = 0.0
+        self._listener, self._clock, self._started_seconds = listener, clock, 0.0
         self._evaluator: Evaluator | None = None
         self._usual = self._to_come = 0
 
@@ -41,7 +36,7 @@ class Tracking:
         evaluator = self._evaluator
         if evaluator is None or error is None or not issubclass(error, KeyboardInterrupt):
             return
-        best = next((found for found in evaluator.ranked() if found.memory is not None), None)
+        best = next(iter(evaluator.ranked()), None)
         if best is not None and best.memory is not None:
             needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
             traced = counted(len(evaluator.candidates), "traced candidate")
@@ -61,12 +56,9 @@ class Tracking:
         limit: int = MOST_TRACED,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Search the space of an evaluator's problem, and return whether the search was complete.
+        """Search an evaluator's problem by :func:`autotune.study.search_by_traces`, and return whether it was complete.
 
-        Args:
-            starts: candidates to trace first, after the baseline; None: the recipes.
-            limit: maximum number of candidates to trace.
-            goes_on: returns whether to continue once a legal candidate was traced.
+        ``goes_on`` is asked once a legal candidate was traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
         self._usual = min(_USUAL_CANDIDATES, limit, evaluator.problem.size)
@@ -95,8 +87,6 @@ class Tracking:
         """Return the progress of all traces, given that of one call."""
         if self._evaluator is None:
             return event
-        traces = self._evaluator.traces
-        run, left = traces.new_count + event.done, event.expected - event.done + self._to_come
-        remaining = (self._clock() - self._started_seconds) * left / run if run else None
-        done = traces.count + event.done
-        return Tracing(done, done + left, remaining)
+        traces, left = self._evaluator.traces, event.expected - event.done + self._to_come
+        done, run = traces.count + event.done, traces.new_count + event.done
+        return Tracing(done, done + left, (self._clock() - self._started_seconds) * left / run if run else None)

@@ -11,6 +11,7 @@ from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, 
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.setting import Setting
+from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.single import PlanTracer, SizedPlan, TracedPlan
 from autotune.planning.tracing.store import Traces
@@ -27,17 +28,10 @@ class Evaluator:
     with equal training plans share a trace. The largest micro-batches are traced first. Typical ones, which give the
     time, are traced only for the baseline and for candidates that may fit; other candidates have no speed, unless all
     of their micro-batches are nearly as large. If steps have no predicted time, only the largest are traced.
-
-    Args:
-        device: see :class:`autotune.planning.single.PlanTracer`.
-        budget_bytes: memory limit of the training.
     """
 
     def __init__(self, problem: TrainerProblem, device: Gpu | None, budget_bytes: int, traces: Traces) -> None:
-        self.problem = problem
-        self.device = device
-        self.budget_bytes = budget_bytes
-        self.traces = traces
+        self.problem, self.device, self.budget_bytes, self.traces = problem, device, budget_bytes, traces
         # Results by fingerprint of the training plan, and the fingerprint of each candidate's plan.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._fingerprints: dict[Candidate, str] = {}
@@ -55,10 +49,9 @@ class Evaluator:
         plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
         representatives = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         new = {name: candidate for name, candidate in representatives.items() if self._is_missing(name)}
-        workload, trainer = setting.workload, self.problem.trainer
-        sized = {
-            name: SizedPlan(plans[each], whole_geometry(trainer, plans[each], workload)) for name, each in new.items()
-        }
+        trainer, workload = self.problem.trainer, setting.workload
+        geometries = {name: whole_geometry(trainer, plans[each], workload) for name, each in new.items()}
+        sized = {name: SizedPlan(plans[each], geometries[name]) for name, each in new.items()}
         self._trace(sized, timed=False)
         self._fingerprints.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
         self._trace({name: each for name, each in sized.items() if self._is_worth_timing(new[name])}, timed=True)
@@ -95,24 +88,16 @@ class Evaluator:
         return tuple(candidate for candidate in self._fingerprints if self.problem.illegal(candidate) is None)
 
     @property
-    def misaligned(self) -> int:
-        """Number of training plans whose traces could not be aligned moment by moment."""
-        return sum(not each.aligned for each in self._traced_plans())
-
-    @property
-    def assumptions(self) -> Sequence[str]:
-        """The traces' assumptions about values of real data, in sentences."""
-        return sorted({assumed for each in self._traced_plans() for assumed in each.memory.assumptions})
+    def traced_plans(self) -> Sequence[TracedPlan]:
+        """The training plans that were traced."""
+        return [each for each in self._plans.values() if isinstance(each, TracedPlan)]
 
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
         """The candidates without a trace, each with the violated rule or the failure."""
-        results = {candidate: self._plans[name] for candidate, name in self._fingerprints.items()}
-        return {
-            candidate: self.problem.illegal(candidate) or traced.reason
-            for candidate, traced in results.items()
-            if isinstance(traced, Untraceable)
-        }
+        results = ((candidate, self._plans[name]) for candidate, name in self._fingerprints.items())
+        failed = {candidate: found.reason for candidate, found in results if isinstance(found, Untraceable)}
+        return {candidate: self.problem.illegal(candidate) or reason for candidate, reason in failed.items()}
 
     @property
     def unknown_reason(self) -> str:
@@ -120,15 +105,8 @@ class Evaluator:
         estimates = (self.estimate(self.problem.baseline), *self.ranked())
         return next((each.reason for each in estimates if each.reason), "nothing could be predicted")
 
-    def _traced_plans(self) -> list[TracedPlan]:
-        return [each for each in self._plans.values() if isinstance(each, TracedPlan)]
-
     def ranked(self) -> list[Estimate]:
-        """Return the estimates of the legal candidates that were evaluated.
-
-        First those that fit, by descending speed; then those that do not, by ascending memory; then those without an
-        estimate.
-        """
+        """Return the estimates of :attr:`candidates`, in the order of :func:`autotune.core.estimate.rank_key`."""
         return sorted(map(self.estimate, self.candidates), key=rank_key)
 
     def estimate(self, candidate: Candidate) -> Estimate:
@@ -161,11 +139,8 @@ class Evaluator:
         return traced if isinstance(traced, TracedPlan) else None
 
     def confirm_at_full_depth(self, count: int) -> None:
-        """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit.
-
-        Repeats until the first ones have full-depth traces. Then traces the best one with micro-batches of varied
-        lengths.
-        """
+        """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit, until
+        the first are; then the best with micro-batches of varied lengths."""
         while missing := [
             each.candidate
             for each in (*distinct(self.ranked(), count), self.estimate(self.problem.baseline))
@@ -177,11 +152,7 @@ class Evaluator:
             self.trace_full_depth([best.candidate])
 
     def trace_full_depth(self, candidates: Sequence[Candidate], *, varied: bool = True) -> None:
-        """Trace candidates at full depth; later estimates use these traces.
-
-        Args:
-            varied: whether to also trace micro-batches of varied lengths, if lengths vary.
-        """
+        """Trace candidates at full depth; later estimates use these traces. For ``varied`` see `PlanTracer.whole`."""
         traces = {self._fingerprints.get(candidate, ""): self.traced_plan(candidate) for candidate in candidates}
         plans = {name: traced for name, traced in traces.items() if traced is not None}
         self._plans.update(zip(plans, self._tracer.whole([*plans.values()], varied=varied), strict=True))
@@ -196,11 +167,7 @@ class Evaluator:
 
 
 def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine | None) -> MemoryTimeline:
-    """Return the memory timeline of a step, thinned.
-
-    Args:
-        memory: the plan's estimate, including its engine.
-    """
+    """Return the memory timeline of a step, thinned; ``memory`` is the plan's estimate, including its engine."""
     at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in OUTSIDE_TENSORS}
     moments: list[Levels] = []
     marks: list[Mark] = []
@@ -244,15 +211,12 @@ def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Exp
     )
     if traced is None:
         return explanation
+    highest = {at: aligned.highest() for at, aligned in traced.stretches.items()}
     return replace(
         explanation,
-        traces=_traced_points(traced),
+        traces=tuple(_traced_point(traced, *each) for each in traced.fit.weighted()),
         aligned=traced.fit.aligned,
-        peaks=tuple(
-            PartPeak(*stretch, levels, name)
-            for stretch, (name, levels) in ((at, aligned.highest()) for at, aligned in traced.stretches.items())
-            if levels
-        ),
+        peaks=tuple(PartPeak(*at, levels, name) for at, (name, levels) in highest.items() if levels),
         times=tuple(
             PartTime(part, time.seconds, repeats)
             for part, time in traced.mean.times.items()
@@ -261,17 +225,14 @@ def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Exp
     )
 
 
-def _traced_points(traced: TracedPlan) -> tuple[TracedPoint, ...]:
-    expandable = traced.plan.expandable_segments
-    return tuple(
-        TracedPoint(
-            layers=layers,
-            shape=traced.geometry.worst,
-            weight=weight,
-            tensor_bytes=reply.device.bytes,
-            allocated_bytes=reply.replayed(expandable).allocated_bytes,
-            reserved_bytes=reply.replayed(expandable).reserved_bytes,
-            assumptions=reply.assumptions,
-        )
-        for layers, reply, weight in traced.fit.weighted()
+def _traced_point(traced: TracedPlan, layers: int, reply: TraceReply, weight: float) -> TracedPoint:
+    replayed = reply.replayed(traced.plan.expandable_segments)
+    return TracedPoint(
+        layers=layers,
+        shape=traced.geometry.worst,
+        weight=weight,
+        tensor_bytes=reply.device.bytes,
+        allocated_bytes=replayed.allocated_bytes,
+        reserved_bytes=replayed.reserved_bytes,
+        assumptions=reply.assumptions,
     )

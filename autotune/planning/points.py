@@ -21,11 +21,7 @@ _PERIODS_WITH_EDGES = 2 * LAYERS_AT_EDGES
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: bool = True) -> tuple[int, ...]:
-    """Return the depths at which a plan is traced.
-
-    Args:
-        for_memory: whether memory is needed; else only the time of a step, which is a sum over layers.
-    """
+    """Return the depths at which a plan is traced, for memory or for time alone, which is a sum over layers."""
     impact = impact_in(plan)
     if impact.needs_all_layers or (impact.uneven and for_memory):
         return (len(layer_kinds),)
@@ -33,15 +29,13 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: boo
 
 
 def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: bool = False) -> tuple[int, ...]:
-    """Return the one or two depths from which the full depth can be extrapolated.
+    """Return the one or two depths from which the full depth can be extrapolated; the full depth if they reach it.
 
-    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern. If
-    that is at least the full depth, only the full depth is traced.
+    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern.
 
     Example: 32 equal layers give ``(2, 3)``; 32 layers of two alternating kinds give ``(2, 4)``.
 
     Args:
-        kinds: the kind of each layer, in order.
         extra_period: period that a technique adds, such as 2 for checkpointing every second layer.
         edges: whether the first and last periods differ from those between, which needs more periods.
     """
@@ -77,17 +71,11 @@ def trace_request(
     *,
     steps_alone: bool = False,
 ) -> TraceRequest:
-    """Return the request that traces a plan with a micro-batch of a shape, at a depth.
-
-    Args:
-        steps_alone: see :class:`autotune.core.traced.TraceRequest`.
-    """
+    """Return the request that traces a plan with a micro-batch of a shape, at a depth."""
     trainer = find_trainer(plan.trainer)
     workload, dataset = setting.workload, setting.workload.dataset
-    profile = workload.evaluation if shape.evaluated else dataset
-    chosen = None
-    if shape.chosen and profile is not None:
-        chosen = ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen)
+    profile = workload.evaluation if shape.evaluated and workload.evaluation is not None else dataset
+    chosen = ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen) if shape.chosen else None
     share = shape.trained or dataset.trainable_tokens / dataset.documents.tokens
     trainable = round(shape.filled * share, 3)
     return TraceRequest(

@@ -39,15 +39,12 @@ class PlannedPredictor(Predictor):
     and rows (`benchmarks/gpu/results`), traced reserved memory was 1.5 % off in the mean, 1.8 % with the median factor
     or difference of the earlier probes, and 1.9 % with their errors per choice.
 
-    After a probe has run out of memory, a common factor raises all predictions until its own exceeds the limit, but not
-    so far that that of a probe that fitted would. The raise only affects the ranking, and vetoes no candidate.
+    After a probe has run out of memory, a common factor, :attr:`raised`, raises all predictions until its own exceeds
+    the limit, but not so far that that of a probe that fitted would. It only affects the ranking, and vetoes nothing.
 
     Args:
         trace_least: traces further candidates that may need the least memory, as long as its argument returns True;
             :meth:`least` calls it until it has finished once.
-
-    Attributes:
-        raised: factor of all memory predictions; 1 if no probe has run out of memory.
     """
 
     traces = True
@@ -59,12 +56,9 @@ class PlannedPredictor(Predictor):
         limit_bytes: int,
         device: DeviceKind,
     ) -> None:
-        self._estimates = estimates
-        self._trace_least = trace_least
-        self._traced_least = False
-        self._limit_bytes = limit_bytes
-        self._device = device
-        self._trace_error = ""
+        self._estimates, self._trace_least = estimates, trace_least
+        self._limit_bytes, self._device = limit_bytes, device
+        self._traced_least, self._trace_error = False, ""
         self._measured: dict[Candidate, Measurement] = {}
         self._predictions: dict[Candidate, Prediction | None] = {}
         self.raised = 1.0

@@ -60,11 +60,8 @@ class SizedPlan:
         return dict.fromkeys([*sizes, *(size for size, *_ in self.phases(geometry.worst).values())])
 
     def phases(self, shape: Shape) -> Mapping[str, tuple[Size, int, float]]:
-        """Return the phases with their own micro-batch sizes, for a training whose worst micro-batch has ``shape``.
-
-        Returns:
-            The size with the most memory, the micro-batches of a step and the number of runs per step, by phase.
-        """
+        """Return the phases with sizes of their own, of a training whose worst micro-batch has ``shape``: the size with
+        the most memory, the micro-batches of a step and the number of runs per step, by phase."""
         geometry = self.geometry
         found = {
             apart.phase: (_size_of(geometry, apart.shape_for(shape)), geometry.micro_batches, apart.per_step)
@@ -75,11 +72,7 @@ class SizedPlan:
         return found
 
     def forecast_at(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with ``size`` as the largest micro-batch.
-
-        Args:
-            fits: extrapolated traces, by size.
-        """
+        """Return the forecast with ``size`` as the largest micro-batch, from extrapolated traces by size."""
         geometry, expandable = self.geometry, self.plan.expandable_segments
         forecast = fits[size].forecast(geometry.micro_batches, expandable)
         for phase, (own, micro_batches, per_step) in self.phases(size[1]).items():
@@ -87,10 +80,7 @@ class SizedPlan:
         return forecast.with_pass_share(self.plan.pass_share)
 
     def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with mean times over all micro-batches, and over the runs of phases with own sizes.
-
-        If several ranks run micro-batches at once, the largest one's time counts.
-        """
+        """Return the forecast with mean times over all micro-batches, and over the runs of phases with own sizes."""
         geometry, expandable = self.geometry, self.plan.expandable_segments
 
         def mean(sizes: Sequence[Typical]) -> Forecast:
@@ -105,8 +95,7 @@ class SizedPlan:
     def _timing_size(self, typical: Typical) -> tuple[Size, float]:
         """Return the size at which a typical micro-batch is timed, and the weight of that time.
 
-        A micro-batch of nearly the largest size is timed by the largest, which is traced for memory anyway. Tokens of
-        others are rounded to a multiple for ranks that share a row.
+        It is the largest, which is traced for memory anyway, if that is near. Ranks that share a row have equal parts.
         """
         geometry, plan = self.geometry, self.plan
         worst, shape = geometry.worst, typical.shape
@@ -125,12 +114,11 @@ class TracedPlan(SizedPlan):
     """A training plan that was traced at its own sizes.
 
     Attributes:
-        geometry: batch geometry; its worst shape needs the most memory by the traces.
+        geometry: its worst shape needs the most memory by the traces.
         worst: forecast of that micro-batch, for the whole model.
         mean: the same with mean times over all micro-batches if ``timed``; else with those of the widest one.
-        memory: estimate of the training without vLLM, with the traces' assumptions. Its time is that of ``mean``.
+        memory: estimate without vLLM, with the traces' assumptions. Its time is that of ``mean``.
         timed: whether all sizes that represent its micro-batches were traced.
-        fits: extrapolated traces, by size.
     """
 
     worst: Forecast
@@ -143,6 +131,11 @@ class TracedPlan(SizedPlan):
     def fit(self) -> Fit:
         """The traces of the worst micro-batch."""
         return self.fits[_size_of(self.geometry)]
+
+    @property
+    def varies(self) -> bool:
+        """Whether micro-batches differ from the worst one."""
+        return self.geometry.typical != self.geometry.worst
 
     @property
     def scaled_seconds(self) -> float | None:
@@ -165,23 +158,16 @@ class TracedPlan(SizedPlan):
 
 
 class PlanTracer:
-    """Traces training plans and extrapolates their depth.
-
-    Args:
-        device: the GPU, or a CPU with measured speeds; None: any CPU, without times, where only tensors count.
-    """
+    """Traces training plans on a GPU or a CPU with measured speeds (None: any CPU, without times), few layers deep."""
 
     def __init__(self, traces: Traces, setting: Setting, device: Gpu | None) -> None:
-        self._traces = traces
-        self._setting = setting
-        self._device = device
+        self._traces, self._setting, self._device = traces, setting, device
         self._layer_kinds = setting.workload.model.layer_kinds
 
     def memory(self, sized: SizedPlan, *, whole: bool = False) -> MemoryEstimate:
         """Return the memory of a plan, including vLLM's, and the time of a step on its largest micro-batches.
 
-        Args:
-            whole: whether to trace at full depth, and after varied lengths.
+        If ``whole``, it is traced at full depth, and after varied lengths.
 
         Raises:
             UntraceableError: a step of the plan cannot be traced.
@@ -198,20 +184,11 @@ class PlanTracer:
         return memory
 
     def traced(self, plans: Sequence[SizedPlan], *, timed: bool) -> list[TracedPlan | Untraceable]:
-        """Trace plans, all at once; return each traced plan or its failure.
-
-        Args:
-            timed: whether to trace all sizes that the time of a step needs; else the time is the largest one's.
-        """
-        by_size = [self._requests_of(sized, timed=timed) for sized in plans]
-        requests = [request for sizes in by_size for depths in sizes.values() for request in depths.values()]
-        replies = iter(self._traces.get(requests))
-        return [
-            self._extrapolated(
-                sized, {size: {depth: next(replies) for depth in depths} for size, depths in sizes.items()}
-            )
-            for sized, sizes in zip(plans, by_size, strict=True)
-        ]
+        """Trace plans, all at once; if ``timed``, at all sizes that the time of a step needs, else at the largest."""
+        requests = [self._requests_of(sized, timed=timed) for sized in plans]
+        replies = iter(self._traces.get([request for each in requests for request in each.values()]))
+        found = [{at: next(replies) for at in each} for each in requests]
+        return [self._extrapolated(sized, each) for sized, each in zip(plans, found, strict=True)]
 
     def _largest_sizes(self, sized: SizedPlan) -> list[Size]:
         """Return the micro-batch sizes that may need the most memory.
@@ -238,57 +215,52 @@ class PlanTracer:
 
         Reserved bytes cannot be extrapolated, because the reuse of freed blocks changes with depth: a Llama of 1.1B
         parameters has 0.5 GB of unused reserved memory with 4 of its 22 layers, and 1.2 with all. A CPU's allocator
-        reserves nothing.
-
-        Args:
-            varied: whether to trace the additional memory of micro-batches of varied lengths, if lengths vary.
+        reserves nothing. If ``varied``, the additional memory of micro-batches of varied lengths is traced, too.
         """
         if self._setting.machine.hardware.kind == "cpu":
             return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in plans]
-        replies = self._traces.get([self._full_depth_request(traced, varied=varied) for traced in plans])
+        requests = [
+            replace(self._request(traced.plan, _size_of(traced.geometry)), varied=varied and traced.varies)
+            for traced in plans
+        ]
         return [
             self._with_full_depth(traced, reply) if isinstance(reply, TraceReply) else traced
-            for traced, reply in zip(plans, replies, strict=True)
+            for traced, reply in zip(plans, self._traces.get(requests), strict=True)
         ]
 
-    def _full_depth_request(self, traced: TracedPlan, *, varied: bool) -> TraceRequest:
-        plan, geometry = traced.plan, traced.geometry
-        varies = varied and geometry.typical != geometry.worst
-        layers = len(self._layer_kinds)
-        request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device)
-        return replace(request, varied=varies)
+    def _request(self, plan: TrainingPlan, size: Size, depth: int = 0, *, steps_alone: bool = False) -> TraceRequest:
+        """Return the request that traces a plan at a size and a number of layers; 0: all."""
+        layers = depth or len(self._layer_kinds)
+        return trace_request(plan, *size, layers, self._setting, self._device, steps_alone=steps_alone)
 
     def _with_full_depth(self, traced: TracedPlan, reply: TraceReply) -> TracedPlan:
-        geometry, layers = traced.geometry, len(self._layer_kinds)
-        fits = {**traced.fits, _size_of(geometry): Fit({layers: reply}, layers)}
-        worst = traced.forecast_at(_size_of(geometry), fits)
+        layers, largest = len(self._layer_kinds), _size_of(traced.geometry)
+        fits = {**traced.fits, largest: Fit({layers: reply}, layers)}
+        worst = traced.forecast_at(largest, fits)
         memory = self._memory(traced, worst, traced.mean, fits)
-        replayed = reply.replayed(traced.plan.expandable_segments)
-        varied_bytes = 0 if geometry.typical == geometry.worst else replayed.varied_bytes
+        varied_bytes = reply.replayed(traced.plan.expandable_segments).varied_bytes if traced.varies else 0
         return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
 
-    def _requests_of(self, sized: SizedPlan, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
+    def _requests_of(self, sized: SizedPlan, *, timed: bool) -> Mapping[tuple[Size, int], TraceRequest]:
         """Return the requests of a plan by size and depth; sizes for time alone neither evaluate nor save."""
-        plan, setting, device = sized.plan, self._setting, self._device
+        plan = sized.plan
+        requests: dict[tuple[Size, int], TraceRequest] = {}
         for_memory = {**dict.fromkeys(self._largest_sizes(sized)), **sized.sizes(timed=False)}
-        requests = {}
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             steps_alone = size not in for_memory
-            depths = depths_of(plan, self._layer_kinds, for_memory=not steps_alone)
-            requests[size] = {
-                depth: trace_request(plan, *size, depth, setting, device, steps_alone=steps_alone) for depth in depths
-            }
+            for depth in depths_of(plan, self._layer_kinds, for_memory=not steps_alone):
+                requests[size, depth] = self._request(plan, size, depth, steps_alone=steps_alone)
         return requests
 
-    def _extrapolated(self, sized: SizedPlan, replies: Mapping[Size, Mapping[int, Traced]]) -> TracedPlan | Untraceable:
+    def _extrapolated(self, sized: SizedPlan, replies: Mapping[tuple[Size, int], Traced]) -> TracedPlan | Untraceable:
         plan, geometry = sized.plan, sized.geometry
-        fits: dict[Size, Fit] = {}
-        for size, by_depth in replies.items():
-            traces = {depth: reply for depth, reply in by_depth.items() if not isinstance(reply, Untraceable)}
-            failed = next((reply for reply in by_depth.values() if isinstance(reply, Untraceable)), None)
-            if failed is not None:
-                return failed
-            fits[size] = Fit(traces, len(self._layer_kinds), edges=impact_in(plan).gathers_ahead)
+        traces: dict[Size, dict[int, TraceReply]] = {}
+        for (size, depth), reply in replies.items():
+            if isinstance(reply, Untraceable):
+                return reply
+            traces.setdefault(size, {})[depth] = reply
+        layers, edges = len(self._layer_kinds), impact_in(plan).gathers_ahead
+        fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
         forecasts = {size: sized.forecast_at(size, fits) for size in self._largest_sizes(sized)}
         layout, shape = largest = max(forecasts, key=lambda size: forecasts[size].reserved_bytes)
         worst, timed = forecasts[largest], fits.keys() >= sized.sizes(timed=True).keys()

@@ -1,7 +1,7 @@
 """Memory of vLLM next to a training, and the capacity of its key-value cache, by vLLM's own rule.
 
-vLLM does not run on a virtual device, so this is the one part of an estimate without a trace. vLLM reserves a given
-share of the GPU, whatever it needs. The rule, from vLLM 0.31 and TRL 1.16:
+vLLM does not run on a virtual device, so this is the one part of an estimate without a trace. It reserves a given share
+of the GPU, whatever it needs. The rule, from vLLM 0.31 and TRL 1.16:
 
 - ``vllm/v1/worker/utils.py``, ``request_memory``: requested = ceil(total memory x ``gpu_memory_utilization``); the
   start fails unless as much is free.
@@ -13,10 +13,9 @@ share of the GPU, whatever it needs. The rule, from vLLM 0.31 and TRL 1.16:
   libraries' workspaces, which are in another pool.
 - ``trl/generation/vllm_generation.py``: ``LLM(...)`` gets no dtype, which makes weights and cache 16 bits wide
   (``vllm/config/model.py``, ``_resolve_auto_dtype``); it starts after the model has been loaded; with sleep mode, it
-  sleeps except during generation; ``sync_weights`` wakes its weights, then ``generate`` wakes its cache. If the trained
-  model is in 4 bits, ``LLM`` gets ``quantization="bitsandbytes"``: loading quantises the weights of linear modules and
-  their scales, then expands the scales to 32 bits again (``vllm/model_executor/model_loader/bitsandbytes_loader.py``,
-  ``quantize_4bit(compress_statistics=True)`` and ``dequantize_dq``). A server is started without it.
+  sleeps except during generation; ``sync_weights`` wakes its weights, then ``generate`` its cache. If the trained model
+  is in 4 bits, ``LLM`` gets ``quantization="bitsandbytes"``, which a server does not: weights of linear modules are
+  quantised, with scales in 32 bits (``vllm/model_executor/model_loader/bitsandbytes_loader.py``, ``dequantize_dq``).
 """
 
 from __future__ import annotations
@@ -49,20 +48,15 @@ OVERHEAD_BYTES = 2 * GIB
 
 Published logs, for one GPU: activations 0.24 to 2.5 GiB and libraries 0.01 to 0.4 GiB (vLLM issues 17117 and 11251,
 llm-d-fast-model-actuation issue 746), and 0.4 to 0.5 GiB for the 16 to 86 CUDA graphs of vLLM 0.2x (LMCache issue 3430,
-gpustack/runner 251). TRL profiles 4,096 tokens, and captures few graphs, since it limits the sequences to those of a
-generation batch.
-"""
+gpustack/runner 251). TRL profiles 4,096 tokens, and captures few graphs: those of a generation batch's sequences."""
 SLEEPING_BYTES = GIB
 """Assumption: memory of a sleeping vLLM, without the CUDA context that it shares with the training.
 
 Published logs: 0.27 GiB (vLLM issue 17117), 774 MiB with the context (NVIDIA-NeMo/RL issue 223), 1.38 GiB with the
-context in a log of August 2025. Servers with more CUDA graphs and several GPUs report 4 to 6 GiB.
-"""
+context in a log of August 2025. Servers with more CUDA graphs and several GPUs report 4 to 6 GiB."""
 SYNC_CHUNK_BYTES = GIB
-"""Size of the chunks in which weights are sent to a vLLM server; each may exceed it by one weight.
-
-Two exist at a time (``vllm/distributed/weight_transfer/packed_tensor.py``), and are freed afterwards.
-"""
+"""Size of the chunks in which weights are sent to a vLLM server, two at a time; each may exceed it by one weight
+(``vllm/distributed/weight_transfer/packed_tensor.py``)."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +66,8 @@ class Engine:
     Attributes:
         on_server: whether it runs on other GPUs.
         sleeps: whether it sleeps except during generation.
-        utilization: ``gpu_memory_utilization``, 0 to 1.
-        parallel: ``tensor_parallel_size``.
+        utilization, parallel: ``gpu_memory_utilization``, 0 to 1, and ``tensor_parallel_size``.
         tokens: maximum length of a sequence; None if the model has no limit.
-        model: profile of its model.
         total_bytes: memory of each GPU.
         in_4_bits: whether it quantises the weights of linear modules.
         trained_bytes: bytes of a weight of the trained model, which a server receives in the same dtype.
@@ -113,7 +105,7 @@ class Engine:
 
     @property
     def sequences(self) -> float | None:
-        """Number of sequences of maximum length in the cache, one block of which stays empty; None if unknown.
+        """Number of sequences of maximum length in the cache without its empty block; None if unknown.
 
         vLLM's log calls it "Maximum concurrency", and counts the empty block.
         """
@@ -151,17 +143,11 @@ class Engine:
         share = f"vLLM does not start with {self.utilization:g} of the GPU, {format_bytes(self.requested_bytes)}"
         if self.cache_bytes <= 0:
             return f"{share}: that is less than its weights and what else it holds"
-        return (
-            f"{share}: a key-value cache of {format_bytes(self.cache_bytes)} does not hold one sequence of "
-            f"{self.tokens:,} tokens"
-        )
+        held = format_bytes(self.cache_bytes)
+        return f"{share}: a key-value cache of {held} does not hold one sequence of {self.tokens:,} tokens"
 
     def with_training(self, training: MemoryEstimate) -> MemoryEstimate:
-        """Return the memory of a training together with the engine, without step time: generation's is unknown.
-
-        Args:
-            training: the traced estimate without the engine.
-        """
+        """Return the memory of a training together with the engine, without step time: generation's is unknown."""
         training = replace(training, step_seconds=None)
         asleep = self.held_bytes(MICRO_BATCH)
         peaks = {GENERATION: training.generation_bytes, SYNCHRONISATION: training.synchronisation_bytes}

@@ -23,12 +23,7 @@ from autotune.techniques.traits import libraries_of
 
 @dataclass(frozen=True)
 class Untraceable:
-    """A step that cannot be traced.
-
-    Attributes:
-        reason: a description, with the name of the operator or the combination.
-        lasting: whether every further try would fail too, so that the result may be cached.
-    """
+    """A step that cannot be traced, with the reason; ``lasting`` if every further try would fail too."""
 
     reason: str
     lasting: bool = True
@@ -53,9 +48,6 @@ class ServerTracer:
         cores: most traces at a time.
         lent: a running server without a GPU, which is left running; None: start one.
         early: start the server at construction, so that it imports modules in the meantime.
-
-    Attributes:
-        folder: the parent directory of the jobs' folders.
     """
 
     def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None, *, early: bool = False) -> None:
@@ -87,12 +79,12 @@ class ServerTracer:
     @contextmanager
     def time_limit(self, seconds: float | None) -> Iterator[None]:
         """Limit the time of traces in this context; then running traces are ended, and no further ones started."""
-        previous_end_seconds = self._end_seconds
-        self._end_seconds = min(previous_end_seconds, math.inf if seconds is None else time.monotonic() + seconds)
+        previous = self._end_seconds
+        self._end_seconds = min(previous, math.inf if seconds is None else time.monotonic() + seconds)
         try:
             yield
         finally:
-            self._end_seconds = previous_end_seconds
+            self._end_seconds = previous
 
     @property
     def left_seconds(self) -> float:
@@ -108,8 +100,6 @@ class ServerTracer:
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
         """Run traces and yield their results in the order of the requests, each as soon as all before it are there.
-
-        A step that cannot be traced yields :class:`Untraceable`; unusable input raises.
 
         Raises:
             InputError: the model cannot be used.
@@ -131,22 +121,18 @@ class ServerTracer:
                 raise
 
     def _run_trace(self, request: TraceRequest) -> Traced:
-        """Return the result of a request.
+        """Return the result of a request; closes the worker of a failed trace, which may be in a bad state.
 
-        Closes the worker of a failed trace, which may be in a bad state. Repeats the request in a new worker if a used
-        one is lost: an earlier trace may be the cause.
+        Repeats the request in a new worker if a used one is lost: an earlier trace may be the cause.
         """
         # Patches of libraries persist in a process.
         key = f"{request.target} {request.model.name} {libraries_of(request.plan)}"
-        while True:
-            left_seconds = self.left_seconds
-            if left_seconds <= 0:
-                return Untraceable("no time was left", lasting=False)
+        while (left_seconds := self.left_seconds) > 0:
             worker, usable = self._worker(key), False
             was_new = not worker.jobs
             try:
                 reply = trace(worker, request, self.new_folder(), min(_TRACE_TIMEOUT_SECONDS, left_seconds))
-                usable = True
+                usable = not self._cancelled
                 return reply
             except (InputError, ProbeServerError):
                 raise
@@ -155,29 +141,22 @@ class ServerTracer:
                 if lasting or was_new or self._cancelled:
                     return Untraceable(error.message, lasting)
             finally:
-                self._release(key, worker, usable=usable)
+                with self._lock:
+                    self._busy.remove(worker)
+                    self._idle += [(key, worker)] if usable else []
+                if not usable:
+                    worker.close()
+        return Untraceable("no time was left", lasting=False)
 
     def _worker(self, key: str) -> Worker:
         """Return an idle worker with the same patches of libraries, or a new one."""
         with self._lock:
-            idle = next((item for item in self._idle if item[0] == key), None)
-            if idle is not None:
-                self._idle.remove(idle)
-                worker = idle[1]
-            else:
-                while len(self._idle) + len(self._busy) >= _MAX_WORKERS and self._idle:
-                    self._idle.pop(0)[1].close()
-                worker = Worker(self.server)
+            place = next((at for at, (idle_key, _) in enumerate(self._idle) if idle_key == key), None)
+            while place is None and len(self._idle) + len(self._busy) >= _MAX_WORKERS and self._idle:
+                self._idle.pop(0)[1].close()
+            worker = Worker(self.server) if place is None else self._idle.pop(place)[1]
             self._busy.add(worker)
             return worker
-
-    def _release(self, key: str, worker: Worker, *, usable: bool) -> None:
-        with self._lock:
-            self._busy.remove(worker)
-            if usable and not self._cancelled:
-                self._idle.append((key, worker))
-            else:
-                worker.close()
 
     def _cancel(self, running: Sequence[Future[Traced]]) -> None:
         """End all running traces, so that their threads return."""

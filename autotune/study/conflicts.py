@@ -15,15 +15,9 @@ _MAX_EXPANDED = 24
 
 
 def legal_changes(problem: Problem, candidate: Candidate) -> tuple[Candidate, ...]:
-    """Return the legal candidates with one other choice, and with further changes if rules forbid that choice alone.
-
-    Args:
-        candidate: a legal candidate.
-    """
-    singles = ((knob, choice) for knob, each in problem.choices.items() for choice in each)
-    others = ((knob, choice) for knob, choice in singles if choice != candidate[knob])
-    nearest = (each for knob, choice in others for each in nearest_legal(problem, candidate, knob, choice))
-    return tuple(dict.fromkeys(nearest))
+    """Return the legal candidates with one other choice, and with further changes if rules forbid that choice alone."""
+    singles = ((knob, choice) for knob, each in problem.choices.items() for choice in each if choice != candidate[knob])
+    return tuple(dict.fromkeys(each for single in singles for each in nearest_legal(problem, candidate, *single)))
 
 
 def next_smaller(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
@@ -40,9 +34,6 @@ def nearest_legal(problem: Problem, original: Candidate, knob: str, choice: Choi
     """Return the legal candidates with a choice that differ from ``original`` in the fewest other knobs.
 
     A further change of a knob in conflict is kept if it makes the candidate legal, or changes the violated rule.
-
-    Args:
-        original: a candidate in its normal form.
     """
     start = problem.normal(original.but(**{knob: choice}))
     if start[knob] != choice:

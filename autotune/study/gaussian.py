@@ -17,10 +17,8 @@ Rows = NDArray[np.int16]
 
 @dataclass(frozen=True)
 class Variance:
-    """Prior variances of a log figure: per choice, of the combination of all choices, and of observation noise.
-
-    A variance per choice of 0.1 means that one choice typically changes the figure by a third, up or down.
-    """
+    """Prior variances of a log figure: per choice (with 0.1, one typically changes it by a third, up or down), of the
+    combination of all choices, and of observation noise."""
 
     choice: float
     combination: float
@@ -28,7 +26,8 @@ class Variance:
 
 
 MEASURED_VARIANCE = Variance(choice=0.1, combination=0.02, noise=0.01)
-"""Prior of measured figures without predictions."""
+"""Prior of measured figures without predictions, and of outcomes, 1 if a candidate ran, else 0: if a failed candidate
+differs from one that ran in a single choice, this choice probably fails."""
 
 TRACED_VARIANCE = Variance(choice=0.1, combination=0.02, noise=1e-4)
 """Prior of predicted figures; traces have almost no noise."""
@@ -44,13 +43,6 @@ CPUs (`benchmarks/replay`)."""
 MIN_CHANCE = 0.25
 """Probability to run below which a candidate is not traced, or is ranked last. With 0.1 to 0.5, searches of
 `tests/study/test_improvement.py` with a choice that cannot be traced waste 4 to 10 traces on it; without, 20 to 47."""
-
-_OUTCOME_VARIANCE = Variance(choice=0.1, combination=0.02, noise=0.01)
-"""Prior of outcomes, 1 if a candidate ran, else 0: if a failed candidate differs from one that ran in a single choice,
-this choice probably fails."""
-
-_MIN_DEVIATION = 1e-9
-"""Lower bound of a standard deviation used as a divisor."""
 
 _LENGTH = 2.0
 """Length scale of a combination's correlation: the number of differing choices at which it is 1/e."""
@@ -85,17 +77,10 @@ class Codes:
 
 
 class FigureModel:
-    """Model of one figure of all candidates: a process of predictions, and one of their errors.
-
-    Args:
-        predicted: logarithms of predicted figures.
-        measured: logarithms of measured figures.
-    """
+    """Model of one figure of all candidates, in logarithms: a process of predictions, and one of their errors."""
 
     def __init__(self, codes: Codes, predicted: Mapping[Candidate, float], measured: Mapping[Candidate, float]) -> None:
-        self.predicted = predicted
-        self._measured = measured
-        self._codes = codes
+        self.predicted, self._measured, self._codes = predicted, measured, codes
         self._traced = Process(codes(predicted), np.asarray(list(predicted.values())), TRACED_VARIANCE)
         guesses, _ = self._predicted_means(list(measured))
         rows, errors = codes(measured), np.asarray(list(measured.values())) - guesses
@@ -127,14 +112,10 @@ class Process:
     """A Gaussian process (Rasmussen and Williams 2006, algorithm 2.1).
 
     Its kernel is a sum of two terms: one proportional to the number of shared choices, and one for the combination that
-    decays exponentially with the number of differing choices.
-
-    Args:
-        mean: prior mean; None: the mean of the values.
+    decays exponentially with the number of differing choices. Without a prior mean, it is the mean of the values.
 
     Attributes:
-        log_likelihood: log marginal likelihood of the values with an unknown common mean (their section 2.7), up to a
-            constant.
+        log_likelihood: of the values with an unknown common mean (their section 2.7), up to a constant.
     """
 
     def __init__(self, rows: Rows, values: Array, variance: Variance, mean: float | None = None) -> None:
@@ -163,28 +144,22 @@ class Process:
 
 
 def chances(codes: Codes, ran: Mapping[Candidate, bool], candidates: Sequence[Candidate]) -> Array:
-    """Return the probabilities that candidates run; failures are often due to a single choice.
-
-    Args:
-        ran: whether each tried candidate ran.
-    """
-    mean, _ = Process(codes(ran), np.asarray(list(ran.values()), float), _OUTCOME_VARIANCE, mean=1.0)(codes(candidates))
-    return np.clip(mean, 0.0, 1.0)
+    """Return the probabilities that candidates run, by whether each tried one ran."""
+    outcomes = Process(codes(ran), np.asarray(list(ran.values()), float), MEASURED_VARIANCE, mean=1.0)
+    return np.clip(outcomes(codes(candidates))[0], 0.0, 1.0)
 
 
 def normal_cdf(values: Array, deviations: Array) -> Array:
     """Return the probability that each zero-mean normal variable is below its value."""
-    scaled = values / np.maximum(deviations, _MIN_DEVIATION)
+    scaled = values / np.maximum(deviations, 1e-9)
     return np.asarray([(1 + math.erf(each / math.sqrt(2))) / 2 for each in scaled])
 
 
 def expected_improvement(ahead: Array, deviations: Array) -> Array:
     """Return the expected improvement of log-normal figures over the best one, as a share of the best.
 
-    Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Black-Box Functions".
-
-    Args:
-        ahead: means of the logarithms, minus the logarithm of the best figure.
+    Jones, Schonlau and Welch 1998, "Efficient Global Optimization of Expensive Black-Box Functions"; they end at 1 %.
+    ``ahead`` are means of the logarithms, minus the logarithm of the best figure.
     """
     faster = np.exp(ahead + deviations**2 / 2) * normal_cdf(ahead + deviations**2, deviations)
     return np.asarray(faster - normal_cdf(ahead, deviations))

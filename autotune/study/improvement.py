@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, Runner, rank_key
+from autotune.core.estimate import Estimate, Runner, memory_key, rank_key
 from autotune.study.conflicts import legal_changes, next_smaller
 from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
 from autotune.study.problem import Problem
-
-Batch = Sequence[Candidate]
-"""Candidates that are run together, without waiting for each other's results."""
 
 MOST_TRACED = 100
 """Maximum number of candidates that a plan traces. A trace of an 8B model takes 0.4 to 0.7 s of one core, and a
@@ -50,9 +47,7 @@ def search_by_traces(
 
     Args:
         starts: candidates that are run first, after the baseline; None: the recipes.
-        limit: maximum number of candidates to run.
-        at_once: maximum number of candidates between two calls of ``goes_on``.
-        goes_on: returns whether to continue.
+        limit, at_once: maximum number of candidates, and of those between two calls of ``goes_on``.
 
     Returns:
         Whether the search ended by itself, not by ``goes_on``.
@@ -60,7 +55,7 @@ def search_by_traces(
     Raises:
         AutotuneError: the runner cannot run anything.
     """
-    search = Improvements(problem, starts)
+    search = Improvements(problem, problem.recipes if starts is None else starts)
     results, proposals = search.known, search.proposals()
     queued: list[Candidate] = []
     while goes_on() and len(results) < limit:
@@ -74,24 +69,20 @@ def search_by_traces(
 
 
 class Improvements:
-    """A search from the baseline and the documented recipes, in the order of :meth:`proposals`.
+    """A search from the baseline and further candidates to start from, in the order of :meth:`proposals`.
 
     Two Gaussian processes over the choices model rate and memory of candidates. The acquisition function is the
     expected improvement, over a pool of random candidates and of candidates that differ from the best by a few choices.
     At last, changes of the fastest candidate that does not fit are run. While nothing fits, or no speed is known, the
     objective is the memory need. Choices that rules forbid are combined with changes that make them legal.
 
-    Args:
-        starts: candidates to run first after the baseline; None: the recipes.
-
     Attributes:
         known: results so far, by candidate. The caller adds the results of each batch before it requests the next one.
     """
 
-    def __init__(self, problem: Problem, starts: Sequence[Candidate] | None = None) -> None:
+    def __init__(self, problem: Problem, starts: Sequence[Candidate]) -> None:
         self.known: dict[Candidate, Estimate] = {}
-        self._problem = problem
-        self._starts = tuple(problem.recipes if starts is None else starts)
+        self._problem, self._starts = problem, starts
         self._codes = Codes(problem.choices)
         self._changes = cache(partial(legal_changes, problem))
         self._random = random.Random(0)
@@ -102,16 +93,14 @@ class Improvements:
         reasons = {each.reason for each in self.known.values()}
         return len(self.known) >= _HOPELESS_AFTER and len(reasons) == 1 and "" not in reasons
 
-    def proposals(self) -> Iterator[Batch]:
+    def proposals(self) -> Iterator[Sequence[Candidate]]:
         """Yield batches of candidates to run until none is likely to improve the best one."""
         baseline = self._problem.baseline
         yield [baseline]
         yield from self._new(self._starts)
-        best = self._best()
-        if best is None:
+        if self._best() is None:
             yield from self._new(self._changes(baseline))
-            best = self._best()
-        stalled = 0
+        best, stalled = self._best(), 0
         while best is not None and (
             batch := (self._promising(best) if stalled < _PATIENCE else []) or self._neighbours_of_fastest_misfit(best)
         ):
@@ -122,7 +111,7 @@ class Improvements:
         if best is not None:
             yield from self._shown_candidates(best)
 
-    def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
+    def _new(self, candidates: Iterable[Candidate]) -> Iterator[Sequence[Candidate]]:
         """Yield the legal candidates that were not run, as one batch if there are any."""
         missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
         if missing:
@@ -132,8 +121,9 @@ class Improvements:
         return candidate not in self.known and self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
-        found = (each for each in self.known.values() if each.memory is not None)
-        return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank_key)
+        # The baseline may be illegal.
+        legal = (each for each in self.known.values() if self._problem.illegal(each.candidate) is None)
+        return sorted((each for each in legal if each.memory is not None), key=rank_key)
 
     def _best(self) -> Estimate | None:
         return next(iter(self._traced()), None)
@@ -148,16 +138,14 @@ class Improvements:
             index = int(np.argmax(gains))
             if gains[index] < _MIN_IMPROVEMENT:
                 break
-            chosen = pool.pop(index)
-            batch.append(chosen)
+            batch.append(chosen := pool.pop(index))
             need, rate = need.with_assumed_trace(chosen), rate.with_assumed_trace(chosen) if rate.predicted else rate
         return batch
 
     def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
         """Return all changes of the fastest candidate that does not fit, if it is faster than the best.
 
-        A choice may save memory only in combination with another one: with all layers checkpointed, there is little to
-        offload.
+        A choice may save memory only beside another one: with all layers checkpointed, there is little to offload.
         """
         misfits, rate = [each.candidate for each in self._traced() if not each.fits], self._rate()
         if not best.fits or not misfits or not rate.predicted:
@@ -209,7 +197,7 @@ class Improvements:
             chosen = {knob: self._random.choice(choices) for knob, choices in self._problem.choices.items()}
             yield self._problem.normal(Candidate(chosen))
 
-    def _shown_candidates(self, best: Estimate) -> Iterator[Batch]:
+    def _shown_candidates(self, best: Estimate) -> Iterator[Sequence[Candidate]]:
         """Yield candidates for the table of results: an equally fast one that needs less memory, the baseline with
         single choices of the best, and the next smaller ones if the best may not fit."""
         free = dict(self._memory_savers(best))
@@ -236,17 +224,15 @@ class Improvements:
 
 
 def _excess(estimate: Estimate) -> float:
-    """Return the logarithm of the need relative to the available memory."""
-    memory, spare_bytes = estimate.memory, estimate.spare_bytes
-    assert memory is not None
-    assert spare_bytes is not None
-    return math.log(max(1, memory.device_bytes) / max(1, memory.device_bytes + spare_bytes))
+    """Return the logarithm of the need of a traced candidate relative to the available memory."""
+    need_bytes = memory_key(estimate)
+    return math.log(max(1, need_bytes) / max(1, need_bytes + (estimate.spare_bytes or 0)))
 
 
 def _better(challenger: Estimate, best: Estimate) -> bool:
     """Return whether a result is better than the best by at least :data:`_MIN_IMPROVEMENT`."""
-    if challenger.fits != best.fits or best.memory is None or challenger.memory is None:
-        return rank_key(challenger) < rank_key(best)
+    if challenger.fits != best.fits:
+        return challenger.fits
     if challenger.fits and (challenger.tokens_per_second or best.tokens_per_second):
         return (challenger.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0) * (1 + _MIN_IMPROVEMENT)
-    return challenger.memory.device_bytes < best.memory.device_bytes * (1 - _MIN_IMPROVEMENT)
+    return memory_key(challenger) < memory_key(best) * (1 - _MIN_IMPROVEMENT)

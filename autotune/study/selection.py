@@ -9,9 +9,6 @@ from autotune.study.comparison import failed
 from autotune.study.judge import Judge
 from autotune.study.problem import Record
 
-LIGHTER_SHARE = 0.1
-"""Relative memory saving for which an equally fast candidate is confirmed, too."""
-
 MAX_DROP = 0.03
 """Relative distance of a confirmed rate below an unconfirmed one for which the latter is confirmed too, unless it is
 within the prediction interval of the confirmed runs."""
@@ -39,23 +36,17 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
 
     A record with a failed run never leads, nor does the baseline after a failed run in turn with another record. Among
     confirmed records, those with several runs precede those with one. The fastest of them leads, unless another was
-    faster in its only run than this one is expected to be in a further run (:func:`_expected_high`), or, before there
-    are several runs, is equally fast and needs :data:`LIGHTER_SHARE` less memory. Unconfirmed records lead in this way
+    faster in its only run than this one is expected to be in a further run (:func:`_expected_high`); an unconfirmed one
     only if ``confirm_more``.
     """
     running = standing(records, judge)
     confirmed = [record for record in running if record.confirmed]
-    several = fastest(record for record in confirmed if len(record.rates) > 1)
-    best = several or fastest(confirmed)
+    best = fastest(record for record in confirmed if len(record.rates) > 1) or fastest(confirmed)
     if best is None:
         return fastest(running)
     for challenger in (fastest(running) if confirm_more else None, fastest(confirmed)):
         if challenger is not None and challenger.tokens_per_second > _expected_high(best):
             return challenger
-    challenger = fastest(running)
-    if several is None and confirm_more and challenger is not None and not challenger.confirmed:
-        lighter = (challenger.measurement.need_bytes or 0) < (best.measurement.need_bytes or 0) * (1 - LIGHTER_SHARE)
-        return challenger if lighter else best
     return best
 
 

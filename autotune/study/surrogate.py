@@ -65,52 +65,36 @@ class Surrogate:
         return float(self._need([candidate]).mean[0])
 
     def rank_by_gain(self, candidates: Iterable[Candidate], standing: Sequence[Candidate]) -> list[Candidate]:
-        """Sort candidates by descending expected improvement, which also favours uncertain ones.
+        """Sort candidates by descending expected improvement over the probed ones that may be recommended.
 
         Without predictions, candidates are ranked by their expected rate, those that are not expected to fit last: the
         sampler explores, and replayed searches did worse with the expected improvement here.
-
-        Args:
-            standing: the probed candidates that may be recommended.
         """
         listed = list(candidates)
-        if not listed:
-            return []
         need = self._need(listed)
         excess = np.maximum(need.mean - need.untraced, 0.0)
         if self._rate.predicted:
             order = np.lexsort((excess, -self._gains(listed, standing)))
         else:
-            order = np.lexsort((-self._rate(listed).mean, excess, self._chances(listed) < MIN_CHANCE))
+            order = np.lexsort((-self._rate(listed).mean, excess, chances(self._codes, self._ran, listed) < MIN_CHANCE))
         return [listed[index] for index in order]
 
     def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
-        """Return the largest expected improvement, as a share of the best rate; infinite without candidates.
-
-        Args:
-            standing: the probed candidates that may be recommended.
-        """
-        if not candidates:
-            return np.inf
-        return float(self._gains(candidates, standing).max())
-
-    def _chances(self, candidates: Sequence[Candidate]) -> Array:
-        return chances(self._codes, self._ran, candidates)
+        """Return the largest expected improvement, as a share of the best rate; infinite without candidates."""
+        return float(self._gains(candidates, standing).max()) if candidates else np.inf
 
     def _gains(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> Array:
         """Return the expected improvement of each candidate, as a share of the best rate.
 
-        Candidates that are slower, crash or do not fit improve nothing (Jones, Schonlau and Welch 1998, "Efficient
-        Global Optimization of Expensive Black-Box Functions", who end a search below 1 %; with a constraint: Schonlau,
-        Welch and Jones 1998). The best rate is the highest posterior mean of probed candidates, since the highest
-        measured rate is biased by noise; if none may be recommended, that of these candidates. The need of traced
-        candidates is treated as known.
+        Candidates that are slower, crash or do not fit improve nothing (with a constraint: Schonlau, Welch and Jones
+        1998). The best rate is the highest posterior mean of probed candidates, since the highest measured rate is
+        biased by noise; if none may be recommended, that of these candidates. The need of traced ones counts as known.
         """
         need, rate = self._need(candidates), self._rate(candidates)
         fits = normal_cdf(-need.mean, need.untraced if self._need.predicted else need.unmeasured)
         best = self._rate(standing).mean.max() if standing else rate.mean.max()
         improvement = expected_improvement(rate.mean - best, np.hypot(rate.untraced, rate.unmeasured))
-        return np.asarray(self._chances(candidates) * fits * improvement)
+        return np.asarray(chances(self._codes, self._ran, candidates) * fits * improvement)
 
 
 def _ran_out_of_device_memory(record: Record) -> bool:

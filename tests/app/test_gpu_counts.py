@@ -45,17 +45,14 @@ def _offer(gpu: Gpu, count: int, rate: float | str | None) -> Offer:
     ],
 )
 def test_more_gpus_are_planned_for_until_each_trains_no_more(each: Sequence[float | str | None], goes_on: bool) -> None:
-    for alone in (False, True):
-        assert should_try_more_gpus(offers(*each), alone=alone) == goes_on
+    assert should_try_more_gpus(offers(*each)) == goes_on
 
 
 def test_where_the_speed_of_a_gpu_is_not_known_the_first_number_that_fits_is_the_last() -> None:
     unknown = find_gpu("24GiB")
     assert unknown.speeds is None
-    assert should_try_more_gpus(offers(None, gpu=unknown), alone=False)
-    assert not should_try_more_gpus(offers(None, UNTIMED, gpu=unknown), alone=False)
-    assert should_try_more_gpus(offers(None, UNTIMED, gpu=unknown), alone=True)
-    assert not should_try_more_gpus(offers(None, UNTIMED, UNTIMED, gpu=unknown), alone=True)
+    assert should_try_more_gpus(offers(None, gpu=unknown))
+    assert not should_try_more_gpus(offers(None, UNTIMED, gpu=unknown))
 
 
 def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import InputError
-from autotune.planning.tracing.cache import DEFAULT_LIMIT_BYTES, Cache, cache_limit_bytes, user_cache
+from autotune.planning.tracing.cache import DEFAULT_LIMIT_BYTES, Cache, user_cache
 from autotune.units import GIB
 
 TEXT = "x" * 98  # a document of 100 bytes
@@ -115,15 +115,18 @@ def test_without_a_cache_nothing_is_kept_or_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "limit_bytes"), [("2GiB", 2 * GIB), ("0", 0), (" 0 ", 0), ("", DEFAULT_LIMIT_BYTES)])
-def test_the_limit_is_what_the_environment_says(text: str, limit_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_what_the_environment_says(
+    text: str, limit_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("AUTOTUNE_CACHE_LIMIT", text)
-    assert cache_limit_bytes() == limit_bytes
+    assert user_cache().limit_bytes == limit_bytes
 
 
 def test_a_limit_that_is_no_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_CACHE_LIMIT", "much")
     with pytest.raises(InputError, match="AUTOTUNE_CACHE_LIMIT"):
-        cache_limit_bytes()
+        user_cache()
 
 
 def test_without_a_home_directory_nothing_is_kept_and_the_reason_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,15 +254,3 @@ def test_candidates_that_come_to_one_plan_share_a_record() -> None:
     judge.learn(shown)
     assert judge.record_for(packed.but(packing="bfd_split")) == shown
     assert judge.record_for(packed.but(packing="none")) is None
-
-
-def test_one_that_is_as_fast_on_less_memory_is_worth_a_confirmation_of_its_own() -> None:
-    judge = Judge(TableProblem())
-    confirmed = replace(record(0, rate(100, peak=1000)), confirmation=rate(100, peak=1000))
-    lighter, hardly_lighter = record(1, rate(99, peak=500)), record(2, rate(99, peak=950))
-    assert leader([confirmed, lighter], judge) == lighter
-    assert leader([confirmed, hardly_lighter], judge) == confirmed
-    assert leader([confirmed, lighter], judge, confirm_more=False) == confirmed
-    on_device = replace(confirmed, measurement=on_gpu(100, 1000, 1300))
-    in_less = record(1, on_gpu(99, 1001, 1005))
-    assert leader([on_device, in_less], judge) == in_less

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import ne
 from statistics import fmean
 
 import numpy as np
@@ -28,17 +29,11 @@ class Fit:
     Example: the forecast for 32 layers from traces of 2 and 3 layers is, at each moment, the figure of 2 layers plus 30
     times the difference of the two.
 
-    Args:
-        replies: the traces, by number of layers.
-        layers: number of layers of the whole model.
-        edges: whether the first and last layers differ from those between; see :class:`Aligned`.
-
     Attributes:
-        assumptions: the assumptions of the traces, in sentences.
+        assumptions: those of the traces, in sentences.
         stretches: memory of the whole model in each stretch of a step.
-        aligned: whether the moments of the traces could be aligned, so that memory is extrapolated moment by moment;
-            else only peaks are, which may belong to different moments. Saving with an engine is excluded: only its peak
-            is needed.
+        aligned: whether memory is extrapolated moment by moment; else only peaks are, which may belong to different
+            moments. Saving with an engine is excluded: only its peak is needed.
     """
 
     def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: bool = False) -> None:
@@ -80,8 +75,8 @@ class Fit:
         }
         peaks = [max(max(each[index].totals, default=0) for each in sections.values()) for index in range(len(replays))]
         growth = max(sum(levels.values()) for levels in stretches.values()) / fmean(peaks)
-        host = (np.dot([section.host_bytes for section in each], self._weights) for each in sections.values())
-        machine = (np.dot([section.machine_bytes for section in each], self._weights) for each in sections.values())
+        on_host = [[(section.host_bytes, section.machine_bytes) for section in each] for each in sections.values()]
+        host_bytes, machine_bytes = np.max([np.dot(self._weights, each) for each in on_host], axis=0).round()
         return Forecast(
             stretches=stretches,
             rounding_share=fmean((more - fixed) / max(1, size) for more, size in zip(overheads, tensors, strict=True)),
@@ -89,19 +84,16 @@ class Fit:
             # `PlanTracer.whole` replaces this approximation at full depth.
             unused_bytes=round(fmean(unused) * (1 + _UNUSED_GROWTH * (growth - 1))),
             returned_bytes=round(fmean(returned)),
-            host_bytes=max(0, round(max(host))),
-            machine_bytes=max(0, round(max(machine))),
-            times=self._times(sections),
+            host_bytes=max(0, int(host_bytes)),
+            machine_bytes=max(0, int(machine_bytes)),
+            times={part: time for part, each in sections.items() if (time := self._time(each)) is not None},
             between=self._between,
         )
 
-    def _times(self, sections: Mapping[Part, Sequence[Section]]) -> Mapping[Part, StepTime]:
-        """Return the times of the parts whose times are known at all depths."""
-        terms = {
-            part: [(section.time, weight) for section, weight in zip(each, self._weights, strict=True) if section.time]
-            for part, each in sections.items()
-        }
-        return {part: mixed_times(each) for part, each in terms.items() if len(each) == len(self._weights)}
+    def _time(self, sections: Sequence[Section]) -> StepTime | None:
+        """Return the time of a part; None unless it is known at all depths."""
+        times = [section.time for section in sections if section.time is not None]
+        return mixed_times([*zip(times, self._weights, strict=True)]) if len(times) == len(sections) else None
 
     def weighted(self) -> list[tuple[int, TraceReply, float]]:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
@@ -204,8 +196,6 @@ def _peak(section: Section, *, in_backward: bool) -> tuple[tuple[str, ...], Seri
 # Moments that have to match after an insertion, tried in this order. Long matches distinguish layers of similar parts,
 # and short ones find two insertions close to each other.
 _MATCH_LENGTHS = (48, 24, 12, 6, 3)
-# Moments compared at once where nothing is inserted.
-_BLOCK = 64
 
 
 def match_from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
@@ -217,25 +207,20 @@ def match_from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | N
     Example: ``short`` is ``a b``, ``long`` is ``a x x b``; the result is ``[0, 3]``.
     """
     matches: list[int] = []
-    position = 0
-    while len(matches) < len(short):
-        index = len(matches)
-        alike = _BLOCK if short[index : index + _BLOCK] == long[position : position + _BLOCK] else 1
-        if position >= len(long) or short[index] != long[position]:
-            after = _after_insertion(short[index:], long, position)
-            if after is None:
-                return None
-            position = after
-        alike = min(alike, len(short) - index)
-        matches.extend(range(position, position + alike))
-        position += alike
-    return matches
+    position: int | None = 0
+    while position is not None:
+        rest = short[len(matches) :]
+        alike = [*map(ne, rest, long[position:]), True].index(True)
+        matches += range(position, position + alike)
+        if alike == len(rest):
+            return matches
+        position = _after_insertion(rest[alike:], long, position + alike)
+    return None
 
 
 def _after_insertion(rest: Sequence[str], long: Sequence[str], position: int) -> int | None:
     """Return the index at which ``long`` continues with ``rest``, or None if it does not."""
-    for count in _MATCH_LENGTHS:
-        pattern = list(rest[:count])
+    for pattern in (list(rest[:count]) for count in _MATCH_LENGTHS):
         for start in range(position + 1, len(long) - len(pattern) + 1):
             if long[start] == pattern[0] and list(long[start : start + len(pattern)]) == pattern:
                 return start

@@ -44,12 +44,10 @@ class Forecast:
 
     Attributes:
         stretches: peak bytes of tensors in each stretch of a step, by category.
-        rounding_share: allocated bytes beyond tensor bytes, as a share of tensor bytes.
-        workspace_bytes: allocated bytes beyond tensor bytes that do not depend on their size.
+        rounding_share, workspace_bytes: allocated bytes beyond tensor bytes: as a share of these, and independent.
         unused_bytes: reserved minus allocated bytes.
         returned_bytes: the part of the unused bytes that is released on a device that is short of memory.
-        host_bytes: peak bytes on the host.
-        machine_bytes: the same, summed over all processes of a machine.
+        host_bytes, machine_bytes: peak bytes on the host, of a process and of all processes of a machine.
         times: the time of each part of a step; empty if speeds are unknown.
         between: the occurrence of the micro-batch that represents those between the first and the last of a step.
     """
@@ -92,34 +90,23 @@ class Forecast:
 
     def step(self, micro_batches: int) -> StepTime | None:
         """Return the time of an optimizer step of that many micro-batches, or None if times are not known."""
-        if not self.times:
-            return None
-        return mixed_times([(time, self.repeats(part, micro_batches)) for part, time in self.times.items()])
+        times = [(time, self.repeats(part, micro_batches)) for part, time in self.times.items()]
+        return mixed_times(times) if times else None
 
     def step_seconds(self, micro_batches: int) -> float | None:
-        """Return the seconds of an optimizer step of that many micro-batches, or None if times are not known."""
+        """Return the seconds of :meth:`step`."""
         time = self.step(micro_batches)
         return None if time is None else time.seconds
 
     def repeats(self, part: Part, micro_batches: int) -> int:
-        """Return how often the time of a part counts in an optimizer step of ``micro_batches`` micro-batches.
-
-        A pass over the dataset before the first step is divided among the micro-batches (:meth:`with_pass_share`).
-        Evaluation and saving do not count.
-        """
+        """Return how often the time of a part counts in an optimizer step: evaluation and saving do not."""
         if part.occurrence is self.between:
             # The remaining micro-batch of a step has the other occurrence.
             return micro_batches - 1 if micro_batches > 1 or self.between is Occurrence.FURTHER else 1
         return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
 
     def with_pass_share(self, pass_share: float) -> Forecast:
-        """Return this forecast with the time of passes before training, such as a reference's, divided among steps.
-
-        A pass runs once over the dataset.
-
-        Args:
-            pass_share: number of the pass's micro-batches per trained micro-batch.
-        """
+        """Return this forecast with passes before training, such as a reference's, divided among its micro-batches."""
         times = {
             part: mixed_times([(time, pass_share)]) if part.occurrence is Occurrence.BEFORE else time
             for part, time in self.times.items()
@@ -127,11 +114,7 @@ class Forecast:
         return replace(self, times=times)
 
     def with_phase(self, phase: str, other: Forecast, per_step: float) -> Forecast:
-        """Return this forecast with a phase of another forecast, which has the phase's own micro-batch size.
-
-        Args:
-            per_step: number of runs of the phase per optimizer step.
-        """
+        """Return this forecast with a phase of another, which has its own micro-batch size and runs per step."""
         replaced = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
         # This forecast's stretches come first, in order.
         kept = (stretch for stretch in self.stretches if stretch[0].phase != phase or stretch in replaced)
@@ -151,9 +134,7 @@ class Forecast:
 def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
     """Return the first forecast with the weighted mean of all forecasts' times of a step.
 
-    Args:
-        forecasts: each with its weight. The weights sum to 1, or less if sizes are timed by larger ones: the optimizer,
-            whose time does not depend on the size, has normalised weights.
+    The weights sum to 1, or less if sizes are timed by larger ones; those of the optimizer's time are normalised.
     """
     first, whole = forecasts[0][0], sum(weight for _, weight in forecasts)
     times = {}
@@ -189,9 +170,7 @@ def memory_estimate(
     """Return the estimate for a GPU, or for a CPU and its allocator.
 
     Args:
-        worst: forecast of the largest micro-batch, which gives the memory.
-        typical: forecast of a typical one, which gives the time.
-        micro_batches: number per optimizer step.
+        worst, typical: forecasts of the largest micro-batch, for the memory, and of a typical one, for the time.
         device: None for a CPU of which only tensors count. For another CPU, its ``context_bytes`` is the expected
             maximum of a process's memory in addition to tensors; small models need less.
     """

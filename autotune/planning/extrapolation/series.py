@@ -31,8 +31,8 @@ class Aligned:
     Attributes:
         names: names of the moments, as in :class:`autotune.core.timeline.Section`.
         start, end: extrapolated bytes at these moments, aligned from the start and from the end.
-        layer_moments: distance of each moment between both alignments in the deeper trace: the number of moments of the
-            additional layers, or 0 for a moment outside the layers.
+        layer_moments: number of moments of the additional layers, by which both alignments differ in the deeper trace;
+            0 for a moment outside the layers.
         insertions: number of repetitions of the additional layers in the whole model.
         edges: whether the first and last layers differ from those between, because weights are prefetched. If so, the
             first are aligned from the start only, and the last from the end.
@@ -47,7 +47,6 @@ class Aligned:
 
     def highest(self) -> tuple[str, Levels]:
         """Return the name and the bytes of the moment with the most bytes."""
-        # Interpolated moments are not above those that they lie between.
         moments, levels = self._whole(interpolated=False)
         highest = int(np.argmax(sum(levels.values(), start=np.zeros(len(moments)))))
         return self.names[moments[highest]], _nonzero({name: sizes[highest] for name, sizes in levels.items()})
@@ -58,11 +57,8 @@ class Aligned:
         return [_nonzero({name: sizes[at] for name, sizes in levels.items()}) for at in range(len(moments))]
 
     def _whole(self, *, interpolated: bool = True) -> tuple[Places, SeriesLevels]:
-        """Return the shared moment behind each moment of the whole stretch, and the bytes at each of these.
-
-        Args:
-            interpolated: whether to include the moments between the first layers and the last ones.
-        """
+        """Return the shared moment behind each moment of the whole stretch, and the bytes at each of these; with or
+        without the interpolated moments between the first layers and the last, which are not above these."""
         first, last, shares = map(np.concatenate, zip(*self._pieces(interpolated=interpolated), strict=True))
         levels = {
             name: np.maximum(0.0, np.floor(start[first] + shares * (self.end[name][last] - start[first])))
@@ -73,8 +69,8 @@ class Aligned:
     def _pieces(self, *, interpolated: bool) -> Iterator[tuple[Places, Places, Figures]]:
         """Yield for consecutive moments those aligned from the start and from the end, and the shares of the latter.
 
-        Aligned from the end, the first layer of the shallow trace is the second of the deeper one, and their difference
-        would count once per further layer. So the first layer is aligned from the start only.
+        The first layer is aligned from the start only: from the end, it is the second of the deeper trace, and their
+        difference would count once per further layer.
         """
         for in_layers, run in groupby(range(len(self.layer_moments)), key=lambda each: self.layer_moments[each] > 0):
             moments = np.array([*run], dtype=np.intp)

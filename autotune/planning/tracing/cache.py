@@ -27,30 +27,19 @@ _DIGITS = 32
 _SCAN_SHARE = 1 / 16
 
 
-def cache_limit_bytes() -> int:
-    """Return the size limit of the user's cache in bytes: ``AUTOTUNE_CACHE_LIMIT``, such as ``2GiB`` or ``0``.
-
-    Raises:
-        InputError: the variable is not a size.
-    """
-    text = os.environ.get(_LIMIT_VARIABLE, "").strip()
-    if text in ("", "0"):
-        return 0 if text else DEFAULT_LIMIT_BYTES
-    try:
-        return parse_size(text)
-    except InputError as error:
-        raise InputError(
-            f"{_LIMIT_VARIABLE}={text} is not a size.", hint="Write for instance 2GiB, or 0 for no cache."
-        ) from error
-
-
 def user_cache() -> Cache:
-    """Return the cache of all runs of this user.
+    """Return the cache of all runs of this user, with the limit of ``AUTOTUNE_CACHE_LIMIT``, such as ``2GiB`` or ``0``.
 
     Raises:
         InputError: the limit is not a size.
     """
-    limit_bytes = cache_limit_bytes()
+    text = os.environ.get(_LIMIT_VARIABLE, "").strip() or f"{DEFAULT_LIMIT_BYTES}"
+    try:
+        limit_bytes = 0 if text == "0" else parse_size(text)
+    except InputError as error:
+        raise InputError(
+            f"{_LIMIT_VARIABLE}={text} is not a size.", hint="Write for instance 2GiB, or 0 for no cache."
+        ) from error
     try:
         return Cache(cache_directory(), limit_bytes)
     except InputError:
@@ -67,16 +56,16 @@ def fingerprint(*parts: object) -> str:
 class Cache:
     """Least-recently-used cache of JSON documents in a directory, which several processes may share.
 
-    Reading a document sets its file's modification time. When the documents exceed the limit, the oldest ones are
-    removed.
+    Reading a document sets its file's modification time, by which the oldest ones are removed beyond the limit.
 
     Attributes:
+        limit_bytes: size limit of all documents together; 0: nothing is read or written.
         failure: why documents cannot be written, in words; empty if they can, or if the limit is 0.
     """
 
     def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._directory = directory
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         # The first write triggers a scan: the directory may have documents of other runs.
         self._unscanned_bytes = limit_bytes
         self.failure = ""
@@ -93,11 +82,11 @@ class Cache:
     @property
     def is_enabled(self) -> bool:
         """Whether documents are written."""
-        return bool(self._limit_bytes) and not self.failure
+        return bool(self.limit_bytes) and not self.failure
 
     def get(self, kind: type[_DocumentT], key: str) -> _DocumentT | None:
         """Return a document decoded as a class, or None without one; removes a document that cannot be decoded."""
-        if not self._limit_bytes:
+        if not self.limit_bytes:
             return None
         file = self._file(key)
         try:
@@ -105,7 +94,10 @@ class Cache:
         except OSError:
             return None
         except ValueError:
-            self._remove(file)
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                self.failure = self._unwritable(error)
             return None
         with suppress(OSError):  # another process has just removed it, or the directory is read-only
             os.utime(file)
@@ -120,28 +112,22 @@ class Cache:
             write_document(file, encode(value))
             with suppress(FileNotFoundError):
                 self._unscanned_bytes += file.stat().st_size
-            if self._unscanned_bytes > self._limit_bytes * _SCAN_SHARE:
+            if self._unscanned_bytes > self.limit_bytes * _SCAN_SHARE:
                 self._unscanned_bytes = 0
                 self._evict()
         except OSError as error:
-            self.failure = f"{self._directory} cannot be written: {error.strerror}"
+            self.failure = self._unwritable(error)
 
-    def _remove(self, file: Path) -> None:
-        """Remove a document; an error sets :attr:`failure`."""
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            self.failure = f"{self._directory} cannot be written: {error.strerror}"
+    def _unwritable(self, error: OSError) -> str:
+        return f"{self._directory} cannot be written: {error.strerror}"
 
     def _evict(self) -> None:
         """Remove the least recently read documents until the rest is within the limit."""
-        oldest_first = sorted(self._files())
-        excess_bytes = sum(size for _, size, _ in oldest_first) - self._limit_bytes
-        for _, size, file in oldest_first:
-            if excess_bytes <= 0:
-                return
-            file.unlink(missing_ok=True)
-            excess_bytes -= size
+        kept_bytes = 0
+        for _, size, file in sorted(self._files(), reverse=True):
+            kept_bytes += size
+            if kept_bytes > self.limit_bytes:
+                file.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[tuple[int, int, Path]]:
         """Yield modification time, bytes and path of each document, including partial files of killed writers."""
@@ -166,11 +152,7 @@ def package_digest() -> str:
 
 
 def digest_of(package: Path, parts: Sequence[str] = ("",), patterns: Sequence[str] = ("*.py", "*.yaml")) -> str:
-    """Return a hash of the files in parts of a directory, recursively.
-
-    Args:
-        parts: sub-directories; the whole directory by default.
-    """
+    """Return a hash of the files in sub-directories of a directory, recursively; of all by default."""
     digest = hashlib.sha256()
     for name in parts:
         for file in sorted(file for pattern in patterns for file in (package / name).rglob(pattern)):

@@ -45,29 +45,21 @@ class OperatorTimes:
     An operator is measured unless one of the same form and nearly the same predicted time has been: then that one's
     ratio of measured to predicted time applies. An operator that cannot be run by itself keeps its prediction.
 
-    Args:
-        key: cache key of the device and its software.
-
     Attributes:
         failure: the error of the last measurement; empty if it succeeded.
     """
 
     def __init__(self, device: DeviceKind, measure: Measure, cache: Cache, key: str) -> None:
-        self._device = device
-        self._measure = measure
-        self._cache = cache
-        self._key = key
+        self._device, self._measure, self._cache, self._key = device, measure, cache, key
         self.failure = ""
-        cached = cache.get(dict[str, _Measured], key)
-        self._measured: dict[str, _Measured] = dict(cached or {})
+        self._measured: dict[str, _Measured] = dict(cache.get(dict[str, _Measured], key) or {})
         self._forms: dict[str, list[_Measured]] = defaultdict(list)
         for call, measured in self._measured.items():
             self._forms[form_of(call)].append(measured)
 
     def with_measured_times(self, traces: Sequence[Traced]) -> list[Traced]:
         """Return traces with measured times; runs missing measurements first."""
-        replies = [traced for traced in traces if isinstance(traced, TraceReply)]
-        self._measure_missing(replies)
+        self._measure_missing([traced for traced in traces if isinstance(traced, TraceReply)])
         return [self._with_times(traced) if isinstance(traced, TraceReply) else traced for traced in traces]
 
     def seconds(self, operator: TracedOperator) -> float:
@@ -118,8 +110,7 @@ class OperatorTimes:
         return chosen
 
     def _nearest(self, operator: TracedOperator) -> tuple[_Measured | None, float]:
-        """Return the measured operator of the same form with the nearest predicted time, and the log-ratio of the two
-        times; infinite without one."""
+        """Return the measured operator of the same form with the nearest predicted time, and the log-ratio of both."""
         exact = self._measured.get(operator.call)
         if exact is not None:
             return exact, 0.0

@@ -42,14 +42,10 @@ class _Document:
 
 
 class Traces:
-    """Store of traces, by request.
-
-    Args:
-        gpus: GPUs for which traces may be requested. A trace for one of them is also valid for the others on which
-            PyTorch selects the same kernels, so it runs once.
-        times: measured times of operators, which replace predicted ones; None: keep predictions.
+    """Store of traces, by request; one is valid for all of ``gpus`` on which PyTorch selects the same kernels.
 
     Attributes:
+        times: measured times of operators, which replace predicted ones; None: keep predictions.
         new_count: number of traces that were run because the cache lacked them.
     """
 
@@ -62,10 +58,8 @@ class Traces:
         gpus: Sequence[Gpu] = (),
         times: OperatorTimes | None = None,
     ) -> None:
-        self.times = times
-        self._tracer = tracer
-        self._gpus = tuple(gpus)
-        self.cache = cache
+        self.cache, self.times = cache, times
+        self._tracer, self._gpus = tracer, tuple(gpus)
         self._identity = (model_fingerprint, dict(versions))
         self._documents: dict[str, _Document] = {}
         self._requested: dict[int, Traced] = {}
@@ -77,10 +71,7 @@ class Traces:
         return len(self._requested)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        """Return the traces of requests, in their order; runs missing ones, the deepest first.
-
-        Traces that end before an error or an interrupt are stored.
-        """
+        """Return the traces of requests, in their order; runs missing ones, the deepest first, and stores each."""
         requests = [replace(request, operators=self.times is not None) for request in requests]
         keys = [self._key(request) for request in requests]
         missing = self._missing(zip(keys, requests, strict=True))
@@ -91,14 +82,13 @@ class Traces:
             for key, traced in zip(deepest_first, self._tracer([missing[key] for key in deepest_first]), strict=True):
                 new[key] = traced
                 self._store(key, traced)
-        traces = [traced_reply for key in keys if (traced_reply := new.get(key) or self._find(key))]
-        self._requested.update((id(traced_reply), traced_reply) for traced_reply in traces)
+        traces = [known for key in keys if (known := new.get(key) or self._find(key))]
+        self._requested.update((id(traced), traced) for traced in traces)
         results = [_for_gpu(traced, request) or traced for traced, request in zip(traces, requests, strict=True)]
         return self.times.with_measured_times(results) if self.times is not None else results
 
     def _key(self, request: TraceRequest) -> _Key:
-        # Fingerprints identify model and dataset, not paths. GPUs of one compute capability run the same kernels, so a
-        # trace may serve several; their figures are stored separately.
+        # Fingerprints identify model and dataset, not paths. GPUs of one compute capability run the same kernels.
         capability = request.gpu.compute_capability if request.gpu is not None else None
         chosen = request.chosen and replace(request.chosen, directory="")
         without_gpu = replace(request, model=ModelSource(""), gpu=None, others=(), chosen=chosen)
@@ -110,8 +100,7 @@ class Traces:
             return ()
         # The user names one network for all GPUs.
         network = request.gpu.speeds.network if request.gpu.speeds is not None else None
-        candidates = dict.fromkeys(gpu.networked(network) for gpu in self._gpus)
-        return tuple(gpu for gpu in candidates if gpu != request.gpu)
+        return tuple(dict.fromkeys(gpu for each in self._gpus if (gpu := each.networked(network)) != request.gpu))
 
     def _missing(self, keyed: Iterable[tuple[_Key, TraceRequest]]) -> dict[_Key, TraceRequest]:
         """Return the requests to run: those without a known result, and those without figures for their GPU."""
@@ -132,10 +121,7 @@ class Traces:
         return self._documents[name].find(capability)
 
     def _store(self, key: _Key, traced: Traced) -> None:
-        """Add a new trace or a lasting failure to the document of its request.
-
-        If two processes write the same document, the traces of one are lost, and are run again when requested.
-        """
+        """Add a new trace or a lasting failure to its document; one that another process writes meanwhile is lost."""
         name, capability = key
         self.new_count += 1
         if isinstance(traced, TraceReply) or traced.lasting:
