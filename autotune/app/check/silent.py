@@ -151,7 +151,9 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
     check, model = setting.workload.packing_checks.get(attention), setting.workload.model.model_type
     key = "packing" if strategy in SEPARATING else "padding_free"
     if check is None or check.max_difference is None:
-        message = f"This machine cannot check whether documents in one row attend to each other with {attention} on {model}"
+        message = (
+            f"This machine cannot check whether documents in one row attend to each other with {attention} on {model}"
+        )
         yield Finding(Severity.NOTE, f"{message}: {check.reason}." if check is not None else f"{message}.", key)
     elif not check.separates:
         message = f"Documents in one row attend to one another with {attention} on {model}: {check.reason}."
