@@ -31,6 +31,8 @@ _TRIAL_FIGURES = ("status", "reason", "start_seconds", "wall_seconds", *_MEMORY_
 """Fields that a trial copies from its measurement."""
 _WIDE_RANGE = 3.0
 """Ratio of the bounds of a further run's prediction interval above which a note warns that speeds differ widely."""
+_WORTH_NAMING = 0.05
+"""Share of the winner's memory that another candidate has to save to be named: peaks on a CPU scatter by as much."""
 
 
 @dataclass(frozen=True)
@@ -364,7 +366,7 @@ def _notes_on_equally_fast(outcome: SearchOutcome) -> Iterator[str]:
     lightest = min(others, key=lambda record: record.measurement.need_bytes or 0)
     least = lightest.measurement.need_bytes or 0
     ours = max(run.need_bytes or 0 for run in (winner.measurement, *winner.runs))
-    if least < ours:
+    if least < (1 - _WORTH_NAMING) * ours:
         which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
         yield (
             f"Of the candidates as fast within run-to-run variation, {which} needs the least memory:"
