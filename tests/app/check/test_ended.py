@@ -94,7 +94,9 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         # PyTorch checks the default of its optimizers, and transformers gives the value to groups of parameters.
         pytest.param("sft", "weight_decay: -1.0\n", marks=pytest.mark.nightly),
         pytest.param("sft", "optim: sgd\nadam_beta1: 2.0\n", marks=pytest.mark.nightly),
-        pytest.param("sft", "env:\n  PYTORCH_ALLOC_CONF: 'backend:native, x:y'\n", marks=pytest.mark.nightly),
+        pytest.param(
+            "sft", "env:\n  PYTORCH_ALLOC_CONF: 'backend:native, max_split_size_mb:128'\n", marks=pytest.mark.nightly
+        ),
         pytest.param("sft", "max_steps: 3\nnum_train_epochs: .inf\n", marks=pytest.mark.nightly),
         pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
         ("grpo", "remove_unused_columns: true\n"),
