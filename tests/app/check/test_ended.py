@@ -39,7 +39,7 @@ GROUPS = "per_device_eval_batch_size: 4\n"
         (
             "sft",
             "env:\n  PYTORCH_CUDA_ALLOC_CONF: max_split_size:128\n",
-            "the caching allocator's settings 'max_split_size:128': there is no setting max_split_size",
+            "the caching allocator's settings 'max_split_size:128': ",
         ),
         (
             "sft",
