@@ -25,7 +25,9 @@ class Tracking:
     """
 
     def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
-        self._listener, self._clock, self._started_seconds = listener, clock, 0.0
+        self._listener = listener
+        self._clock = clock
+        self._started_seconds = 0.0
         self._evaluator: Evaluator | None = None
         self._usual = self._to_come = 0
 

@@ -31,7 +31,10 @@ class Evaluator:
     """
 
     def __init__(self, problem: TrainerProblem, device: Gpu | None, budget_bytes: int, traces: Traces) -> None:
-        self.problem, self.device, self.budget_bytes, self.traces = problem, device, budget_bytes, traces
+        self.problem = problem
+        self.device = device
+        self.budget_bytes = budget_bytes
+        self.traces = traces
         # Results by fingerprint of the training plan, and the fingerprint of each candidate's plan.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._fingerprints: dict[Candidate, str] = {}
@@ -139,8 +142,11 @@ class Evaluator:
         return traced if isinstance(traced, TracedPlan) else None
 
     def confirm_at_full_depth(self, count: int) -> None:
-        """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit, until
-        the first are; then the best with micro-batches of varied lengths."""
+        """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit.
+
+        Repeats until the first ones have full-depth traces. Then traces the best one with micro-batches of varied
+        lengths.
+        """
         while missing := [
             each.candidate
             for each in (*distinct(self.ranked(), count), self.estimate(self.problem.baseline))

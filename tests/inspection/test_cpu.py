@@ -154,6 +154,13 @@ def test_threads_wait_idly_unless_the_user_has_said_how(
     assert cpu_variables() == cpu(tmp_path).environment == {**expected, **dict.fromkeys(CACHES, "32"), **MALLOC}
 
 
+def number_printed_by(code: str) -> int:
+    """Return the number that a process with the variables of a training on a CPU prints."""
+    run = [sys.executable, "-c", dedent(code)]
+    ended = subprocess.run(run, env=os.environ | cpu_variables(), capture_output=True, text=True, check=True)
+    return int(ended.stdout)
+
+
 GROWN = """
     import torch
     from pathlib import Path
@@ -174,9 +181,7 @@ def test_memory_does_not_grow_with_every_new_length_of_rows(monkeypatch: pytest.
     """It does without the variables, where the CPU has instructions for bfloat16: by 190 MiB."""
     for name in CACHES:
         monkeypatch.delenv(name, raising=False)
-    run = [sys.executable, "-c", dedent(GROWN)]
-    ended = subprocess.run(run, env=os.environ | cpu_variables(), capture_output=True, text=True, check=True)
-    assert int(ended.stdout) < 20 * 1024
+    assert number_printed_by(GROWN) < 20 * 1024
 
 
 FAULTS = """
@@ -204,9 +209,7 @@ def test_the_kernel_fills_no_memory_anew_for_each_step(monkeypatch: pytest.Monke
     """Without the variables it fills 150,000 pages in these ten steps."""
     for name in MALLOC:
         monkeypatch.delenv(name, raising=False)
-    run = [sys.executable, "-c", dedent(FAULTS)]
-    ended = subprocess.run(run, env=os.environ | cpu_variables(), capture_output=True, text=True, check=True)
-    assert int(ended.stdout) < 15_000
+    assert number_printed_by(FAULTS) < 15_000
 
 
 @pytest.mark.parametrize("name", ["LRU_CACHE_CAPACITY", "MALLOC_TRIM_THRESHOLD_"])
