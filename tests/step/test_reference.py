@@ -108,6 +108,20 @@ def test_log_probabilities_of_the_reference_are_those_of_trl(
         assert min(abs(value - other) for other in every) < 1e-4
 
 
+@TRAINERS
+def test_rows_that_a_probe_does_not_pass_get_log_probabilities_near_those_of_trl(name: str, tmp_path: Path) -> None:
+    trainer = built(name, tmp_path)
+    trainer._precompute_engine, trainer._precompute_model_hash = None, None
+    real, probed = (
+        kind._precompute_ref_logps(trainer, trainer.train_dataset, "train", ROWS_AT_ONCE)
+        for kind in (getattr(trl, find_trainer(name).trainer_class), type(trainer))
+    )
+    columns = [column for column in real.column_names if column.startswith("ref_")]
+    assert columns
+    for column in columns:
+        assert probed[column] == pytest.approx(list(real[column]), rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("name", "asking"), [("dpo", (REFERENCE_PASS,)), ("kto", (REFERENCE_KL, REFERENCE_PASS))], ids=["dpo", "kto"]
 )
@@ -145,12 +159,13 @@ def test_the_time_of_a_pass_over_the_dataset_is_that_of_all_its_rows(
         def __init__(self) -> None:
             pass
 
-        def _run_reference(self, dataset: Dataset, batch: Any) -> None:
+        def _run_reference(self, dataset: Dataset, batch: Any) -> list[float]:
             now[0] += float(wide[batch].sum())
+            return []
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     asked = Asked()
-    asked.precompute_sample(Dataset.from_dict({"row": widths}), "train", [], blocks, wide[blocks].max(axis=1), ())
+    asked.precompute_sample(Dataset.from_dict({"row": widths}), "train", [], blocks, wide[blocks].max(axis=1), {})
     assert asked.seconds_per_row == pytest.approx(wide.mean())
 
 

@@ -22,8 +22,8 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
         """Run the reference on the widest rows, then time it on a sample of micro-batches, to extrapolate to all."""
         widths = ADAPTER.sequences(dataset, self.args.max_length).max(axis=1)
         widest = np.argsort(-widths, kind="stable")[:batch_size]
-        blocks = block_rows(len(dataset), batch_size)
-        columns = ("ref_chosen_logps", "ref_rejected_logps")
+        blocks, answers = block_rows(len(dataset), batch_size), ADAPTER.answers(dataset, self.args)
+        columns = {"ref_chosen_logps": answers[:, 0], "ref_rejected_logps": answers[:, 1]}
         return self.precompute_sample(dataset, name, [widest], blocks, widths[blocks].max(axis=1), columns)
 
 
@@ -53,11 +53,15 @@ class PreferenceOptimization(WithReference):
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of both sequences and of their answers after truncation by the collator."""
         rows = trainer.train_dataset
-        parts, sequences = self.lengths(rows), self.sequences(rows, trainer.args.max_length)
-        # Truncation of the end leaves the rest of the answer; TRL drops rows whose prompt alone fills the length.
-        keeps_start = trainer.args.truncation_mode == "keep_start"
-        answers = sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:])
+        sequences, answers = self.sequences(rows, trainer.args.max_length), self.answers(rows, trainer.args)
         return RowSizes(sequences, np.asarray(answers.sum(axis=1)), image_elements=image_elements(rows))
+
+    def answers(self, rows: Dataset, args: Any) -> Counts:
+        """Return the tokens of both answers after truncation by the collator; shape (rows, 2)."""
+        parts, sequences = self.lengths(rows), self.sequences(rows, args.max_length)
+        # Truncation of the end leaves the rest of the answer; TRL drops rows whose prompt alone fills the length.
+        keeps_start = args.truncation_mode == "keep_start"
+        return np.asarray(sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:]))
 
 
 ADAPTER = PreferenceOptimization()

@@ -46,7 +46,8 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
         """Run the reference on the widest blocks, then time it on a sample of blocks for an extrapolation to all."""
         lengths, beside = ADAPTER.sequences(dataset, self.args.max_length)[:, 0], _mismatched_tokens(dataset, self.args)
         loads, blocks = blocks_of(lengths, beside, batch_size), block_rows(len(dataset), batch_size)
-        columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
+        pairs = {"ref_logps": lengths} if beside is None else {"ref_logps": lengths, "ref_KL_logps": beside}
+        columns = {column: pair - ADAPTER.lengths(dataset)[:, 0] for column, pair in pairs.items()}
         # A last block with fewer rows repeats them in `blocks`, which would need more memory than TRL does.
         widest = [np.unique(blocks[place]) for place in worst_blocks(loads)]
         return self.precompute_sample(dataset, name, widest, blocks, loads.tokens + loads.beside, columns)

@@ -57,33 +57,37 @@ class OnTokenizedRows(_Trl):
         widest: Iterable[Counts],
         blocks: Counts,
         sizes: Counts,
-        columns: Sequence[str],
+        columns: Mapping[str, Counts],
     ) -> Dataset:
         """Run the reference on the widest micro-batches, then time it on a sample of all sizes.
 
-        A trace repeats the rows of its one micro-batch, and is not timed.
+        A row gets the mean log-probability of a token of this sample, for each token of its answer. Zeros would
+        saturate the loss: gradients would be subnormal numbers, which a CPU takes about ten times as long for.
+
+        A trace repeats the rows of its one micro-batch, is not timed, and has no values.
 
         Args:
             name: TRL's name of the dataset; only the pass over ``train`` is timed.
             widest: micro-batches, as indices of rows.
             blocks: all micro-batches of the pass; shape (micro-batches, rows).
             sizes: tokens of each micro-batch, to which its time is proportional; shape (micro-batches,).
-            columns: columns that TRL adds with the results; here they are zeros.
+            columns: tokens of each row's answer, by the column that TRL adds with its log-probability; shape (rows,).
         """
         self.run_widest(dataset, (np.resize(batch, blocks.shape[1]) for batch in widest) if is_tracing() else widest)
         if is_tracing() and getattr(self, "_precompute_engine", None) is not None:
             # DeepSpeed's engine records the order of modules in its first pass and uses it from the second on. If
             # training follows the first, it raises. This second pass is outside the phase, and not timed.
             self._run_reference(dataset, blocks[0])
+        of_a_token = np.zeros(len(columns))
         if name == "train" and not is_tracing():
             start_seconds, timed = time.perf_counter(), quantile_indices(sizes, TIMED_MICRO_BATCHES)
-            for batch in blocks[timed]:
-                self._run_reference(dataset, batch)
+            found = np.sum([self._run_reference(dataset, batch) for batch in blocks[timed]], axis=0)
             seconds = (time.perf_counter() - start_seconds) * sizes.sum() / sizes[timed].sum()
             # Blocks repeat rows to fill a last micro-batch.
             self.seconds_per_row = float(seconds) / blocks.size
-        for column in columns:
-            dataset = dataset.add_column(column, [0.0] * len(dataset))
+            of_a_token = found / [max(1, tokens[blocks[timed]].sum()) for tokens in columns.values()]
+        for (column, tokens), value in zip(columns.items(), of_a_token, strict=True):
+            dataset = dataset.add_column(column, (value * tokens).tolist())
         return dataset
 
     def run_widest(self, dataset: Dataset, widest: Iterable[Counts]) -> None:
@@ -91,12 +95,13 @@ class OnTokenizedRows(_Trl):
         for batch in widest:
             self._run_reference(dataset, batch)
 
-    def _run_reference(self, dataset: Dataset, batch: Counts) -> None:
+    def _run_reference(self, dataset: Dataset, batch: Counts) -> list[float]:
+        """Return the sum over the rows of each column's log-probabilities."""
         inputs = self._prepare_inputs(self.read_batch([dataset[int(index)] for index in batch]))
-        for values in self.compute_ref_log_probs(reference_model(self), inputs):
-            if values is not None:
-                # Like TRL; this synchronises the device.
-                values.cpu()
+        results = self.compute_ref_log_probs(reference_model(self), inputs)
+        # A copy to the host like TRL's; it synchronises the device.
+        hosted = [values.cpu() for values in results if values is not None]
+        return [] if is_tracing() else [float(values.sum()) for values in hosted]
 
 
 class WithReference(Adapter):
