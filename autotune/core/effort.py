@@ -49,7 +49,7 @@ EFFORTS: dict[str, Effort] = {
         comparison=Schedule(timing_only=True, min_seconds=1.0, max_seconds=3.0, target_error=0.02),
         comparisons=4,
         probe_timeout_seconds=300.0,
-        planning_seconds=15.0,
+        planning_seconds=12.0,
     ),
     "normal": Effort(
         name="normal",
