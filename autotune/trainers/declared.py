@@ -42,7 +42,7 @@ class ConfigFields:
     A contract test compares them with the installed TRL. Each is in one of these attributes, ``reading`` apart.
 
     Attributes:
-        traced: fields that are passed to the traced trainer unchanged.
+        traced: fields that are passed to the traced trainer unchanged; a technique may write them, too.
         without_effect: fields without effect on memory and time of a step.
         others: fields that techniques set, and fields that must be at their defaults in a traced configuration.
         assumed: by field, the assumption if it is set, as a sentence.

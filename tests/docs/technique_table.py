@@ -30,24 +30,23 @@ EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), pro
 HEAD = """\
 # Techniques
 
-What autotune does with each technique for each of TRL's trainers. `make docs` generates this page from the catalogue
-and the installed TRL, and a test compares them.
+What autotune does with each technique for each of TRL's trainers, on eight GPUs with every package installed (generated
+from the code by `make docs`). `autotune techniques` explains each choice, and shows what this machine lacks.
 
 | word | meaning |
 |---|---|
 | probed | measured by real training steps; traces predict its memory, and its time if the GPU's speeds are known |
 | on request | the same, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
-| partly planned | traces lack what [its section](#what-each-one-does) names |
+| partly planned | traces lack what [the exceptions](#exceptions) name |
 | not `choice` | no probe has that choice with this trainer |
 | `choice` restricted | only some combinations have it |
 | ignored | TRL does not use the field with this trainer, or it changes neither memory nor time |
-| refused | never tried |
+| refused | never tried, for the reason under [exceptions](#exceptions) |
 | - | TRL's configuration of this trainer has no field for it |
 
-The sections have the reasons. The table is for eight GPUs with every package installed. A choice that needs several
-GPUs, a GPU or a package is refused without it; `autotune techniques` shows this for the machine that it runs on.
+Of a family of choices one is named: `r16` stands for every rank.
 
-A choice is exact (the training stays the same) with a trainer's default loss, unless its section has an exception.
+A choice is exact (the training stays the same) with a trainer's default loss, apart from the exceptions.
 With other losses, further knobs change training, and are searched only with `--allow`:
 
 - Losses over all rows of a micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's
@@ -67,7 +66,7 @@ With other losses, further knobs change training, and are searched only with `--
 
 def document() -> str:
     """Return the page."""
-    return HEAD + "\n".join([*_table(), "", *_sections(), *_guides()]) + "\n"
+    return HEAD + "\n".join([*_table(), "", *_effects(), *_exceptions(), *_guides()]) + "\n"
 
 
 def cell(technique: Technique, trainer: str) -> str:
@@ -111,49 +110,53 @@ def _table() -> Iterator[str]:
     yield f"|---|{'---|' * len(trainers())}"
     for technique in catalogue():
         cells = (cell(technique, trainer) for trainer in trainers())
-        yield f"| [`{technique.name}`](#{technique.name}) | {' | '.join(cells)} |"
+        yield f"| `{technique.name}` | {' | '.join(cells)} |"
 
 
-def _sections() -> Iterator[str]:
+def _effects() -> Iterator[str]:
+    """Yield a table of the techniques with their choices."""
     yield "## What each one does"
     yield ""
+    yield "| technique | effect | exact choices | choices that change training | needs |"
+    yield "|---|---|---|---|---|"
     for technique in catalogue():
-        yield f"### {technique.name}"
-        yield ""
-        yield " ".join(_sentences(technique))
-        yield ""
-        exceptions = list(_exceptions(technique))
-        yield from exceptions
-        yield from [""] if exceptions else []
+        exact, changing = (
+            _listed(option.choice for option in technique.options if option.effect is effect)
+            for effect in (Effect.EXACT, Effect.CHANGES_TRAINING)
+        )
+        how = f"{changing}: {technique.changes}" if changing else ""
+        yield f"| `{technique.name}` | {technique.summary.rstrip('.')} | {exact} | {how} | {technique.needs} |"
+    yield ""
 
 
-def _sentences(technique: Technique) -> Iterator[str]:
-    yield technique.summary
-    changing = [option.choice for option in technique.options if option.effect is Effect.CHANGES_TRAINING]
-    exact = [option.choice for option in technique.options if option.effect is Effect.EXACT]
-    if changing:
-        yield f"Exact: {_listed(exact)}."
-        yield f"Changes training: {_listed(changing)}; {technique.changes}."
+def _exceptions() -> Iterator[str]:
+    """Yield a table of what differs from that, by technique and trainers."""
+    yield "## Exceptions"
+    yield ""
+    yield "| technique | trainers | exception |"
+    yield "|---|---|---|"
+    for technique in catalogue():
+        known: dict[str, list[str]] = {}
+        for trainer, difference in [*_everywhere(technique), *_differences(technique)]:
+            known.setdefault(difference, []).append(trainer)
+        for difference, names in known.items():
+            yield f"| `{technique.name}` | {', '.join(names)} | {difference} |"
+    yield ""
+
+
+def _everywhere(technique: Technique) -> Iterator[tuple[str, str]]:
+    """Yield what is different from other techniques with every trainer."""
     searched = [choice for name in trainers() for choice in _searched(name).get(technique.name, ())]
     possible = (option for option in technique.options if not technique.unavailable(option.choice, EIGHT_GPUS))
     left_out = [option.choice for option in possible if not any(map(option.has, searched))]
     if searched and left_out:
-        yield f"Only on request: {_listed(left_out)}."
-    if technique.needs:
-        yield f"Needs {technique.needs}."
-    if technique.impact.unplanned:
-        yield f"Not planned: {technique.impact.unplanned}."
-
-
-def _exceptions(technique: Technique) -> Iterator[str]:
+        yield "all", f"{_listed(left_out)} only on request"
     for option in technique.options:
         reason = technique.unavailable(option.choice, EIGHT_GPUS)
         if reason is not None:
-            yield f"- everywhere: `{option.choice}` refused: {reason}."
-    known: dict[str, list[str]] = {}
-    for trainer, difference in _differences(technique):
-        known.setdefault(difference, []).append(trainer)
-    yield from (f"- {', '.join(names)}: {difference}." for difference, names in known.items())
+            yield "all", f"`{option.choice}` refused: {reason}"
+    if technique.impact.unplanned:
+        yield "all", f"not planned: {technique.impact.unplanned}"
 
 
 def _differences(technique: Technique) -> Iterator[tuple[str, str]]:
@@ -180,9 +183,8 @@ def _listed(choices: Iterable[Choice]) -> str:
 
 def _guides() -> Iterator[str]:
     yield "## What TRL's guides name"
-    names = {technique.name for technique in catalogue()}
-    for guide in dict.fromkeys(guide for guide, _ in GUIDES):
-        yield from ("", f"| {guide} | here |", "|---|---|")
-        for section, techniques in ((section, own) for (of, section), own in GUIDES.items() if of == guide):
-            here = [f"[`{name}`](#{name})" if name in names else f"{name}: {ELSEWHERE[name]}" for name in techniques]
-            yield f"| {section} | {', '.join(here)} |"
+    yield ""
+    guides = " and ".join(f'"{guide}"' for guide in dict.fromkeys(guide for guide, _ in GUIDES))
+    yield f"Everything in {guides} is one of these techniques, except"
+    yield ""
+    yield from (f"- `{name}`: {reason}." for name, reason in ELSEWHERE.items())
