@@ -20,12 +20,8 @@ from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import ACCELERATE_ARGUMENTS
 from autotune.emit.document import json_text
-from autotune.emit.figures import measured
-from autotune.emit.files import write_text
 from autotune.emit.rows import TrainingRows, training_rows
-from autotune.emit.training import config_text
 from autotune.errors import AutotuneError
-from autotune.inspection.paths import user_path
 from autotune.reporting.page.markdown import markdown_page
 from autotune.reporting.probe import probe_report
 from autotune.trainers import find_trainer
@@ -166,19 +162,6 @@ class ProbeResult:
             return None
         return self._objects().training_dataset(**found.entry(found.evaluated))
 
-    def to_yaml(self, path: str | Path) -> None:
-        """Write the file that the trainer's ``trl`` command takes with ``--config``.
-
-        Raises:
-            AutotuneError: nothing was found, TRL's command line cannot train it, or the file cannot be written.
-        """
-        if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
-            raise AutotuneError(
-                "TRL's command line cannot train this recommendation.", hint="Run the bundle's train.py."
-            )
-        directory = Path(self.document.output_directory)
-        write_text(user_path(path), config_text(measured(self.document, self._recommended()), self._rows(), directory))
-
     def _repr_markdown_(self) -> str:
         """Return the report, which a notebook shows for the result."""
         return markdown_page(probe_report(self.document))
@@ -207,8 +190,6 @@ class ProbeResult:
 @taking(ProbeArguments)
 def probe(args: ProbeArguments) -> ProbeResult:
     """Search for the fastest configuration that fits, by training steps in separate processes on this machine.
-
-    With ``workers``, the listener is called from several threads, one at a time.
 
     Raises:
         InputError: an argument cannot be used.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autotune.app.options import Options
@@ -36,13 +36,11 @@ class Start:
     Attributes:
         batch: documents per optimizer step: the user's ``--global-batch-size``, else the base's.
         token_coverage: least share of tokens, 0 to 1, that every candidate keeps.
-        replaced: by technique, the base's value that a fixed choice of the user replaces.
     """
 
     base: Base
     batch: int
     token_coverage: float
-    replaced: Mapping[str, str]
 
 
 def start_of(base: UserBase, options: Options, workload: Workload, machine: Machine) -> Start:
@@ -85,12 +83,6 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         ),
         batch,
         coverage,
-        {
-            name: _as_written(base, find(name, trainer.techniques))
-            for name, choice in options.wishes.fixed.items()
-            if _is_written(base, find(name, trainer.techniques))
-            and (name not in nearest.exact or nearest.candidate[name] != choice)
-        },
     )
 
 

@@ -65,17 +65,12 @@ def few_documents_text(workload: Workload, batch: int) -> str:
 def notes_on(problem: TrainerProblem) -> Iterator[str]:
     """Yield the notes on a run, the most important first."""
     setting = problem.setting
-    workload, model = setting.workload, setting.workload.model
+    workload = setting.workload
     yield from notes_on_workload(workload)
     yield from notes_on_images(problem.baseline[Attention.name], workload)
     not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:
         yield f"Packing that keeps documents apart and padding-free were not tried: {not_separated}."
-    if model.has_weights is False:
-        yield (
-            f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
-            "to its config.json, or train a model that has them."
-        )
     few = few_documents_text(workload, setting.global_batch_size)
     if few:
         yield f"{few}: rows were repeated to measure whole steps."
@@ -128,9 +123,6 @@ def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
         )
 
 
-_LEAST_RETURNED_SHARE = 0.05
-"""Least share of freed blocks in a predicted need that is worth a note."""
-
 TIME_ERROR_HELD = (
     "76 of 89 TRL steps measured on an H100 and an H200 (on the worst of 3 machines 21 of 32), to which the host's "
     "share was fitted"
@@ -165,16 +157,6 @@ def notes_on_speed(gpu: Gpu) -> Iterator[str]:
     """Yield a note if nothing is known of a GPU's speed."""
     if gpu.speeds is None:
         yield f"The speed of {gpu.name} is not known, so no speed is predicted."
-
-
-def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
-    """Yield a note if freed blocks that the allocator would return make up a large share of an estimate."""
-    if memory.returned_bytes > _LEAST_RETURNED_SHARE * memory.device_bytes:
-        yield (
-            f"Of the {format_bytes(memory.device_bytes)} of the best candidate, {format_bytes(memory.returned_bytes)}"
-            " are freed blocks that PyTorch's allocator keeps while there is room, and returns when memory is short."
-            " Candidates that cannot fit are traced with few layers, which do not show such blocks."
-        )
 
 
 def notes_on_traces(traces: Traces) -> Iterator[str]:

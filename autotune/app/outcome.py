@@ -10,7 +10,6 @@ from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_launcher, notes_on_loading
 from autotune.core.candidate import Candidate
 from autotune.core.length_report import LengthLimit, histogram, limit
-from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
@@ -20,7 +19,7 @@ from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
 from autotune.reporting.words import baseline_name, differences, ended_text
-from autotune.study.comparison import next_turn, pairs, runs_after
+from autotune.study.comparison import pairs, runs_after
 from autotune.study.problem import Record, SearchOutcome
 from autotune.trainers import Trainer, length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
@@ -29,8 +28,6 @@ from autotune.units import counted, format_bytes, format_share
 _MEMORY_FIGURES = ("peak_bytes", "reserved_bytes", "device_bytes")
 _TRIAL_FIGURES = ("status", "reason", "start_seconds", "wall_seconds", *_MEMORY_FIGURES)
 """Fields that a trial copies from its measurement."""
-_WIDE_RANGE = 3.0
-"""Ratio of the bounds of a further run's prediction interval above which a note warns that speeds differ widely."""
 _WORTH_NAMING = 0.05
 """Share of the winner's memory that another candidate has to save to be named: peaks on a CPU scatter by as much."""
 
@@ -91,13 +88,10 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         left_out=problem.space.left_out,
         notes=(
             *_notes_on_failures(outcome, is_users=own),
-            *_notes_on_missing_runs(outcome, is_users=own),
-            *_notes_on_spread(outcome),
             *_notes_on_equally_fast(outcome),
             *_notes_on_contradictions(outcome, int(facts.budget_bytes * (1 - facts.margin))),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
             *(notes_on_launcher(recommended, setting.machine.hardware) if recommended else ()),
-            *_notes_on_predictions(setting.machine.hardware, trials),
             *facts.notes,
         ),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
@@ -166,15 +160,6 @@ def _notes_on_contradictions(outcome: SearchOutcome, limit_bytes: int) -> Iterat
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, "
                 f"±{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
             )
-
-
-def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a note on a CPU: measured memory differs from predicted memory and from that of a long run."""
-    if hardware.kind == "cpu" and any(trial.predicted_bytes is not None for trial in trials):
-        yield (
-            "On a CPU, measured peaks leave out memory that is never written to; predictions count it. "
-            "A long run holds more, since the C library keeps parts of freed memory."
-        )
 
 
 def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem) -> Trial:
@@ -318,27 +303,6 @@ def _notes_on_failures(outcome: SearchOutcome, *, is_users: bool) -> Iterator[st
         failure = failure_of(record, outcome.records)
         assert failure is not None
         yield f"{name} ran in its probe, and {ended_text(failure.status)} in a later run ({failure.reason})."
-
-
-def _notes_on_missing_runs(outcome: SearchOutcome, *, is_users: bool) -> Iterator[str]:
-    """Yield a note if the search ended before all planned short runs."""
-    winner, baseline = outcome.winner, outcome.baseline
-    if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
-        return
-    speed, count = speed_up(winner, baseline), sum(run.number == winner.number for run in winner.comparison)
-    name = "the recommendation"
-    if count >= outcome.comparisons:
-        name, count = baseline_name(is_users=is_users), len(winner.comparison) - count
-    of_probes = speed.speedup is not None and speed.pairs == 0 and winner != baseline
-    ratio = " The speed-up is the ratio of one probe of each." if of_probes else ""
-    yield f"The search ended after {count} of {outcome.comparisons} short runs of {name}.{ratio}"
-
-
-def _notes_on_spread(outcome: SearchOutcome) -> Iterator[str]:
-    """Yield a note if the interval of the winner's rate is wide."""
-    expected = outcome.winner.prediction_interval if outcome.winner is not None else None
-    if expected is not None and expected.high > _WIDE_RANGE * expected.low:
-        yield "Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one."
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:

@@ -12,14 +12,13 @@ from autotune.app.notes import (
     few_documents_text,
     host_notes,
     notes_on_assumptions,
-    notes_on_cache,
     notes_on_images,
     notes_on_plans,
     notes_on_processes,
     notes_on_speed,
     notes_on_workload,
 )
-from autotune.app.offers import offers
+from autotune.app.offers import dropping_offer
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
 from autotune.app.planned import check_network, planned_machine, planned_sources, planned_traces
@@ -86,7 +85,7 @@ def plan(args: PlanArguments) -> Plan:
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).public
         explanation = _explanation(evaluator, best) if args.explain else None
-        offered = offers(evaluator, best[0], fits=best[0].fits) if best else ()
+        offered = dropping_offer(problem, evaluator.estimate_in_setting, best[0].candidate) if best else ()
         split = _server_split(evaluator, best, args.server_gpus)
         written: PlannedBundle | str = ""
         failure: InputError | None = None
@@ -112,7 +111,6 @@ def plan(args: PlanArguments) -> Plan:
         notes=(
             *_notes(evaluator, planned, args, decided=decided),
             *_notes_on_host(best, planned),
-            *(note for one in best if one.memory is not None for note in notes_on_cache(one.memory)),
             *_notes_on_server(split),
             *([f"Without a price: {planned.device.name}."] if args.prices is not None and price is None else []),
             *offered,
@@ -200,12 +198,6 @@ def _notes(evaluator: Evaluator, planned: Machine, args: PlanArguments, *, decid
         yield (
             f"All rows are assumed to have {counted(lengths.longest, 'token')}. Rows of varied lengths are padded and"
             " need an attention mask, which takes more memory: give a DATASET to plan for its lengths."
-        )
-    misaligned = sum(not each.aligned for each in evaluator.traced_plans)
-    if misaligned:
-        yield (
-            f"Candidates whose traces cannot be aligned moment by moment: {misaligned}. Only their peaks were"
-            " extrapolated from few layers to all."
         )
     assumed = {text for each in evaluator.traced_plans for text in each.memory.assumptions}
     yield from notes_on_assumptions(sorted(assumed))

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from autotune.app.arguments import ProbeArguments, time_left, time_limit
-from autotune.app.base import Start, start_of
+from autotune.app.base import start_of
 from autotune.app.notes import notes_on, notes_on_workers
-from autotune.app.offers import offers
+from autotune.app.offers import dropping_offer
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
@@ -90,7 +90,7 @@ def probe(args: ProbeArguments) -> Result:
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         in_time = not outcome.interrupted and time_left(limit, time.monotonic() - started) != 0
         timelines = predictions.timelines(compared, traces=in_time)
-        file, file_notes = _edited_file(replace(run, problem=problem), base, start, outcome)
+        file, file_notes = _edited_file(replace(run, problem=problem), base, outcome)
         facts = RunFacts(
             budget_bytes=budget_bytes,
             margin=args.margin,
@@ -163,23 +163,14 @@ def _options_with_base(options: Options, base: UserBase, init: Init) -> Options:
     return replace(options, rollouts=replace(options.rollouts, rewards=rewards), teacher=teacher)
 
 
-def _edited_file(
-    run: Run, base: UserBase | None, start: Start | None, outcome: SearchOutcome
-) -> tuple[BaseFile | None, tuple[str, ...]]:
+def _edited_file(run: Run, base: UserBase | None, outcome: SearchOutcome) -> tuple[BaseFile | None, tuple[str, ...]]:
     """Return the base's file with the recommendation's changes, and notes on it."""
-    if base is None or start is None:
+    if base is None:
         return None, ()
     args, out, trainer, setting = run.arguments, run.output, run.problem.trainer, run.problem.setting
-    notes = [
-        f"--fix {knob}={setting.wishes.fixed[knob]} replaces {value} in {base.name}."
-        for knob, value in start.replaced.items()
-    ]
-    notes += [f"{base.name}: {assumption}." for assumption in base.assumptions]
-    processes = setting.machine.hardware.processes
-    if base.launching.counted and base.launching.processes != processes:
-        notes.append(f"--num-processes {processes} replaces {base.launching.processes} in {base.name}.")
+    notes = tuple(f"{base.name}: {assumption}." for assumption in base.assumptions)
     if outcome.winner is None:
-        return BaseFile(base.name), tuple(notes)
+        return BaseFile(base.name), notes
     plan = trainer.plan(outcome.winner.candidate, setting)
     workload = setting.workload
     rows = training_rows(workload, plan, out.directory)
@@ -208,6 +199,5 @@ def _offers(predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]
     if evaluator is None or outcome.winner is None:
         return ()
     with suppress(AutotuneError):
-        (found,) = evaluator.run([outcome.winner.candidate])
-        return offers(evaluator, found, fits=True) if found.memory is not None else ()
+        return dropping_offer(evaluator.problem, evaluator.estimate_in_setting, outcome.winner.candidate)
     return ()

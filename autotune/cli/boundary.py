@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
@@ -37,10 +36,6 @@ _NO_MEMORY = (
 _NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
 _TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
-_ASCII = str.maketrans(
-    {"±": "+-", "µ": "u", "…": "...", "→": "->", **dict(zip("·○●█▉▊▋▌▍▎▏─└┤", ".o*#####   -+|", strict=True))}
-)
-"""Replacements of the reports' characters for terminals that lack them."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -53,23 +48,13 @@ def run(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
-            stream.reconfigure(errors=_in_ascii.__name__)
+            stream.reconfigure(errors="replace")
     with Signals() as signals:
         code = _exit_code(argv)
         if code != INTERRUPTED:
             return code
         _report_interrupt(argv)
         return INTERRUPTED if signals.received is None else 128 + signals.received
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of characters that a terminal lacks, and their end (``codecs.register_error``)."""
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end].translate(_ASCII)
-    return lacking.encode("ascii", "replace").decode(), error.end
-
-
-codecs.register_error(_in_ascii.__name__, _in_ascii)
 
 
 def _open_closed_streams() -> None:

@@ -61,14 +61,12 @@ class ProbeStarted:
         purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``confirmation`` or ``comparison``; the limit
             does not count the last two.
         trials_limit: maximum number of probes, those of earlier runs included.
-        seconds_left: time to the search's time limit; None: no limit.
     """
 
     number: int
     candidate: Candidate
     purpose: str
     trials_limit: int
-    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,6 @@ class ProbeFinished:
     purpose: str
     measurement: Measurement
     best: bool
-
-
-@dataclass(frozen=True)
-class ProbeLost:
-    """A running probe is lost with its worker; another worker repeats it under another number."""
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,6 @@ Event = (
     | StudyResumed
     | ProbeStarted
     | ProbeFinished
-    | ProbeLost
     | CandidateVetoed
     | Tracing
     | Ranked

@@ -12,7 +12,7 @@ from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import local_path, unreadable
-from autotune.inspection.rows import CHECKED_BYTES, check_json, compression
+from autotune.inspection.rows import check_lines, compression
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """The builder of ``datasets.load_dataset`` for each suffix of a file."""
@@ -20,9 +20,6 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 _TRAIN = "train"
 _FORMATS_TEXT = f"{', '.join(BUILDERS)}, each also compressed ({', '.join(sorted(COMPRESSIONS))})"
 _SUFFIXES = frozenset({*BUILDERS, *COMPRESSIONS})
-# The first and last four bytes of every file; four bytes of footer length are between (Apache Parquet, File Format).
-_PARQUET_MAGIC = b"PAR1"
-_MIN_PARQUET_BYTES = 12
 # As datasets.splits.NamedSplit checks it.
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 # Files of Dataset.save_to_disk and DatasetDict.save_to_disk. load_dataset refuses the first; of the second, datasets
@@ -178,11 +175,11 @@ def _has_data(directory: Path) -> bool:
     return False
 
 
-def check_file(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
-    """Check that a file is not empty, and the form of JSON and Parquet.
+def check_file(file: Path, *, lines: bool = False) -> None:
+    """Check that a file is not empty, and can be decompressed here.
 
     Args:
-        limit_bytes: bytes of a JSON file that are checked.
+        lines: whether to check every line of a JSON file.
 
     Raises:
         InputError: it is empty or broken.
@@ -190,21 +187,7 @@ def check_file(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
     try:
         if file.stat().st_size == 0:
             raise InputError(f"{file} is empty.", hint="Give a dataset that has rows.")
-        match builder_of(file):
-            case "json":
-                check_json(file, limit_bytes)
-            case "parquet" if compression(file) is None:
-                _check_parquet(file)
+        if compression(file) is None and lines and builder_of(file) == "json":
+            check_lines(file)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
-
-
-def _check_parquet(file: Path) -> None:
-    whole = file.stat().st_size >= _MIN_PARQUET_BYTES
-    if whole:
-        with file.open("rb") as stream:
-            start = stream.read(len(_PARQUET_MAGIC))
-            stream.seek(-len(_PARQUET_MAGIC), os.SEEK_END)
-            whole = start == stream.read() == _PARQUET_MAGIC
-    if not whole:
-        raise InputError(f"{file} is not a Parquet file, or not a whole one.", hint="Write or download it again.")

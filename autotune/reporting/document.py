@@ -249,29 +249,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """A figure of a probe: the prediction before it ran, and the measurement."""
-
-    name: str
-    predicted: float
-    measured: float
-
-
-@dataclass(frozen=True)
 class Charts:
     """The figures of the charts that only a page draws; an empty attribute has no chart.
 
     Attributes:
         steps: memory through one step of the compared candidates.
-        untraced: a sentence on the candidates without such memory; empty if all have it.
-        memory, speed: pairs of prediction and measurement.
     """
 
     plane: Plane
     steps: tuple[Step, ...] = ()
-    untraced: str = ""
-    memory: tuple[Predicted, ...] = ()
-    speed: tuple[Predicted, ...] = ()
 
 
 Block = Paragraph | Listing | Table | Facts | Diff | Snippet | Candidates | Plane | Charts

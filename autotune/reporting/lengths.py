@@ -47,7 +47,7 @@ def lengths_report(report: LengthReport) -> Document:
             remarks=(Paragraph(counts),),
         ),
         sections=(
-            Section("Histogram", (histogram(report.histogram, "tokens in a row" if single else "longest sequence"),)),
+            Section("Histogram", (_histogram(report.histogram, "tokens in a row" if single else "longest sequence"),)),
             Section("Quantiles", (_table(("share of rows", longest), quantiles),)),
             *(() if dataset.images is None else (_images(dataset.images),)),
             *((_smaller_images(dataset.images),) if dataset.images is not None and dataset.images.limits else ()),
@@ -94,15 +94,12 @@ def _setting_text(limit: ImageLimit) -> str:
     return f"{int(value):,}" if value.isdecimal() else "no tiles"
 
 
-def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: int | None = None) -> Table:
-    """Return the number of rows by length; ``title`` is that of the first column, ``limit`` the maximum length."""
+def _histogram(bins: Sequence[LengthBin], title: str) -> Table:
+    """Return the number of rows by length; ``title`` is that of the first column."""
     most, tokens = max(part.rows for part in bins), sum(part.tokens for part in bins)
-    last = next((part for part in bins if limit is not None and limit <= part.high), None)
     rows = (
         (
-            f"{part.low:,}"
-            + (f" to {part.high:,}" if part.low != part.high else "")
-            + (f", max_length {limit:,}" if part is last else ""),
+            f"{part.low:,}" + (f" to {part.high:,}" if part.low != part.high else ""),
             f"{part.rows:,}",
             Bar(part.rows / most, "default"),
             format_share(part.tokens / tokens) if tokens else "-",

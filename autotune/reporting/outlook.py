@@ -71,29 +71,29 @@ def interrupted_text(result: Result) -> str:
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
         going_on = [f"Go on with --resume and {more}."] if more else []
-        return " ".join((decided, *_barred_texts(result), *_smallest_text(result), *going_on))
+        return " ".join((decided, *_barred_texts(result), *going_on))
     allowed = " that may be recommended" if completed_trials(result) else ""
-    return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
+    return f"Interrupted before any candidate{allowed} ran to the end."
 
 
 def nothing_fits_text(result: Result) -> str:
     """Return why nothing is recommended: the smallest need, failures, and candidates that fit but are not allowed."""
     barred = [trial for trial in completed_trials(result) if trial.illegal]
-    other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
-    unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
-    ended, least = "", _smallest_trial(result)
-    if unfinished:
-        one = least if least in unfinished else unfinished[0]
+    decided, ended = (*OUT_OF_MEMORY, ProbeStatus.VETOED, ProbeStatus.OK), ""
+    one = next((trial for trial in result.trials if trial.status not in decided), None)
+    if one is not None:
         ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {one.reason}' if one.reason else ''}"
     if result.status is RunStatus.FAILED:
         found = f"No candidate can be recommended{ended}."
     else:
-        tried = "" if _is_proven(result) else " that was tried"
+        legal = (trial for trial in result.trials if not trial.illegal and trial.status is not ProbeStatus.VETOED)
+        whole = result.ended in (None, Ending.EXHAUSTED) and all(trial.lacked_memory for trial in legal)
+        tried = "" if whole else " that was tried"
         what = f"Nothing{' that may be recommended' if barred else ''}{tried}"
         need = _smallest_need_text(result)
         budget = f"{format_bytes(result.budget_bytes)} less the margin of {100 * result.margin:g} %"
         found = f"{what} fits in {budget}: {need}{ended}."
-    return " ".join((found, *_nearest_text(result), *_smallest_text(result), *_barred_texts(result)))
+    return " ".join((found, *_barred_texts(result)))
 
 
 def _barred_texts(result: Result) -> Iterator[str]:
@@ -118,53 +118,9 @@ def _smallest_need_text(result: Result) -> str:
     return f"memory ran out at {format_bytes(limit_bytes)}{least if result.hardware.kind == 'cpu' else ''}"
 
 
-def _is_proven(result: Result) -> bool:
-    """Return whether the candidate with the smallest predicted need, or all that are allowed, lacked memory."""
-    trial = _smallest_trial(result)
-    if trial is not None:
-        return trial.lacked_memory
-    legal = [trial for trial in result.trials if not trial.illegal and trial.status is not ProbeStatus.VETOED]
-    return result.ended in (None, Ending.EXHAUSTED) and all(trial.lacked_memory for trial in legal)
-
-
-def _nearest_text(result: Result) -> Iterable[str]:
-    """Yield the later failure of the candidate that needs the least memory and had fit its first probe."""
-    failed = [trial for trial in completed_trials(result) if trial.later_failure is not None and not trial.illegal]
-    trial = min(failed, key=lambda one: one.held_bytes or 0, default=None)
-    if trial is None or trial.later_failure is None:
-        return
-    later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
-    again = "in the longer run" if later.longer else "in a later run"
-    held = f"{words.bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
-    yield f"{_name(result, trial)} fit its probe with {held}, and {words.ended_text(later.status)} {again}."
-
-
-def _smallest_text(result: Result) -> Iterable[str]:
-    """Yield the outcome of the candidate with the smallest predicted need."""
-    found, trial = result.smallest, _smallest_trial(result)
-    if found is None:
-        return
-    if trial is None:
-        became = f"was not tried{f': {result.ended} ended the search' if result.ended else ''}"
-    elif trial.status is ProbeStatus.VETOED:
-        became = f"was not tried: {trial.reason}"
-    elif trial.later_failure is not None:
-        became = f"{words.ended_text(trial.later_failure.status)} in a later run of trial {trial.number}"
-    else:
-        became = f"{words.ended_text(trial.status)} in trial {trial.number}"
-    need = f"{format_bytes(found.predicted_bytes)} ({candidate_name(result, found.candidate)})"
-    yield f"The smallest predicted need, {need}, {became}."
-
-
 def _name(result: Result, trial: Trial) -> str:
     of_baseline = result.baseline is not None and trial.number == result.baseline.number
     return baseline_name(result, capitalized=True) if of_baseline else f"Trial {trial.number}"
-
-
-def _smallest_trial(result: Result) -> Trial | None:
-    """Return the trial of the candidate with the smallest predicted need, if it was tried."""
-    number = None if result.smallest is None else result.smallest.number
-    return next((trial for trial in result.trials if trial.number == number), None)
 
 
 def baseline_name(result: Result, *, capitalized: bool = False) -> str:

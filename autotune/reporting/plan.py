@@ -30,7 +30,6 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     if plan.explanation is not None and top is not None:
         return _explanation_report(plan, plan.explanation)
     best, fits, chosen = plan.best, plan.fastest is not None, _chosen(plan)
-    steps, untraced = _steps(plan, chosen)
     legend = (("recommended", chosen), ("default", words.BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
     return doc.Document(
@@ -41,18 +40,17 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *doc.listing("Why nothing is predicted", () if best is not None else unknown_lines(plan)),
             *sections.comparison_sections(words.BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
-            doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
+            doc.Section("Charts", (doc.Charts(plane, _steps(plan, chosen)),), doc.Medium.PAGES),
             doc.Section("Best speed for each amount of memory", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *sections.peak_sections("Memory at the peak", _needs(plan), plan.budget_bytes),
             *sections.comparison_sections(
                 words.BASELINE_NAME, chosen, sections.comparison_rows(*_epochs(plan)), doc.Medium.TERMINAL
             ),
-            *sections.length_sections(plan.lengths, plan.limit, "the best candidate"),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
-            sections.closing_section("Predicted with", _facts(plan), "Plan again with", "plan", plan.settings),
+            sections.closing_section("Predicted with", _facts(plan), plan.settings),
         ),
     )
 
@@ -88,11 +86,11 @@ def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
     )
 
 
-def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
-    candidates = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
+def _steps(plan: Plan, chosen: str) -> tuple[doc.Step, ...]:
+    candidates = [("recommended", chosen, plan.timeline)] if plan.best is not None else []
     if plan.best is None or plan.best.candidate != plan.baseline.candidate:
-        candidates.append(("default", words.BASELINE_NAME, plan.baseline_timeline, ""))
-    return sections.step_memory(candidates, predicted=True)
+        candidates.append(("default", words.BASELINE_NAME, plan.baseline_timeline))
+    return tuple(doc.Step(role, name, timeline) for role, name, timeline in candidates if timeline is not None)
 
 
 def _comparison_of_plan(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:

@@ -31,18 +31,17 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
         sections=(
             *doc.listing("What might change this (not measured)", ways_out),
             *_figures(result, name),
-            doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted_pairs(result)),), pages),
+            doc.Section("Charts", (doc.Charts(plane, _steps(result, name)),), pages),
             *_contributions(result),
             *_file(result),
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
             *sections.peak_sections("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, pages),
-            *sections.length_sections(result.lengths, result.limit, "the recommendation"),
             *doc.listing("Not searched", outlook.left_out_lines(result.left_out)),
             *doc.listing("Not measured, since it changes training", further),
             *doc.listing("Notes", filter(None, (comparison.step_change_text(result), *result.notes))),
             *_bundle(result, program),
-            sections.closing_section("Measured with", _facts(result), "Searched with", "probe", result.settings),
+            sections.closing_section("Measured with", _facts(result), result.settings),
         ),
     )
 
@@ -100,9 +99,10 @@ def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choo
     return candidates
 
 
-def _steps(result: Result, name: str) -> tuple[tuple[doc.Step, ...], str]:
-    steps = ((role, name, one.timeline, _measured_text(one)) for role, name, one in _compared_candidates(result, name))
-    return sections.step_memory(steps, predicted=result.settings.get("plan") is not False)
+def _steps(result: Result, name: str) -> tuple[doc.Step, ...]:
+    compared = _compared_candidates(result, name)
+    known = ((role, name, one, one.timeline) for role, name, one in compared)
+    return tuple(doc.Step(role, name, line, _measured_text(one)) for role, name, one, line in known if line is not None)
 
 
 def _needs(result: Result, name: str) -> dict[str, Mapping[str, int]]:
@@ -186,23 +186,6 @@ def _trials(result: Result) -> doc.Candidates:
         ),
         in_text=False,
     )
-
-
-def _predicted_pairs(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
-    """Return memory and speed of the probes that were predicted before they ran.
-
-    A peak on a CPU is not compared: it excludes pages that are never written.
-    """
-    memory, speed = [], []
-    for trial in result.trials:
-        if trial.status is not ProbeStatus.OK:
-            continue
-        name = outlook.candidate_name(result, trial.candidate)
-        if trial.predicted_bytes is not None and trial.reserved_bytes is not None and (held := trial.held_bytes):
-            memory.append(doc.Predicted(name, trial.predicted_bytes, held))
-        if trial.predicted_tokens_per_second and trial.tokens_per_second:
-            speed.append(doc.Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
-    return tuple(memory), tuple(speed)
 
 
 def _bundle(result: Result, program: Callable[[str], str]) -> Iterator[doc.Section]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 from typing import assert_never
 
 from autotune.core import events
@@ -31,10 +30,9 @@ class Progress:
         name: its name.
         limit: maximum number of probes, confirmations and short runs excluded; None before it is known.
         done: finished probes, confirmations and short runs excluded, those of a resumed study included.
-        running: the running probes by number: one for each worker of this machine.
+        running: the running probe, or None.
         vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
-        seconds_left: until the time limit, at the start of the last probe; None without a limit.
         tracing: progress of traces; None if none run.
         ranked: the last provisional ranking, or None.
     """
@@ -44,12 +42,10 @@ class Progress:
     limit: int | None = None
     done: int = 0
     vetoed: int = 0
-    running: dict[int, events.ProbeStarted] = field(default_factory=dict)
+    running: events.ProbeStarted | None = None
     best: events.ProbeFinished | None = None
-    seconds_left: float | None = None
     tracing: events.Tracing | None = None
     ranked: events.Ranked | None = None
-    _probe_seconds: list[float] = field(default_factory=list)
 
     def follow(self, event: events.Event) -> None:
         """Update the state by an event."""
@@ -64,38 +60,22 @@ class Progress:
                 self.baseline, self.name = baseline, words.baseline_name(is_users=own)
             case events.StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
                 self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
-            case events.ProbeStarted() | events.ProbeFinished() | events.ProbeLost():
-                self._follow_probe(event)
+            case events.ProbeStarted(candidate=candidate, purpose=purpose, trials_limit=limit):
+                self.running, self.limit, self.tracing = event, limit, None
+                self.baseline = candidate if purpose == "baseline" else self.baseline
+            case events.ProbeFinished():
+                self._follow_end(event)
             case events.CandidateVetoed():
                 self.vetoed += 1
 
-    def _follow_probe(self, event: events.ProbeStarted | events.ProbeFinished | events.ProbeLost) -> None:
-        self.running.pop(event.number, None)
-        match event:
-            case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                self.running[number], self.limit, self.tracing = event, limit, None
-                self.seconds_left = event.seconds_left
-                self.baseline = candidate if purpose == "baseline" else self.baseline
-            case events.ProbeFinished(purpose=purpose, measurement=measurement, best=best):
-                failed = purpose in events.REPEATED and not measurement.ok
-                of_best = self.best is not None and self.best.number == event.number
-                self.best = event if best else None if failed and of_best else self.best
-                self.done += purpose not in events.REPEATED
-                if purpose != "comparison":
-                    self._probe_seconds.append(measurement.wall_seconds)
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """Estimate of the time for the remaining counted probes, from the mean of finished ones and the workers.
-
-        None before the first probe has ended, and once only confirmations and short runs are left.
-        """
-        uncounted = any(one.purpose in events.REPEATED for one in self.running.values())
-        if self.limit is None or not self._probe_seconds or self.done >= self.limit or uncounted:
-            return None
-        mean = sum(self._probe_seconds) / len(self._probe_seconds)
-        together = (self.limit - self.done) * mean / max(1, len(self.running))
-        return min(together, inf if self.seconds_left is None else self.seconds_left)
+    def _follow_end(self, event: events.ProbeFinished) -> None:
+        # It may be of another worker of the study.
+        if self.running is not None and self.running.number == event.number:
+            self.running = None
+        failed = event.purpose in events.REPEATED and not event.measurement.ok
+        of_best = self.best is not None and self.best.number == event.number
+        self.best = event if event.best else None if failed and of_best else self.best
+        self.done += event.purpose not in events.REPEATED
 
     @property
     def count_text(self) -> str:
@@ -106,10 +86,10 @@ class Progress:
         return f"{self.done} of at most {counted(self.limit or 0, 'probe')}{vetoed}"
 
     @property
-    def running_lines(self) -> list[str]:
-        """One line for each running probe, the oldest first."""
-        shown = self.running.items()
-        return [f"probe {number}: {self.candidate_text(one.candidate, one.purpose)}" for number, one in shown]
+    def running_text(self) -> str:
+        """The running probe; empty without one."""
+        one = self.running
+        return f"probe {one.number}: {self.candidate_text(one.candidate, one.purpose)}" if one is not None else ""
 
     @property
     def best_text(self) -> str:
@@ -135,15 +115,13 @@ class Progress:
             case events.Noted(text=text):
                 return f"note: {text}"
             case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                place = "" if purpose in events.REPEATED else f" ({self.done + len(self.running)} of at most {limit})"
+                place = "" if purpose in events.REPEATED else f" ({self.done + 1} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
             case events.ProbeFinished(number=number, measurement=shown):
                 figures = f"{words.bytes_or_dash(shown.held_bytes)}, {words.rate_or_dash(shown.tokens_per_second)}"
                 what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if event.best else ''}"
                 outcome = figures if shown.ok else reason_text(shown)
                 return f"probe {number} {words.status_text(shown.status)}: {outcome}: {what}"
-            case events.ProbeLost(number=number):
-                return f"probe {number} lost with its worker: it is repeated"
             case events.CandidateVetoed(number=number, candidate=candidate, reason=reason):
                 return f"candidate {number} vetoed: {reason}: {self.candidate_text(candidate, 'search')}"
             case events.Tracing() | events.Ranked():

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.epoch import Epoch
-from autotune.core.length_report import LengthBin, LengthLimit
-from autotune.core.memory_timeline import MemoryTimeline
-from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table, memory_axis
-from autotune.reporting.lengths import histogram
+from autotune.core.yaml_text import yaml_line
+from autotune.reporting.document import Bar, Cell, Facts, Medium, Section, Table, memory_axis
 from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash
-from autotune.units import counted, format_bytes, format_share
+from autotune.units import format_bytes, format_share
 
-_UNITS = {"timeout": "s", "memory_budget": "B", "gpu": "B"}
-"""Units, on the command line, of settings that are numbers in the API."""
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
     "parameter", "buffer", "gradient", "optimizer state", "activation", "outlier", "temporary", "rounding",
@@ -81,31 +76,11 @@ def comparison_sections(
         yield Section(f"Compared with {baseline}", (Table(("", chosen, "", baseline, ""), rows),), medium)
 
 
-def closing_section(
-    title: str, facts: Iterable[tuple[str, str]], lead: str, command: str, settings: Mapping[str, object]
-) -> Section:
-    """Return the facts about a run, and the command that repeats it."""
-    return Section(title, (Facts(tuple(facts)), Snippet(lead, repeat_command(command, settings))), Medium.PAGES)
-
-
-def step_memory(
-    candidates: Iterable[tuple[str, str, MemoryTimeline | None, str]], *, predicted: bool
-) -> tuple[tuple[Step, ...], str]:
-    """Return the memory through one step of the compared candidates, and why it is missing, in a sentence.
-
-    Args:
-        candidates: role, name, timeline and measurements of each.
-        predicted: whether the run traced candidates.
-    """
-    known, missing = list[Step](), list[str]()
-    for role, name, timeline, measured in candidates:
-        if timeline is None:
-            missing.append(name)
-        elif timeline.moments:
-            known.append(Step(role, name, timeline, measured))
-    why = "it was not traced" if predicted else "predictions were turned off, and with them traces"
-    untraced = f"The memory of a step over time is not known ({', '.join(missing)}): {why}." if missing else ""
-    return tuple(known), untraced
+def closing_section(title: str, facts: Iterable[tuple[str, str]], settings: Mapping[str, object]) -> Section:
+    """Return the facts about a run, and its further arguments that differ from the defaults."""
+    known = dict(facts)
+    arguments = {name: yaml_line(value) for name, value in settings.items() if name not in known}
+    return Section(title, (Facts((*known.items(), *arguments.items())),), Medium.PAGES)
 
 
 def peak_sections(
@@ -139,57 +114,6 @@ def _parts(needs: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
     shown = {name: parts for name, parts in sizes.items() if max(parts) >= small and name != _OTHER}
     others = [sum(parts) for parts in zip(*(sizes[name] for name in sizes if name not in shown), strict=True)]
     return {**shown, **({_OTHER: others} if any(others) else {})}
-
-
-def length_sections(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str) -> Iterator[Section]:
-    """Yield the histogram of row lengths, with the maximum length of the candidate ``subject``; nothing without rows.
-
-    Args:
-        limit: None if no maximum length applies to rows.
-    """
-    if not bins:
-        return
-    changed = {} if limit is None else {"cuts": limit.rows_cut, "drops": limit.rows_dropped}
-    numbers = " and ".join(f"{verb} {number:,}" for verb, number in changed.items() if number)
-    rows, maximum = f"{counted(sum(part.rows for part in bins), 'row')} of up to {bins[-1].high:,} tokens", None
-    if limit is not None and numbers:
-        rows, maximum = f"{rows}; {subject} {numbers} (max_length {limit.max_length:,})", limit.max_length
-    elif limit is not None:
-        rows = f"{rows}; {subject} keeps all their tokens"
-    yield Section("Length of rows", (Paragraph(f"{rows}."), histogram(bins, limit=maximum)), Medium.PAGES)
-
-
-def repeat_command(command: str, settings: Mapping[str, object]) -> str:
-    """Return the command that repeats a run or a plan.
-
-    Args:
-        settings: values that differ from the defaults, by the API's parameters. ``model`` and ``dataset`` are
-            positional: a dataset without a model (from ``--base``) follows the placeholder MODEL.
-    """
-    model, dataset = settings.get("model"), settings.get("dataset")
-    given = (model or "MODEL", dataset) if dataset else (model,) if model else ()
-    words = ["autotune", command, *map(str, given)]
-    for name, value in settings.items():
-        option = f"--{name.replace('_', '-')}"
-        match value:
-            case _ if name in ("model", "dataset") or value is None:
-                pass
-            case Mapping() if name == "prices":
-                pass  # The command line takes a file of prices.
-            case bool():
-                words.append(option if value else f"--no-{option[2:]}")
-            case Mapping():
-                words += [word for knob, choice in value.items() for word in _option(option, f"{knob}={choice}")]
-            case list() | tuple():
-                words += _option(option, ",".join(map(str, value))) if value else []
-            case _:
-                words += _option(option, f"{value}{'' if isinstance(value, str) else _UNITS.get(name, '')}")
-    return shlex.join(words)
-
-
-def _option(name: str, value: str) -> list[str]:
-    """Return the words of an option; a value that starts with a dash needs ``=``."""
-    return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 def page_title(trainer: str, model: str, dataset: str) -> str:

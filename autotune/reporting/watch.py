@@ -105,17 +105,14 @@ class Display:
         running.add_column(min_width=1, no_wrap=True)
         running.add_column(no_wrap=True, overflow="ellipsis")
         # The line of a stage stays above, so that it is not repeated here.
-        for line in progress.running_lines or [self._elapsed_text()]:
-            running.add_row(self._spinner, Text(line))
+        running.add_row(self._spinner, Text(progress.running_text or self._elapsed_text()))
         return running
 
     def _elapsed_text(self) -> str:
         return format_duration(time.monotonic() - self._started)
 
     def _of_probes(self, progress: Progress, limit: int) -> Table:
-        remaining = progress.remaining_seconds
-        left = "" if remaining is None else f", at most about {format_duration(remaining)} of search left"
-        return _bar(progress.done, limit, f"{progress.count_text}, {self._elapsed_text()}{left}")
+        return _bar(progress.done, limit, f"{progress.count_text}, {self._elapsed_text()}")
 
 
 def _bar(done: int, total: int, text: str) -> Table:

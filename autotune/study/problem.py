@@ -240,7 +240,6 @@ class SearchOutcome:
         confirmed: whether the winner's longer run and all short runs ended ``ok``.
         interrupted: whether the user ended the search.
         ending: what ended the search for further candidates; None if the user did.
-        comparisons: planned number of short runs of winner and baseline, each.
         smallest: the candidate with the smallest predicted need, if nothing is recommended, needs are predicted, and
             there was time to find it.
     """
@@ -253,5 +252,4 @@ class SearchOutcome:
     confirmed: bool
     interrupted: bool
     ending: Ending | None = None
-    comparisons: int = 0
     smallest: Smallest | None = None

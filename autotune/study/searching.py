@@ -117,7 +117,6 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
         confirmed=winner is not None and winner.confirmed,
         interrupted=ending is None,
         ending=ending,
-        comparisons=session.comparisons(winner) if winner is not None else 0,
         smallest=_smallest(session) if ending is not None and winner is None else None,
     )
 

@@ -246,7 +246,7 @@ class Session:
 
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
         self._own_numbers.add(run.number)
-        self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials, self.clock.left()))
+        self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials))
         return self._probe(run, self.clock.left(reserve_seconds))
 
     def _was_cut_off(self, number: int, measurement: Measurement, reserve_seconds: float = 0.0) -> bool:

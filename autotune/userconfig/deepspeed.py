@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from autotune.confidential import without_secrets
+from autotune.confidential import hidden, without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.nested import Key, lookup, mapping, set_or_remove
@@ -35,22 +34,6 @@ NAMED = "deepspeed_config_file"
 """Accelerate's key for the file of DeepSpeed's document."""
 
 
-@dataclass(frozen=True)
-class Contradiction:
-    """A value of DeepSpeed's document that contradicts the trainer's arguments: transformers raises an error.
-
-    Attributes:
-        path: its key.
-        field: the trainer's argument that it must equal; empty if several arguments determine it.
-        expected: the value that follows from the trainer's arguments.
-    """
-
-    path: Key
-    value: object
-    field: str
-    expected: object
-
-
 def deepspeed_document(
     document: Mapping[str, object], config: Configuration, accumulation: int | str = 1
 ) -> Mapping[str, object] | None:
@@ -69,21 +52,6 @@ def deepspeed_document(
     if document.get("distributed_type") != "DEEPSPEED":
         return None
     return {_ACCUMULATION: accumulation, **_deepspeed(mapping(document.get("deepspeed_config")))}
-
-
-def contradictions(
-    document: Mapping[str, object], config: Configuration, processes: int | None
-) -> Iterator[Contradiction]:
-    """Yield the values of DeepSpeed's document that contradict the trainer's arguments.
-
-    Args:
-        processes: number of started processes; None if it is not known.
-    """
-    for path, field, expected in _derived_keys(config, processes):
-        for value in lookup(document, path):
-            # Without an expected value, transformers writes none, and DeepSpeed uses its default.
-            if value not in (None, AUTO, expected) and expected is not None:
-                yield Contradiction(path, value, field, expected)
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
@@ -113,23 +81,27 @@ def with_auto(document: Mapping[str, object], config: Configuration, processes: 
     Raises:
         InputError: it contradicts them.
     """
-    found = {**dict.fromkeys(SIZES, AUTO), **document}
+    found, expected = {**dict.fromkeys(SIZES, AUTO), **document}, dict(_derived_keys(config, processes))
+    # Without an expected value, transformers writes none, and DeepSpeed uses its default.
     wrong = [
-        f"{'.'.join(each.path)}: {each.value}, and the trainer's own arguments give {each.expected}"
-        for each in contradictions(found, config, processes)
+        f"{'.'.join(path)}: {value}, and the trainer's own arguments give {right}"
+        for path, right in expected.items()
+        for value in lookup(found, path)
+        if value not in (None, AUTO, right) and right is not None
     ]
     if wrong:
         raise InputError(
-            f"DeepSpeed's document has {'; '.join(wrong)}: transformers ends the run.", hint=f"Write {AUTO} instead."
+            f"DeepSpeed's document has {hidden('; '.join(wrong))}: transformers ends the run.",
+            hint=f"Write {AUTO} instead; in accelerate's file, a missing {_ACCUMULATION} counts as 1.",
         )
-    for path, _, _ in _derived_keys(config, processes):
+    for path in expected:
         if lookup(found, path) not in ((), (None,)):
             set_or_remove(found, path, AUTO)
     return found
 
 
-def _derived_keys(config: Configuration, processes: int | None) -> Iterator[tuple[Key, str, object]]:
-    """Yield the keys of DeepSpeed's document that transformers derives, each with the trainer's argument and value.
+def _derived_keys(config: Configuration, processes: int | None) -> Iterator[tuple[Key, object]]:
+    """Yield the keys of DeepSpeed's document that transformers derives, each with its value; None if it is unknown.
 
     transformers refuses other values (``integrations/deepspeed.py``, ``trainer_config_process``).
 
@@ -143,14 +115,14 @@ def _derived_keys(config: Configuration, processes: int | None) -> Iterator[tupl
     counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
     # With auto_find_batch_size, transformers fills them in again (`Trainer._update_auto_batch_size`).
     searched = bool(values.get("auto_find_batch_size"))
-    yield ("train_batch_size",), "", prod(counted) if len(counted) == len(SIZES) and not searched else None
-    yield ("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", None if searched else rows
-    yield (_ACCUMULATION,), _ACCUMULATION, accumulation
+    yield ("train_batch_size",), prod(counted) if len(counted) == len(SIZES) and not searched else None
+    yield ("train_micro_batch_size_per_gpu",), None if searched else rows
+    yield (_ACCUMULATION,), accumulation
     for path, field in _DERIVED_FROM.items():
-        yield path, field, values.get(field)
-    yield ("optimizer", "params", "betas"), "", [values.get("adam_beta1"), values.get("adam_beta2")]
+        yield path, values.get(field)
+    yield ("optimizer", "params", "betas"), [values.get("adam_beta1"), values.get("adam_beta2")]
     for name in ("bf16", "fp16"):
-        yield (name, "enabled"), name, bool(values.get(name) or values.get(f"{name}_full_eval"))
+        yield (name, "enabled"), bool(values.get(name) or values.get(f"{name}_full_eval"))
 
 
 def _document(named: object) -> Mapping[str, object]:

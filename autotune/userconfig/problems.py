@@ -5,21 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from autotune.confidential import hidden
 from autotune.core.configuration import Built, Configuration, Fault, ReadCommand
-from autotune.core.nested import Key, lookup, mapping
+from autotune.core.nested import mapping
 from autotune.core.plan import EPOCHS
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of
-from autotune.inspection.yaml_file import read_yaml
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.distillation import TEACHER_LOADING
-from autotune.userconfig.deepspeed import AUTO, NAMED, contradictions, deepspeed_document
-from autotune.userconfig.launch import PROCESS_OPTIONS, Launching, likely_processes
+from autotune.userconfig.launch import PROCESS_OPTIONS, Launching
 from autotune.userconfig.written import WrittenConfig
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
@@ -28,9 +24,6 @@ _QUOTED = ("distributed_type", "num_processes", "mixed_precision")
 _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 # Similarity of names such as per_device_batch_size and per_device_train_batch_size.
 _NEAR_AS_BEST = 0.05
-_TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
-_GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
-"""TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
 _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 """A number without a point, which YAML 1.1 takes for text."""
 _STEPS = "max_steps"
@@ -72,7 +65,7 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
     for name, error in ended.items():
         is_text = any(map(_TEXT_NUMBER.fullmatch, map(str, mapping(values.get(name)).values())))
         hint = " YAML takes a number such as 1e-6 for text: write 1.0e-6." if is_text else ""
-        message = f"{name} ends the training: {_sentence(error)}{hint}{_counted_alone(written, error)}"
+        message = f"{name} ends the training: {_sentence(error)}{hint}"
         yield finding(written, Severity.ERROR, name, message)
     for name in _LOADING_FIELDS:
         given = values.get(name)
@@ -139,48 +132,6 @@ def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> 
         yield finding(written, Severity.SILENT, "num_processes", message)
 
 
-def of_documents(written: WrittenConfig, started: Launching, config: Configuration) -> Iterator[Finding]:
-    """Yield the contradictions between DeepSpeed's document and the trainer's arguments, with their lines.
-
-    Raises:
-        InputError: the document cannot be read.
-    """
-    document, as_set = (deepspeed_document(started.document, config, default) for default in (1, AUTO))
-    if document is None or as_set is None:
-        return
-    file, around = _document_place(written, started, config)
-    for item in contradictions(document, config, started.processes):
-        key, line = ".".join(item.path), _line_in(file, (*around, *item.path))
-        has = f"{key} is {item.value} in {file.name}"
-        if lookup(as_set, item.path) == (AUTO,):
-            has = f"{file.name} has no {key}, which accelerate takes for {item.value}"
-        needs, instead = f"the trainer's arguments give {item.expected}", ""
-        if item.field:
-            own = written.line(item.field)
-            place = f" ({Path(written.place).name}:{own})" if own is not None else ""
-            needs = f"the trainer's {item.field} is {item.expected}{place}"
-            instead = f", or {item.field}: {item.value} for the trainer"
-        message = f"{has}, and {needs}: transformers ends the run. Write {key}: {AUTO} in {file.name}{instead}."
-        yield Finding(Severity.ERROR, hidden(message), key, str(file) if line is not None else "", line)
-
-
-def _document_place(written: WrittenConfig, started: Launching, config: Configuration) -> tuple[Path, Key]:
-    """Return the file with DeepSpeed's document, and the path of its key there."""
-    own = config.values.get("deepspeed")
-    section = mapping(started.document.get("deepspeed_config"))
-    named = own if isinstance(own, str) else section.get(NAMED) if not own else None
-    if named:
-        return Path(str(named)), ()
-    return (Path(written.place), ("deepspeed",)) if own else (Path(started.file), ("deepspeed_config",))
-
-
-def _line_in(file: Path, path: Key) -> int | None:
-    try:
-        return read_yaml(file).line(*path)
-    except InputError:
-        return None
-
-
 def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
     """Yield a finding if the launcher changes the configured precision."""
     own = read.configurations[config.kind]
@@ -212,27 +163,8 @@ def _drops(written: WrittenConfig) -> str:
 
 def refusal_finding(written: WrittenConfig, refusal: str) -> Finding:
     """Return the finding that TRL refuses the configuration, at the first key in TRL's message."""
-    message = f"TRL refuses it: {_sentence(refusal)}{_counted_alone(written, refusal)}"
+    message = f"TRL refuses it: {_sentence(refusal)}"
     return finding(written, Severity.ERROR, mentioned(written, refusal), message)
-
-
-def _counted_alone(written: WrittenConfig, refusal: str) -> str:
-    """Return the remedy if only the completions of all processes together make whole groups; else an empty text.
-
-    ``trl`` reads the file before it starts the processes, so it counts the completions of one.
-    """
-    found = _GROUPS.search(refusal)
-    if found is None or written.command.launcher != TRL or _BY_ALL in written.given:
-        return ""
-    try:
-        processes = likely_processes(written)
-    except InputError:
-        return ""
-    completions, copies = int(found[1]) * processes, int(found[2])
-    if processes == 1 or completions % copies:
-        return ""
-    instead = f" in place of {_TOGETHER}" if _TOGETHER in written.given else ""
-    return f" `trl` counts one process here: write {_BY_ALL}: {completions}{instead}, which counts all {processes}."
 
 
 def of_error(written: WrittenConfig, error: InputError) -> Finding:

@@ -23,6 +23,8 @@ MODULE = "tests.app.replaying"
 LOG = "probed"
 HANG = "hang"
 """While there is a file of this name in the output, a probe does not end."""
+BEGUN = "begun"
+"""There is a file of this name in the output once the further worker has begun a probe."""
 
 
 class _NoServer(JobServer):
@@ -51,6 +53,11 @@ def replay(server: JobServer, request: ProbeRequest, folder: Path, timeout_secon
     )  # fmt: skip
 
 
+def _begin(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
+    (folder.parent.parent / BEGUN).touch()
+    return replay(server, request, folder, timeout_seconds)
+
+
 if __name__ == "__main__":
-    with mock.patch.object(search, "run_probe", replay), mock.patch.object(worker, "JobServer", _NoServer):
+    with mock.patch.object(search, "run_probe", _begin), mock.patch.object(worker, "JobServer", _NoServer):
         worker.main(Connection(0))

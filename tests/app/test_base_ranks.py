@@ -153,7 +153,7 @@ def test_a_base_that_is_refused_once_it_is_edited_costs_no_measurement(
     outcome: Any = SimpleNamespace(winner=SimpleNamespace(candidate=search.problem.baseline))
     server: Any = None
     run = Run(ProbeArguments(base=search.base.name), search.problem, server, Output(tmp_path / "out"), 0)
-    file, notes = probe._edited_file(run, search.base, search.start, outcome)
+    file, notes = probe._edited_file(run, search.base, outcome)
     assert file is not None
     assert not file.text
     assert "CUDA_VISIBLE_DEVICES names 2 GPUs. The bundle has the recommendation alone" in notes[-1]

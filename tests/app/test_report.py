@@ -41,16 +41,6 @@ def test_a_result_has_the_lengths_of_rows_and_what_the_recommendation_or_shorter
     assert [limit.max_length for limit in nothing.shorter] == [1024, 1000, 500]
 
 
-def test_no_ratio_of_probes_is_noted_where_the_default_is_recommended() -> None:
-    alone, other = (
-        result(BASELINE, *more, winner=winner, comparisons=2) for more, winner in (((), BASELINE), ((WINNER,), WINNER))
-    )
-    assert [("short runs" in note, "ratio" in note) for note in (alone.notes[0], other.notes[0])] == [
-        (True, False),
-        (True, True),
-    ]
-
-
 def test_a_page_of_an_earlier_version_s_result_has_none_of_its_secrets(tmp_path: Path) -> None:
     base = BaseFile("a.yaml", diff="-hub_token: planted0secret\n+seed: 1\n", args={"hub_token": "planted0secret"})
     (tmp_path / "result.json").write_text(json_text(replace(a_result(), base=base)), encoding="utf-8")

@@ -21,7 +21,7 @@ def test_times_and_steps_are_of_the_rows_that_stay(size: object, kept: int) -> N
     measured = Measurement(ProbeStatus.OK, tokens_per_second=100.0, rows=100, evaluation_seconds=10.0)
     record = Record(0, here.baseline, Purpose.SEARCH, measured, measured)
     found = result_of(
-        SearchOutcome((record,), record, record, (), (), confirmed=True, interrupted=False, comparisons=0),
+        SearchOutcome((record,), record, record, (), (), confirmed=True, interrupted=False),
         here,
         RunFacts(1000, 0.05, (), 1.0, {}, "/out"),
     ).recommended

@@ -1,8 +1,7 @@
-"""Several workers of one machine: one study, one sequence of events, and no worker that is left behind."""
+"""Several workers of one machine: one study, and no worker that is left behind."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,26 +17,15 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
 from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
-from autotune.app.workers.together import EventForwarder, search_together
+from autotune.app.workers.together import search_together
 from autotune.app.workers.worker import deserialize, serialize
 from autotune.core.candidate import Candidate
-from autotune.core.events import (
-    REPEATED,
-    CandidateVetoed,
-    Event,
-    Noted,
-    ProbeFinished,
-    ProbeLost,
-    ProbeStarted,
-    StageStarted,
-    ignore,
-)
+from autotune.core.events import REPEATED, Event, Noted, ProbeFinished, ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import Wishes
-from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
@@ -45,14 +33,12 @@ from autotune.probing.tracing import ServerTracer
 from autotune.study.problem import SearchOutcome
 from autotune.trainers import find_trainer
 from autotune.units import GIB
-from tests.app.replaying import HANG, LOG, MODULE, no_server, replay
+from tests.app.replaying import BEGUN, HANG, LOG, MODULE, no_server, replay
 from tests.planning.stand_in import AnalyticTracer
 from tests.probing.processes import wait_until
 from tests.settings import CPU, GPU, problem, setting, workload
 
 TRIALS = 4
-A = Candidate({"packing": "none"})
-RAN = Measurement(ProbeStatus.OK)
 
 
 def a_run(folder: Path, storage: str | None = None) -> Run:
@@ -78,14 +64,13 @@ class Two:
         self.events: list[Event] = []
         self.when_both_probe: Callable[[], None] = lambda: None
         self._module = module
-        self._begun = threading.Event()
         # Servers of other tests are processes of this one, too.
         self._before = psutil.Process().children()
         monkeypatch.setattr(search, "run_probe", self._probe)
 
     def __call__(self) -> SearchOutcome:
         """Search."""
-        return search_together(a_run(self.folder), [Share()], self._hear, self._module)
+        return search_together(a_run(self.folder), [Share()], self.events.append, self._module)
 
     @property
     def workers(self) -> list[psutil.Process]:
@@ -98,17 +83,10 @@ class Two:
         study = optuna.load_study(study_name=None, storage=f"sqlite:///{self.folder / 'study.db'}")
         return study.get_trials()
 
-    def _hear(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, ProbeStarted) and threading.current_thread() is not threading.main_thread():
-            self._begun.set()
-
     def _probe(self, server: JobServer, request: ProbeRequest, folder: Path, timeout: float | None) -> Measurement:
         if self._module == MODULE:
-            assert self._begun.wait(240)
+            assert wait_until((self.folder / BEGUN).exists)
             self.when_both_probe()
-        else:
-            assert wait_until(lambda: any(isinstance(event, Noted) for event in self.events))
         return replay(server, request, folder, timeout)
 
 
@@ -144,9 +122,8 @@ def test_a_worker_that_is_killed_is_noticed_and_its_candidate_repeated(
     assert sum(record.probed for record in outcome.records) == TRIALS
     (noted,) = (event.text for event in two.events if isinstance(event, Noted))
     assert noted.startswith("Worker 2 (process ")
-    assert noted.endswith(" ended: signal 9. The others go on.")
+    assert noted.endswith(" ended: signal 9. The others went on.")
     (lost,) = (trial for trial in two.trials if "autotune:lost" in trial.system_attrs)
-    assert [event.number for event in two.events if isinstance(event, ProbeLost)] == [lost.number]
     assert Candidate(lost.user_attrs["candidate"]) in [record.candidate for record in outcome.records if record.probed]
 
 
@@ -178,43 +155,6 @@ def test_a_worker_that_cannot_start_is_told_and_the_others_go_on(
 def test_workers_cannot_share_a_study_in_the_memory_of_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="memory of one process"):
         search_together(a_run(tmp_path, "sqlite://"), [Share()], lambda _: None)
-
-
-def test_what_several_workers_tell_is_told_once_and_in_the_words_of_those_who_know() -> None:
-    events: list[Event] = []
-    telling = EventForwarder(events.append)
-    finished = ProbeFinished(1, A, "search", RAN, best=True)
-    confirmed = ProbeFinished(1, A, "confirmation", RAN, best=True)
-    telling.pass_on_from(1, ProbeStarted(1, A, "search", 8), finished)
-    telling(finished)
-    telling(CandidateVetoed(2, A, "illegal"))
-    telling.pass_on_from(1, CandidateVetoed(2, A, "illegal"), StageStarted("Waiting for a (process 7)"))
-    telling.pass_on_from(1, confirmed, confirmed)
-    assert events == [
-        ProbeStarted(1, A, "search", 8), finished, CandidateVetoed(2, A, "illegal"), confirmed, confirmed,
-    ]  # fmt: skip
-
-
-def test_the_probe_of_a_worker_that_is_lost_does_not_run_on() -> None:
-    events: list[Event] = []
-    telling = EventForwarder(events.append)
-    telling(ProbeStarted(1, A, "search", 8))
-    telling.pass_on_from(1, ProbeStarted(2, A, "search", 8))
-    telling(ProbeFinished(1, A, "search", RAN, best=True))
-    telling(ProbeStarted(3, A, "search", 8))
-    telling.lost(1, "Worker 2 ended: signal 9.")
-    assert events[-2:] == [Noted("Worker 2 ended: signal 9."), ProbeLost(2)]
-
-
-def test_what_a_listener_raises_at_the_event_of_another_worker_ends_the_search() -> None:
-    def failing(event: Event) -> None:
-        raise ValueError("the pipe is full")
-
-    telling = EventForwarder(failing)
-    telling.pass_on_from(1, Noted("a"))
-    telling.pass_on_from(1, Noted("b"))
-    with pytest.raises(ValueError, match="the pipe is full"):
-        telling(Noted("c"))
 
 
 def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_the_sender(

@@ -28,13 +28,6 @@ def test_a_page_for_a_pull_request_is_markdown(bundle: Path, capsys: pytest.Capt
     assert (bundle / "page.md").read_text(encoding="utf-8").startswith("# 2.3")
 
 
-def test_the_page_is_opened_where_that_is_asked_for(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    assert run(["autotune", "report", str(bundle), "--open"]) == 0
-    assert opened == [(bundle / "report.html").as_uri()]
-
-
 def test_where_there_is_no_result_it_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["autotune", "report", str(tmp_path)]) == 2
     shown = capsys.readouterr().err

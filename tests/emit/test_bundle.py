@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.api.probe import ProbeResult
 from autotune.core.codec import decode
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
@@ -19,7 +18,7 @@ from autotune.core.result import Result
 from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 from autotune.emit.bundle import write_bundle
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import InputError
 from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload, interrupted, nothing_fits
 
 
@@ -306,11 +305,6 @@ def test_the_file_goes_with_the_recommendation_that_needed_it(tmp_path: Path) ->
     write_bundle(with_peft(a_result(), peft_type="IA3"), tmp_path)
     write_bundle(a_result(), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.yaml", "result.json", "train.py"]
-
-
-def test_a_configuration_file_that_trl_would_not_train_by_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(AutotuneError, match="cannot train this"):
-        ProbeResult(with_peft(a_result(), peft_type="IA3")).to_yaml(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from autotune.api.probe import ProbeResult
 from autotune.core.result import BaseFile, Result
@@ -101,8 +100,3 @@ def test_the_objects_have_the_engine_of_the_plan_which_the_file_leaves_to_accele
     config: Any = ProbeResult(replace(result, recommended=replace(result.recommended, plan=plan))).config
     assert config.deepspeed == document
     assert config.learning_rate == 1e-4
-
-
-def test_the_file_can_be_written_elsewhere(tmp_path: Path) -> None:
-    ProbeResult(own()).to_yaml(tmp_path / "c.yaml")
-    assert yaml.safe_load((tmp_path / "c.yaml").read_text(encoding="utf-8"))["learning_rate"] == "1e-4"

@@ -124,10 +124,8 @@ def test_there_is_no_way_out_where_every_candidate_failed_of_something_else_than
 
 
 def test_what_failed_its_longer_run_is_not_the_best_of_an_interrupted_run() -> None:
-    assert interrupted_text(interrupted()) == (
-        "Interrupted before any candidate that may be recommended ran to the end. TRL's default fit its probe "
-        "with 13.00 GiB of 22.80 GiB, and ran out of memory in the longer run."
-    )
+    said = "Interrupted before any candidate that may be recommended ran to the end."
+    assert interrupted_text(interrupted()) == said
 
 
 def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:

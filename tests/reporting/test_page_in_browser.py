@@ -30,14 +30,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of the page of a result in which there are figures for every chart."""
     result = traced()
     assert result.recommended is not None
-    trials = tuple(
-        replace(trial, predicted_bytes=14 * GIB, predicted_tokens_per_second=11_000.0) for trial in result.trials
-    )
     keys = {"gradient_checkpointing": {"gradient_checkpointing": True}}
     base = BaseFile("mine.yaml", keys, diff="--- a\n+++ b\n@@ -1 +1 @@\n-packing: false\n+packing: true\n")
     phased = replace(result.recommended, peaks={"generation": 9 * GIB, "micro-batch": 21 * GIB})
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(html(replace(result, trials=trials, recommended=phased, base=base)), encoding="utf-8")
+    file.write_text(html(replace(result, recommended=phased, base=base)), encoding="utf-8")
     return file.as_uri()
 
 
@@ -78,7 +75,7 @@ def rows_shown(browser: Any) -> int:
 
 def test_every_chart_is_drawn_and_nothing_is_logged(shown: Any) -> None:
     names = {element.get_attribute("id") for element in shown.find_elements("css selector", ".chart")}
-    assert names == {"front", "step_recommended", "step_default", "memory", "speed"}
+    assert names == {"front", "step_recommended", "step_default"}
     for name in names:
         drawn = shown.find_elements("css selector", f"#{name} svg.main-svg")
         assert drawn, name
@@ -92,9 +89,9 @@ def test_bars_are_as_wide_as_their_share_of_a_table(shown: Any) -> None:
       [parseFloat(bar.style.width) / 100, bar.getBoundingClientRect(), bar.parentElement.clientWidth]);
     """
     bars = shown.execute_script(script)
-    comparison, phases, choices, peak, lengths = 4, 2, 2, 22, 17
+    comparison, phases, choices, peak = 4, 2, 2, 22
     wide = shown.get_window_size()["width"] > 1000
-    assert len(bars) == choices + lengths + (comparison + phases + peak if wide else 0)
+    assert len(bars) == choices + (comparison + phases + peak if wide else 0)
     assert all(bar["height"] > 0 for _, bar, _ in bars)
     assert all(0.5 * share <= bar["width"] / cell <= share + 0.01 for share, bar, cell in bars)
 
@@ -107,7 +104,7 @@ def test_the_page_is_as_wide_as_the_window(shown: Any) -> None:
 def test_no_table_has_to_be_moved_sideways(shown: Any) -> None:
     tables = shown.find_elements("css selector", ".wide:has(table)")
     widths = [[int(one.get_property(side)) for side in ("scrollWidth", "clientWidth")] for one in tables]
-    assert len(widths) == 6
+    assert len(widths) == 5
     assert [needed for needed, given in widths if needed > given] == [], widths
 
 

@@ -6,29 +6,23 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from autotune.core.estimate import Estimate, Origin, Plan
-from autotune.core.length_report import LengthBin, LengthLimit
-from autotune.reporting.document import Candidates, Charts, Paragraph, Point, Snippet, Table, Tone, Verdict
+from autotune.reporting.document import Candidates, Charts, Facts, Paragraph, Point, Table, Tone, Verdict
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import choices_text, headline, plan_report
-from autotune.units import GIB
-from tests.reporting.examples import BASELINE, a_timeline
+from tests.reporting.examples import a_timeline
 from tests.reporting.pages import html, markdown
-from tests.reporting.plans import AN_EPOCH, DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
+from tests.reporting.plans import AN_EPOCH, DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan
 from tests.reporting.test_page import HOSTILE, own
-
-BINS = (LengthBin(1, 512, 30, 9_000), LengthBin(513, 2048, 10, 12_000))
 
 
 def planned(**changes: Any) -> Plan:
     """A plan of a trainer and rows, with the steps of both compared candidates."""
     known: dict[str, Any] = {
-        "trainer": "sft", "lengths": BINS, "limit": LengthLimit(1024, 0.9, 10, 2_000),
+        "trainer": "sft",
         "environment": {"torch": "2.13.0", "trl": "1.16.0"},
         "timeline": a_timeline(), "baseline_timeline": a_timeline(micro_batches=8),
-        "settings": {"model": "Qwen/Qwen2.5-7B", "gpu": "RTX4090", "seq_len": 1024, "dataset": None, "fix": {}},
+        "settings": {"model": "Qwen/Qwen2.5-7B", "gpu": "RTX4090", "seq_len": 1024},
     }  # fmt: skip
     return a_plan(**{**known, **changes})
 
@@ -66,10 +60,6 @@ def test_the_charts_are_those_of_a_report() -> None:
     assert names == ["front", "step_recommended", "step_default"]
 
 
-def test_the_cut_is_that_of_the_fastest() -> None:
-    assert "40 rows of up to 2,048 tokens; the best candidate cuts 10 (max_length 1,024)." in html(planned())
-
-
 def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
     rows = candidates(planned()).rows
     assert [row.outcome for row in rows] == ["fits", "fits", "does not fit", "unknown"]
@@ -83,13 +73,6 @@ def test_what_was_traced_is_drawn_and_counted() -> None:
     assert candidates(planned()).counts == "4 candidates: 2 fitting, 1 not fitting, 1 unknown."
 
 
-def test_what_needs_far_more_than_the_budget_makes_the_rest_no_smaller() -> None:
-    huge = an_estimate(BASELINE.but(lora="r16"), 400 * GIB, 100.0)
-    (chart, *_) = charts(plan_report(planned(estimates=(FASTEST, DEFAULT, huge))))
-    assert chart.figure["layout"]["xaxis"]["range"][1] < 50
-    assert chart.caption.endswith("1 that need more than 48.00 GiB are not in the picture.")
-
-
 def test_where_nothing_fits_the_page_is_about_what_needs_the_least() -> None:
     shown = plan_report(planned(estimates=(DEFAULT, UNKNOWN), timeline=a_timeline()))
     assert shown.verdict is not None
@@ -100,37 +83,18 @@ def test_where_nothing_fits_the_page_is_about_what_needs_the_least() -> None:
     assert "a device with more memory" in help_.partition("##")[0]
 
 
-def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
+def test_where_nothing_was_traced_nothing_is_drawn() -> None:
     shown = plan_report(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, timeline=None, baseline_timeline=None))
     assert charts(shown) == ()
     text = markdown(planned(estimates=(UNKNOWN,), baseline=UNKNOWN))
     _, _, why = text.partition("## Why nothing is predicted\n")
     assert "1 unknown: strange\\_attention gives no shape" in why.partition("##")[0]
     assert "What might change this" not in text
-    (figures,) = shown.blocks(Charts)
-    assert figures.untraced == "The memory of a step over time is not known (TRL's default): it was not traced."
-    assert "over time is not known" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))
 
 
-@pytest.mark.parametrize(
-    ("settings", "command"),
-    [
-        ({"model": "m", "dataset": None, "seq_len": 64, "fix": {}}, "autotune plan m --seq-len 64"),
-        (
-            {
-                "model": "a m",
-                "dataset": "d.jsonl",
-                "gpu": "T4",
-                "seq_len": None,
-                "allow": ["lora"],
-                "fix": {"liger": "on"},
-            },
-            "autotune plan 'a m' d.jsonl --gpu T4 --allow lora --fix liger=on",
-        ),
-    ],
-)
-def test_the_command_plans_again(settings: dict[str, object], command: str) -> None:
-    assert plan_report(planned(settings=settings)).blocks(Snippet) == [Snippet("Plan again with", command)]
+def test_the_arguments_of_the_plan_close_the_page() -> None:
+    *_, facts = plan_report(planned()).blocks(Facts)
+    assert facts.pairs[-2:] == (("gpu", "RTX4090"), ("seq_len", "1024"))
 
 
 def test_a_hostile_name_stays_a_name() -> None:

@@ -6,13 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.codec import decode, encode
-from autotune.core.documents import Documents
-from autotune.core.length_report import LengthBin, histogram, length_report, limit
-from autotune.core.lengths import LengthDistribution
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
-from autotune.reporting import sections
 from autotune.reporting.document import (
     Bar,
     Candidates,
@@ -21,21 +16,16 @@ from autotune.reporting.document import (
     Paragraph,
     Plane,
     Point,
-    Snippet,
     Table,
     Tone,
     Verdict,
 )
-from autotune.reporting.lengths import lengths_report
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
 from autotune.units import GIB
 from tests.reporting.examples import (
-    COUNTS,
-    WINNER,
     a_choosable,
     a_result,
-    a_workload,
     nothing_fits,
     only_the_default_fits,
     traced,
@@ -128,98 +118,6 @@ def test_on_the_front_nothing_needs_less_and_is_as_fast(
     assert [(point.peak_bytes, point.tokens_per_second) for point in plane.front] == best
 
 
-def lengths(result: Result) -> tuple[str, Table]:
-    """Return the sentence and the table on the length of rows."""
-    (section,) = (section for section in probe_report(result).sections if section.title == "Length of rows")
-    text, table = section.blocks
-    assert isinstance(text, Paragraph)
-    assert isinstance(table, Table)
-    return text.text, table
-
-
-def test_the_histogram_has_the_bins_of_the_lengths_command() -> None:
-    _, table = lengths(a_result())
-    bins = histogram(Documents.of_lengths(LengthDistribution(COUNTS)))
-    assert [row[1] for row in table.rows] == [f"{part.rows:,}" for part in bins]
-    assert table.rows[-1][:2] == ("2,049 to 2,900", "1")
-    command = lengths_report(length_report(a_workload())).blocks(Table)[0]
-    assert [row[1:] for row in table.rows] == [row[1:] for row in command.rows]
-
-
-@pytest.mark.parametrize(
-    ("length", "where", "row"),
-    [
-        (1024, "; the recommendation cuts 10 (max_length 1,024)", "769 to 1,024, max_length 1,024"),
-        (1025, "; the recommendation cuts 10 (max_length 1,025)", "1,025 to 1,536, max_length 1,025"),
-        (2900, "; the recommendation keeps all their tokens", None),
-        (5000, "; the recommendation keeps all their tokens", None),
-    ],
-)
-def test_the_row_and_the_sentence_name_the_length_that_cuts(length: int, where: str, row: str | None) -> None:
-    chosen = a_result().recommended
-    assert chosen is not None
-    text, table = lengths(a_result(recommended=replace(chosen, candidate=WINNER.but(max_length=length))))
-    assert text == f"700 rows of up to 2,900 tokens{where}."
-    assert [name for name, *_ in table.rows if "max_length" in str(name)] == ([row] if row else [])
-
-
-@pytest.mark.parametrize("packing", ["bfd_split", "wrapped"])
-def test_packing_that_moves_overflow_into_the_next_row_cuts_none(packing: str) -> None:
-    chosen = a_result().recommended
-    assert chosen is not None
-    candidate = WINNER.but(packing=packing, max_length=1024)
-    text, _ = lengths(a_result(recommended=replace(chosen, candidate=candidate)))
-    assert text == "700 rows of up to 2,900 tokens; the recommendation keeps all their tokens."
-
-
-def test_rows_that_are_dropped_are_not_called_cut() -> None:
-    dropped = limit(Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)]), 512)
-    section, *_ = sections.length_sections((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
-    text = "100 rows of up to 1,024 tokens; the recommendation drops 10 (max_length 512)."
-    assert section.blocks[0] == Paragraph(text)
-
-
-def test_a_page_that_is_written_again_has_the_lengths_of_all_sequences_and_the_rows_that_are_dropped() -> None:
-    pairs = Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)])
-    dataset = replace(a_workload().dataset, several=pairs, lengths=LengthDistribution({100: 90, 1000: 10}))
-    chosen = a_result().recommended
-    assert chosen is not None
-    shorter = replace(chosen, candidate=WINNER.but(packing="none", max_length=512))
-    result = a_result(trainer="reward", workload=a_workload(trainer="reward", dataset=dataset), recommended=shorter)
-    again = decode(Result, encode(result.written))
-    assert lengths(again) == lengths(result)
-    assert lengths(again)[0] == "100 rows of up to 1,000 tokens; the recommendation drops 10 (max_length 512)."
-    (facts,) = probe_report(again).blocks(Facts)
-    assert dict(facts.pairs)["dataset"] == "chats.jsonl (100 rows, 21,300 tokens)"
-
-
-def test_a_length_that_only_changes_scoring_limits_no_row() -> None:
-    assert lengths(a_result(trainer="online_dpo"))[0] == "700 rows of up to 2,900 tokens."
-
-
-def test_without_rows_there_is_no_histogram() -> None:
-    assert list(sections.length_sections((), None, "it")) == []
-
-
-def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
-    result = a_result()
-    trial = replace(result.trials[0], predicted_bytes=14 * GIB, predicted_tokens_per_second=9_000.0)
-    shown = figures(replace(result, trials=(trial, *result.trials[1:])))
-    assert [(item.predicted, item.measured) for item in shown.memory] == [(14 * GIB, trial.reserved_bytes)]
-    assert [(item.predicted, item.measured) for item in shown.speed] == [(9_000.0, trial.tokens_per_second)]
-    drawn = charts(probe_report(replace(result, trials=(trial,))))
-    assert {chart.name: chart.caption for chart in drawn}["memory"].startswith("1 probe; ")
-
-
-def test_a_peak_on_a_cpu_is_not_drawn_against_predicted_memory() -> None:
-    result = a_result()
-    trial = replace(
-        result.trials[0], reserved_bytes=None, predicted_bytes=14 * GIB, predicted_tokens_per_second=9_000.0
-    )
-    shown = figures(replace(result, trials=(trial,)))
-    assert (len(shown.memory), len(shown.speed)) == (0, 1)
-
-
 def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
     assert [chart.name for chart in charts(probe_report(a_result()))] == ["front"]
     assert [chart.name for chart in charts(probe_report(traced()))] == ["front", "step_recommended", "step_default"]
@@ -254,16 +152,13 @@ def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
     assert chart.figure["data"][-1]["x"] == [256.0]
 
 
-def test_the_command_that_searches_again_has_the_options_that_were_given() -> None:
-    settings = {
-        "model": "a model", "dataset": "rows.jsonl", "effort": "quick", "plan": False, "memory_budget": "8GiB",
-        "allow": ["lora", "precision"], "fix": {"packing": "none", "max_length": 512},
-    }  # fmt: skip
-    (_, _, again) = probe_report(a_result(settings=settings)).blocks(Snippet)
-    assert again.text == (
-        "autotune probe 'a model' rows.jsonl --effort quick --no-plan --memory-budget 8GiB --allow lora,precision "
-        "--fix packing=none --fix max_length=512"
-    )
+def test_the_arguments_of_the_search_close_the_page() -> None:
+    settings = {"model": "a model", "effort": "quick", "plan": False, "allow": ["lora"], "fix": {"packing": "none"}}
+    (facts,) = probe_report(a_result(settings=settings)).blocks(Facts)
+    assert facts.pairs[-4:] == (
+        ("effort", "quick"), ("plan", "false"), ("allow", "[lora]"), ("fix", "{packing: none}"),
+    )  # fmt: skip
+    assert dict(facts.pairs)["model"] != "a model"
 
 
 def test_phases_that_were_timed_alone_are_shown() -> None:

@@ -16,7 +16,6 @@ from autotune.core.events import (
     Event,
     Noted,
     ProbeFinished,
-    ProbeLost,
     ProbeStarted,
     Ranked,
     StageStarted,
@@ -177,31 +176,6 @@ def test_the_baseline_is_learnt_from_its_probe_too() -> None:
     )
 
 
-def test_remaining_time_is_the_mean_probe_times_what_is_left() -> None:
-    assert followed(*EVENTS).remaining_seconds == (16 - 2) * 7.0
-
-
-def test_workers_share_the_remaining_time() -> None:
-    both = (ProbeStarted(3, PACKED, "search", 16), ProbeStarted(4, WINNER, "search", 16))
-    assert followed(*EVENTS, *both).remaining_seconds == (16 - 2) * 7.0 / 2
-    assert ", at most about 49 s of search left" in live(*EVENTS, *both)
-
-
-def test_remaining_time_is_no_more_than_the_time_limit_leaves() -> None:
-    limited = ProbeStarted(2, PACKED, "search", 16, seconds_left=30.0)
-    assert followed(*EVENTS, limited).remaining_seconds == 30.0
-
-
-def test_remaining_time_is_not_invented_before_a_probe_ended() -> None:
-    assert followed(*EVENTS[:4]).remaining_seconds is None
-
-
-def test_no_remaining_time_is_named_while_only_uncounted_probes_are_left() -> None:
-    counted = [ProbeFinished(number, PACKED, "search", RAN, best=False) for number in range(3, 17)]
-    assert followed(*EVENTS, *counted).remaining_seconds is None
-    assert followed(*EVENTS, ProbeStarted(0, BASELINE, "confirmation", 16)).remaining_seconds is None
-
-
 BEST = ProbeFinished(3, PACKED, "search", RAN, best=True)
 RESUMED = (READY, StudyResumed(5, 2, 16, BEST))
 
@@ -241,10 +215,9 @@ def test_a_confirmation_is_not_one_of_the_limited_probes() -> None:
     assert progress.done == 2
 
 
-def test_a_short_run_is_not_one_of_the_limited_probes_and_says_nothing_of_how_long_those_take() -> None:
+def test_a_short_run_is_not_one_of_the_limited_probes() -> None:
     run = ProbeFinished(3, PACKED, "comparison", Measurement(ProbeStatus.OK, wall_seconds=1.0), best=False)
     assert followed(*EVENTS, run).done == 2
-    assert followed(*EVENTS, run).remaining_seconds == followed(*EVENTS).remaining_seconds
     assert plain(ProbeStarted(3, PACKED, "comparison", 16)) == ["probe 3 started: short run of " + full(PACKED)]
 
 
@@ -352,19 +325,12 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     assert file.getvalue().splitlines() == ["Tracing training steps with no GPU", FIRST]
 
 
-def test_the_probes_of_several_workers_run_at_the_same_time() -> None:
-    progress = Progress()
-    for event in (READY, ProbeStarted(0, BASELINE, "baseline", 16), ProbeStarted(2, PACKED, "search", 16)):
-        progress.follow(event)
-    assert progress.running_lines == ["probe 0: TRL's default", "probe 2: packing=bfd"]
-    progress.follow(ProbeLost(2))
-    assert progress.running_lines == ["probe 0: TRL's default"]
-
-
-def test_a_probe_that_is_lost_with_its_worker_is_told() -> None:
-    assert plain(READY, ProbeStarted(2, PACKED, "search", 16), ProbeLost(2))[-1] == (
-        "probe 2 lost with its worker: it is repeated"
-    )
+def test_a_probe_of_another_worker_ends_beside_the_running_one() -> None:
+    progress = followed(READY, ProbeStarted(0, BASELINE, "baseline", 16))
+    progress.follow(ProbeFinished(2, PACKED, "search", RAN, best=True))
+    assert (progress.running_text, progress.done) == ("probe 0: TRL's default", 1)
+    progress.follow(ProbeFinished(0, BASELINE, "baseline", RAN, best=False))
+    assert (progress.running_text, progress.done) == ("", 2)
 
 
 def test_traces_in_a_pipe_have_a_line_where_nothing_was_written_for_a_while() -> None:

@@ -17,7 +17,6 @@ from autotune.reporting.page.step_charts import COLOURS, shown_levels, step_char
 from autotune.reporting.probe import probe_report
 from autotune.units import GIB
 from tests.reporting.examples import a_result, a_timeline, traced
-from tests.reporting.pages import html, markdown
 
 # https://jfly.uni-koeln.de/color/, and a grey.
 OKABE_ITO = {"#0072b2", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#f0e442", "#56b4e9", "#999999"}
@@ -115,23 +114,9 @@ def test_the_charts_are_told_in_words() -> None:
     assert "optimizer step 11.00 GiB" in told["step_recommended"]
 
 
-def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> None:
-    report = probe_report(a_result(settings={"plan": False}))
-    (shown,) = report.blocks(Charts)
-    assert shown.steps == ()
-    assert shown.untraced == (
-        "The memory of a step over time is not known (recommended, TRL's default): predictions were turned off, "
-        "and with them traces."
-    )
-    assert "step_" not in "".join(chart.name for chart in charts(report))
-    assert "over time is not known" in html(a_result())
+def test_what_was_not_traced_is_not_drawn() -> None:
+    assert "step_" not in "".join(chart.name for chart in charts(probe_report(a_result())))
     one = traced()
     assert one.baseline is not None
     (half,) = probe_report(replace(one, baseline=replace(one.baseline, timeline=None))).blocks(Charts)
     assert [step.role for step in half.steps] == ["recommended"]
-    assert half.untraced == "The memory of a step over time is not known (TRL's default): it was not traced."
-
-
-def test_the_figures_of_the_page_are_json_and_the_page_says_nothing_is_missing() -> None:
-    assert "over time is not known" not in html(traced())
-    assert "over time is not known" not in markdown(a_result())

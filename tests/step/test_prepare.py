@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import tempfile
 import time
@@ -213,34 +212,6 @@ def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(
 ) -> None:
     with pytest.raises(InputError, match=r"No row of rows.jsonl has a token\. .*texts are not empty"):
         prepared([{"prompt": ""}] * 3, trainer="grpo")
-
-
-def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., Workload], tmp_path: Path) -> None:
-    good = [json.dumps(row) for row in text_rows(TEXTS)]
-    (tmp_path / "rows.jsonl").write_text("\n".join([*good[:6], '{"text": "cut of', *good[6:]]))
-    with pytest.raises(InputError, match=r"Line 7 of .*rows.jsonl is not JSON"):
-        prepared(None)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("b.jsonl", b'{"text": "a"}\n{', r"Line 2 of .*b.jsonl is not JSON"),
-        ("a.jsonl", b"", r"a.jsonl is empty"),
-        ("b.jsonl.gz", gzip.compress(b'{"text": "a"}\n', mtime=0)[:-12], r"b.jsonl.gz cannot be decompressed"),
-    ],
-)
-def test_a_broken_file_in_a_directory_is_told(
-    prepared: Callable[..., Workload], tmp_path: Path, name: str, content: bytes, said: str
-) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    write_rows(folder / "a.jsonl", text_rows(TEXTS))
-    # Datasets passes over it.
-    (folder / "config.json").write_text('{\n"epochs": 3\n}')
-    (folder / name).write_bytes(content)
-    with pytest.raises(InputError, match=said):
-        prepared(None, path=str(folder), data_files=None)
 
 
 def test_a_dataset_of_several_configurations_is_told_with_their_names(

@@ -169,9 +169,8 @@ def test_runs_that_scatter_are_followed_by_up_to_as_many_more(recipes: Run, spre
     usual = tokens_per_second(GOOD)
     rates = itertools.cycle([usual, (1 - spread) * usual])
     table = Varied(rates={GOOD: rates})
-    outcome = recipes(table, trials=5, effort=EFFORT)
+    recipes(table, trials=5, effort=EFFORT)
     assert sum(number == 1 for number, _ in turns(table)) == runs
-    assert outcome.comparisons == runs
 
 
 def test_further_runs_end_when_the_range_is_narrow(recipes: Run) -> None:

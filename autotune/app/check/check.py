@@ -28,7 +28,7 @@ from autotune.units import counted
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
-from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, of_values, problems
+from autotune.userconfig.problems import of_error, of_launch, of_precision, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
 
@@ -188,7 +188,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         found = (*found, *of_launch(task.written, read, started))
         check_documents(started, config)
         config = as_launched(config, started)
-        found = (*found, *of_precision(task.written, read, config), *of_documents(task.written, started, config))
+        found = (*found, *of_precision(task.written, read, config))
         if has_error(found):
             return task.wrong(found)
         engine_args(started.document, config, started.processes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,17 +12,7 @@ from dataclasses import replace
 from autotune.app.search import Run, run_search, storage_of
 from autotune.app.workers.worker import serialize
 from autotune.confidential import hidden
-from autotune.core.events import (
-    REPEATED,
-    CandidateVetoed,
-    Event,
-    Listener,
-    Noted,
-    ProbeFinished,
-    ProbeLost,
-    ProbeStarted,
-    StageStarted,
-)
+from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.machine import Hardware, Share
 from autotune.probing.channel import read_tail, start_module
 from autotune.study import SearchOutcome, begin
@@ -37,12 +26,12 @@ _ENDING_SECONDS = 20.0
 def search_together(run: Run, further: Sequence[Share], listener: Listener, module: str = MODULE) -> SearchOutcome:
     """Search as :func:`~autotune.app.search.run_search` does, with a further worker on each further share.
 
-    The workers share the study like workers of several machines. They write to the same output directory, in which each
-    probe has its own folder. All workers end with this call, even after an error; their probes are in the study.
+    The workers share the study like workers of several machines, so this one reports the probes of the others as it
+    reads them there. All write to the same output directory, in which each probe has its own folder. All end with this
+    call, even after an error; their probes are in the study.
 
     Args:
         further: shares of the machine in addition to that of ``run.server``.
-        listener: receives the events of all workers, from several threads, one event at a time.
         module: the module that further workers run.
 
     Raises:
@@ -52,20 +41,26 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
     if not further:
         return run_search(run, listener)
     begin(storage_of(run), listener)
-    joined, forwarder = replace(run, arguments=replace(run.arguments, resume=True)), EventForwarder(listener)
-    forwarder(StageStarted(f"Starting {counted(len(further), 'further worker')}"))
-    with _further_workers(joined, further, forwarder, module):
-        return run_search(joined, forwarder)
+    joined = replace(run, arguments=replace(run.arguments, resume=True))
+    listener(StageStarted(f"Starting {counted(len(further), 'further worker')}"))
+    with _further_workers(joined, further, listener, module):
+        return run_search(joined, listener)
 
 
 @contextmanager
-def _further_workers(run: Run, further: Sequence[Share], forwarder: EventForwarder, module: str) -> Iterator[None]:
-    data = serialize(run)
+def _further_workers(run: Run, further: Sequence[Share], listener: Listener, module: str) -> Iterator[None]:
+    search, hardware = serialize(run), run.problem.setting.machine.hardware
     workers: list[_Worker] = []
     try:
-        for number, share in enumerate(further, 1):
-            workers.append(_Worker(number, (share, run.problem.setting.machine.hardware), data, forwarder, module))
+        for number, _ in enumerate(further, 2):
+            worker = _Worker(number, module)
+            workers.append(worker)
+        for worker, share in zip(workers, further, strict=True):
+            worker.send(share, hardware, search)
         yield
+        for worker in workers:
+            if failure := worker.failure():
+                listener(Noted(failure))
     finally:
         # Interrupt all before waiting for any.
         for worker in workers:
@@ -79,22 +74,29 @@ def _further_workers(run: Run, further: Sequence[Share], forwarder: EventForward
 
 
 class _Worker:
-    """A further worker's process, and the thread that forwards its events."""
+    """A further worker's process."""
 
-    def __init__(
-        self, number: int, devices: tuple[Share, Hardware], data: bytes, forwarder: EventForwarder, module: str
-    ) -> None:
+    def __init__(self, number: int, module: str) -> None:
         self._number = number
-        self._forwarder = forwarder
-        self._closing = False
         # Ctrl-C in a terminal goes to the first worker, which ends the others.
         self._process, self._connection, self._output = start_module(module, (), {})
-        self._thread = threading.Thread(target=self._follow, args=(devices, data), name=f"worker {number}")
-        self._thread.start()
+
+    def send(self, share: Share, hardware: Hardware, search: bytes) -> None:
+        """Send what it searches, and on which share of the machine."""
+        with contextlib.suppress(OSError):  # it has ended, which `failure` reports
+            self._connection.send((share, hardware, search))
+
+    def failure(self) -> str:
+        """Return a sentence on why it ended; empty if it runs on, or has searched to the end."""
+        if self._process.poll() is None:
+            return ""
+        why = f"{self._exit_text()}."
+        with contextlib.suppress(EOFError, OSError):
+            why = self._connection.recv()
+        return why and f"Worker {self._number} (process {self._process.pid}) ended: {why} The others went on."
 
     def interrupt(self) -> None:
         """Send the signal of Ctrl-C."""
-        self._closing = True
         self._process.send_signal(signal.SIGINT)
 
     def wait(self) -> None:
@@ -106,26 +108,8 @@ class _Worker:
         """Kill it if it still runs, and release its resources."""
         self._process.kill()
         self._process.wait()
-        self._thread.join()
         self._connection.close()
         self._output.close()
-
-    def _follow(self, devices: tuple[Share, Hardware], data: bytes) -> None:
-        failure: str | None = None
-        with contextlib.suppress(EOFError, OSError):
-            self._connection.send(devices)
-            self._connection.send_bytes(data)
-            while failure is None:
-                received = self._connection.recv()
-                if isinstance(received, str):
-                    failure = received
-                else:
-                    self._forwarder.pass_on_from(self._number, received)
-        self._process.wait()
-        if not self._closing and failure != "":
-            why = failure or f"{self._exit_text()}."
-            message = f"Worker {self._number + 1} (process {self._process.pid}) ended: {why} The others go on."
-            self._forwarder.lost(self._number, message)
 
     def _exit_text(self) -> str:
         code = self._process.returncode
@@ -133,67 +117,3 @@ class _Worker:
             return f"signal {-code}"
         lines = read_tail(self._output).splitlines()
         return f"exit status {code}" + (f", {hidden(lines[-1])}" if lines else "")
-
-
-class EventForwarder:
-    """Forwards the events of all workers of this machine to one listener, one at a time, from any thread.
-
-    A worker reports its own probes, and those of others as it reads them from the study. An exception of the listener
-    in another thread is raised again in the search's thread at the next event.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._lock = threading.Lock()
-        self._reported: set[object] = set()
-        self._running: dict[int, int] = {}
-        self._failure: Exception | None = None
-
-    def __call__(self, event: Event) -> None:
-        """Forward an event of the first worker, unless it was reported already."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._pass_on(event, 0)
-
-    def pass_on_from(self, worker: int, *events: Event) -> None:
-        """Forward events of a further worker, except those reported already or irrelevant to the user."""
-        with self._lock:
-            if self._failure is not None:
-                return
-            try:
-                for event in events:
-                    self._pass_on(event, worker)
-            except Exception as error:  # noqa: BLE001 the listener may be the user's; its error ends the search
-                self._failure = error
-
-    def lost(self, worker: int, reason: str) -> None:
-        """Report that a worker ended early, and that its running probe, if any, is lost."""
-        with self._lock:
-            lost = [number for number, runner in self._running.items() if runner == worker]
-        self.pass_on_from(worker, Noted(reason), *map(ProbeLost, lost))
-
-    def _pass_on(self, event: Event, worker: int) -> None:
-        if worker and not isinstance(event, (ProbeStarted, ProbeFinished, ProbeLost, CandidateVetoed, Noted)):
-            return
-        match event:
-            case ProbeStarted(number=number):
-                self._running[number] = worker
-            case ProbeFinished(number=number) | ProbeLost(number=number):
-                self._running.pop(number, None)
-        mark = _mark(event)
-        if mark is None or mark not in self._reported:
-            self._reported.add(mark)
-            self._listener(event)
-
-
-def _mark(event: Event) -> object | None:
-    """Return a key that is equal for duplicate events, or None for an event that is always new."""
-    match event:
-        case ProbeFinished(number=number, purpose=purpose) if purpose not in REPEATED:
-            return ("finished", number)
-        case CandidateVetoed(number=number):
-            return ("vetoed", number)
-        case Noted(text=text):
-            return ("noted", text)
-    return None

@@ -1,9 +1,8 @@
 """A further worker: ``python -m autotune.app.workers.worker`` searches the study that it receives.
 
-Protocol, over a socket that is this process's standard input: the first worker sends this worker's share and the
-hardware of each worker, and then the packed :class:`~autotune.app.search.Run`. This worker replies with events as they
-happen, and last with a text: the reason of its failure, or an empty text. When the first worker ends, the socket
-closes, and this worker sends itself SIGINT.
+Protocol, over a socket that is this process's standard input: the first worker sends this worker's share, the hardware
+of each worker, and the packed :class:`~autotune.app.search.Run`. At the end, this worker replies with the reason of its
+failure, or an empty text. When the first worker ends, the socket closes, and this worker sends itself SIGINT.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ def main(connection: Connection) -> None:
 
 
 def _search(connection: Connection) -> None:
-    share, hardware = connection.recv()
+    share, hardware, data = connection.recv()
+    threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
     with worker_servers(hardware, share, ignore) as (server, tracer):
-        run = deserialize(connection.recv_bytes(), server, tracer)
-        threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
+        run = deserialize(data, server, tracer)
         with tracer.time_limit(run.timeout_seconds):
-            run_search(run, connection.send)
+            run_search(run, ignore)
 
 
 def _end_with_the_first(connection: Connection) -> None:

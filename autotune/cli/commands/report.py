@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 SUMMARY = "write the result of a run as a page"
 DESCRIPTION = (
@@ -17,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="output directory of `autotune probe`, or its result.json")
     parser.add_argument("--output", metavar="FILE", help="file to write (default: DIR/report.html or DIR/report.md)")
     parser.add_argument("--format", choices=("html", "markdown"), help="format of the file (default: html)")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def epilog() -> str:
@@ -27,16 +25,9 @@ def epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and return the exit code."""
-    options = dict(vars(arguments))
-    opens = options.pop("open", False)
-
     from autotune.app.report import report
     from autotune.cli.console import stdout_console
 
-    file = report(**options)
+    file = report(**vars(arguments))
     stdout_console().print(f"wrote {file}", soft_wrap=True, markup=False, highlight=False)
-    if opens:
-        import webbrowser
-
-        webbrowser.open(Path(file).absolute().as_uri())
     return 0

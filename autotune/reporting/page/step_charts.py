@@ -34,7 +34,8 @@ _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
 
 
 def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:
-    """Return a chart of each step, all with the same memory axis."""
+    """Return a chart of each step with moments, all with the same memory axis."""
+    steps = [step for step in steps if step.timeline.moments]
     if not steps:
         return []
     most = memory_axis((step.timeline.need_bytes for step in steps), budget_bytes)

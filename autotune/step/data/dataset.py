@@ -164,14 +164,14 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _check_all_lines(source: DatasetSource) -> None:
-    """Raise an error for the first broken line of the files; the earlier check read only the beginning of one file."""
+    """Raise an error for the first broken line of the files."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
         with suppress(ValueError):  # its splits are in several formats
             configured = load_dataset_builder(source.path, source.config).config
             files = configured.data_files.get(source.split.partition("[")[0], [])
     for file in map(Path, files):
-        check_file(file, sys.maxsize)
+        check_file(file, lines=True)
 
 
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:

