@@ -16,7 +16,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
-from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
+from autotune.confidential import PLACEHOLDER, hidden_values, is_secret, secrets_in
+from autotune.core.codec import decode, encode
 from autotune.core.configuration import TRACKERS, Fault, Launched, ReadCommand, read_object
 from autotune.core.gpu import AMPERE
 from autotune.core.protocol import ReadCommandRequest
@@ -53,24 +54,10 @@ def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadComma
 
 
 def _without_secrets(reply: ReadCommand, secrets: Collection[str]) -> ReadCommand:
-    start = reply.launched
-    return dataclasses.replace(
-        reply,
-        configurations={
-            name: dataclasses.replace(item, values=hidden_values(item.values))
-            for name, item in reply.configurations.items()
-        },
-        faults=tuple(dataclasses.replace(fault, message=hidden(fault.message, secrets)) for fault in reply.faults),
-        overrides=tuple(
-            dataclasses.replace(item, given=hidden_values(item.given), used=hidden_values(item.used))
-            for item in reply.overrides
-            if not is_secret(item.key)
-        ),
-        launch=hidden_values(reply.launch),
-        launched=start and dataclasses.replace(start, refused=hidden(start.refused, secrets)),
-        refused=hidden(reply.refused, secrets),
-        warnings=tuple(hidden(warning, secrets) for warning in reply.warnings),
-    )
+    overrides = tuple(item for item in reply.overrides if not is_secret(item.key))
+    document = encode(dataclasses.replace(reply, overrides=overrides))
+    # A secret may be a word that is also a part of a key's name.
+    return dataclasses.replace(decode(ReadCommand, hidden_values(document, secrets)), names=reply.names)
 
 
 def _parse_command(request: ReadCommandRequest) -> ReadCommand:
