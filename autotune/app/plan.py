@@ -18,7 +18,7 @@ from autotune.app.notes import (
     notes_on_speed,
     notes_on_workload,
 )
-from autotune.app.offers import dropping_offer
+from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
 from autotune.app.planned import check_network, planned_machine, planned_sources, planned_traces
@@ -85,7 +85,7 @@ def plan(args: PlanArguments) -> Plan:
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).public
         explanation = _explanation(evaluator, best) if args.explain else None
-        offered = dropping_offer(problem, evaluator.estimate_in_setting, best[0].candidate) if best else ()
+        offered = offers(evaluator, best[0], fits=best[0].fits) if best else ()
         split = _server_split(evaluator, best, args.server_gpus)
         written: PlannedBundle | str = ""
         failure: InputError | None = None

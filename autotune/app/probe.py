@@ -9,7 +9,7 @@ from dataclasses import replace
 from autotune.app.arguments import ProbeArguments, time_left, time_limit
 from autotune.app.base import start_of
 from autotune.app.notes import notes_on, notes_on_workers
-from autotune.app.offers import dropping_offer
+from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
@@ -199,5 +199,6 @@ def _offers(predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]
     if evaluator is None or outcome.winner is None:
         return ()
     with suppress(AutotuneError):
-        return dropping_offer(evaluator.problem, evaluator.estimate_in_setting, outcome.winner.candidate)
+        (found,) = evaluator.run([outcome.winner.candidate])
+        return offers(evaluator, found, fits=True) if found.memory is not None else ()
     return ()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import autotune
-from autotune.app.offers import dropping_offer
+from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
-from autotune.core.setting import Setting
-from autotune.core.workload import Rollouts
+from autotune.core.setting import Setting, Wishes
+from autotune.core.workload import Rollouts, Workload
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
+from autotune.techniques.packing import CUTTING
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB, parse_size
 from tests.settings import problem, setting, workload
@@ -92,3 +94,51 @@ def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> No
     whole = found.baseline.but(per_device_train_batch_size=200)
     assert found.illegal(whole) is None
     assert dropping_offer(found, estimate, whole) == ()
+
+
+SHORT = workload(lengths={20: 1000, 100: 20})
+
+
+def packing_offered(
+    speedup: float, wishes: Wishes | None = None, of_rows: Workload = SHORT, batch: int = 8
+) -> tuple[str, list[Candidate]]:
+    """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast."""
+    of_search = replace(setting(of=of_rows, global_batch_size=batch), wishes=wishes or Wishes())
+    found, asked = problem(of_search), list[Candidate]()
+
+    def of(candidate: Candidate, rate: float) -> Estimate:
+        memory = MemoryEstimate(GIB, None, 0, {}, 0, 1.0, 0.0)
+        return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes=GIB)
+
+    def run(candidates: Sequence[Candidate]) -> list[Estimate]:
+        asked.extend(candidates)
+        return [of(candidate, 1000.0 * speedup) for candidate in candidates]
+
+    return " ".join(packing_offer(found, run, of(found.baseline, 1000.0))), asked
+
+
+def test_an_offer_to_pack_stands_on_traces_of_the_packed_rows_themselves() -> None:
+    said, asked = packing_offered(1.5)
+    assert said.endswith("they are predicted to be 1.5 times as fast.")
+    assert asked
+    assert {candidate["packing"] for candidate in asked} == {CUTTING}
+
+
+def test_a_global_batch_that_is_offered_is_one_that_the_packed_rows_are_legal_with() -> None:
+    # Rows of 120 and 240 tokens hold 2.67 and 5.32 documents: 3 are more than a tenth away from 2.67, and 5 are not.
+    said, asked = packing_offered(1.5, of_rows=workload(lengths={30: 500, 60: 500}), batch=2)
+    assert said.startswith("Packed rows of 1,024 tokens hold 22 documents: with --global-batch-size 22 they are ")
+    assert {candidate["max_length"] for candidate in asked} == {240, 1024}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [Wishes(excluded=frozenset({"packing"})), Wishes({"packing": "none"}), Wishes({"padding_free": "on"})],
+    ids=["excluded", "fixed", "padding-free"],
+)
+def test_packing_that_the_user_ruled_out_is_neither_offered_nor_traced(wishes: Wishes) -> None:
+    assert packing_offered(1.5, wishes) == ("", [])
+
+
+def test_what_may_be_no_faster_by_the_error_of_predicted_times_is_not_offered() -> None:
+    assert packing_offered(1.24)[0] == ""
