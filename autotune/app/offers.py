@@ -32,7 +32,11 @@ def offers(evaluator: Evaluator, best: Estimate, *, fits: bool) -> tuple[str, ..
     """
     problem = evaluator.problem
     packing = packing_offer(problem, evaluator.run, best) if fits else ()
-    return (*packing, *dropping_offer(problem, evaluator.estimate_in_setting, best.candidate))
+
+    def traced(candidate: Candidate, setting: Setting) -> Estimate:
+        return evaluator.for_problem(replace(problem, setting=setting), [candidate]).estimate(candidate)
+
+    return (*packing, *dropping_offer(problem, traced, best.candidate))
 
 
 def packing_offer(

@@ -40,6 +40,7 @@ from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator, explain
+from autotune.probing.tracing import Untraceable
 from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
@@ -158,9 +159,9 @@ def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: i
         return None
     candidate = best[0].candidate
     found, traced = split_of(evaluator.problem, candidate, server_gpus), evaluator.traced_plan(candidate)
-    return (
-        found if isinstance(found, str) or not traced else replace(found, training_seconds=traced.memory.step_seconds)
-    )
+    if isinstance(found, str) or isinstance(traced, Untraceable):
+        return found
+    return replace(found, training_seconds=traced.memory.step_seconds)
 
 
 def _not_measured(gpu: Gpu | None) -> str:

@@ -30,7 +30,7 @@ from autotune.inspection.paths import exists
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import find_trainer
 from autotune.units import counted
 
 CPU = "cpu"
@@ -43,17 +43,12 @@ def is_cpu(word: str | int | None) -> bool:
     return isinstance(word, str) and word.strip().lower() == CPU
 
 
-def machines_of(processes: int, requested: int | None, word: str | int | None = None) -> int:
+def machines_of(processes: int, requested: int | None) -> int:
     """Return the number of machines: the requested one, or the fewest with at most eight processes each.
-
-    Args:
-        word: the user's ``--gpu``; all processes on a CPU are in one machine.
 
     Raises:
         InputError: the machines do not divide the processes.
     """
-    if requested is None and is_cpu(word):
-        return 1
     machines = -(-processes // GPUS_PER_MACHINE) if requested is None else requested
     if machines < 1 or processes % machines:
         most = f" of at most {GPUS_PER_MACHINE} each" if requested is None else ""
@@ -115,6 +110,13 @@ def planned_machine(
             processes.
     """
     here = inspect_machine("cpu")
+    if is_cpu(word):
+        if machines not in (None, 1):
+            raise InputError(
+                f"A training on the CPU is planned for this machine alone, and {machines} machines were asked for.",
+                hint="Leave out --num-machines, or name a GPU with --gpu.",
+            )
+        return inspect_machine("cpu", processes)
     if word is None:
         own = inspect_machine("auto", None, visible)
         if own.hardware.kind == CPU:
@@ -127,32 +129,22 @@ def planned_machine(
         machines = 1 if within else machines_of(count, machines)
         # Only the GPUs that train count: other users may fill the rest.
         own = inspect_machine("auto", min(own.hardware.processes, count // machines), visible)
-        hardware = replace(own.hardware, processes=count, machines=machines)
-        gpu = present_gpu(hardware).networked(_between(hardware, network))
-        return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
-    if is_cpu(word):
-        if machines not in (None, 1):
-            raise InputError(
-                f"A training on the CPU is planned for this machine alone, and {machines} machines were asked for.",
-                hint="Leave out --num-machines, or name a GPU with --gpu.",
-            )
-        return inspect_machine("cpu", processes)
-    gpu = find_gpu(word)
-    hardware = Hardware(
-        kind="cuda",
-        name=gpu.name,
-        memory_bytes=gpu.memory_bytes,
-        compute_capability=gpu.compute_capability,
-        processes=processes or 1,
-        machines=machines_of(processes or 1, machines),
-        cores=here.hardware.cores,
-    )
-    return Machine(hardware, here.packages, planned=True, gpu=gpu.networked(_between(hardware, network)))
-
-
-def _between(hardware: Hardware, network: float | None) -> float | None:
-    """Return the bytes per second that a machine sends to other machines; None for a single machine."""
-    return network * _GBIT if network is not None and hardware.machines > 1 else None
+        hardware, gpu = replace(own.hardware, processes=count, machines=machines), present_gpu(own.hardware)
+        planned = replace(own, hardware=hardware, planned=True, host_bytes=here.hardware.memory_bytes)
+    else:
+        gpu = find_gpu(word)
+        hardware = Hardware(
+            kind="cuda",
+            name=gpu.name,
+            memory_bytes=gpu.memory_bytes,
+            compute_capability=gpu.compute_capability,
+            processes=processes or 1,
+            machines=machines_of(processes or 1, machines),
+            cores=here.hardware.cores,
+        )
+        planned = Machine(hardware, here.packages, planned=True)
+    between = network * _GBIT if network is not None and hardware.machines > 1 else None
+    return replace(planned, gpu=gpu.networked(between))
 
 
 def planned_sources(args: PlannedArguments) -> tuple[ModelSource, DatasetSource | None, DatasetSource | None]:
@@ -190,7 +182,7 @@ def planned_traces(
     (model, rows, evaluation), cache = sources, user_cache()
     with ServerTracer(planned[0].hardware.cores, listener) as tracer:
         read = partial(planned_workload, options, model, rows, tracer, cache, args.listener, evaluation)
-        workload = rows_of_length(read(), args.seq_len, batch)
+        workload = read() if args.seq_len is None else rows_of_length(read(), args.seq_len, batch)
         devices = [each.device for each in planned]
         yield workload, traces_of(workload, planned[0], tracer, cache, devices), partial(read, rows_needed=True)
 
@@ -237,7 +229,11 @@ def planned_workload(
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
-    rows = dataset or _stand_in(options.trainer, tracer.folder)
+    rows = dataset
+    if rows is None:
+        file = tracer.folder / "rows.jsonl"
+        file.write_text((json.dumps(dict(options.trainer.stand_in)) + "\n") * 2, encoding="utf-8")
+        rows = DatasetSource(NO_DATA, "json", str(file))
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter, options.teacher)
     if wanted:
         workload = reader.check_attention(workload, here, wanted, user_cache())
@@ -247,10 +243,8 @@ def planned_workload(
     return workload
 
 
-def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workload:
-    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset; None changes nothing."""
-    if tokens is None:
-        return workload
+def rows_of_length(workload: Workload, tokens: int, rows: int) -> Workload:
+    """Return the workload with ``rows`` rows of ``tokens`` tokens as its dataset."""
     trainer = find_trainer(workload.trainer)
     parts, trainable = trainer.row_of(tokens)
     dataset = replace(
@@ -262,12 +256,6 @@ def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workloa
         several=None if workload.dataset.several is None else Documents.of_groups([(rows, *trainer.document(parts))]),
     )
     return replace(workload, dataset=dataset)
-
-
-def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
-    file = folder / "rows.jsonl"
-    file.write_text((json.dumps(dict(trainer.stand_in)) + "\n") * 2, encoding="utf-8")
-    return DatasetSource(NO_DATA, "json", str(file))
 
 
 def state_of(name: str) -> list[tuple[str, int, int]] | None:

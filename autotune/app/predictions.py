@@ -159,7 +159,7 @@ def trace_before_search(
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         decided = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
-        predictor = PlannedPredictor(evaluator, partial(_trace_least, evaluator), limit_bytes, machine.hardware.kind)
+        predictor = PlannedPredictor(evaluator, partial(_trace_least, evaluator))
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Predictions(failure=error.message)

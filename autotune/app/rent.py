@@ -12,20 +12,13 @@ from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
-from autotune.app.planned import (
-    check_network,
-    is_cpu,
-    machines_of,
-    planned_machine,
-    planned_sources,
-    planned_traces,
-)
+from autotune.app.planned import check_network, is_cpu, planned_machine, planned_sources, planned_traces
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.events import Ranked, StageStarted, excluding
-from autotune.core.machine import Hardware, Machine
+from autotune.core.machine import Hardware
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -67,13 +60,14 @@ def rent(args: RentArguments) -> Rent:
     _budget_of(args.memory_budget, first.hardware)
     batch = global_batch_of(options, first)
     numbers = divisible_counts(batch, options, args.num_machines) if auto else [first.hardware.processes]
-    planned = [_machine(word, numbers[0], args.num_machines) for word in words]
-    check_network(args.network, [_machine(word, numbers[-1], args.num_machines) for word in words])
+    planned = [planned_machine(word, numbers[-1], args.num_machines) for word in words]
+    check_network(args.network, planned)
     with planned_traces(args, options, sources, planned, batch, args.listener) as (workload, traces, _):
         survey = _Survey(args, options, workload, batch, traces, prices, numbers, len(words))
         offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
+    largest = planned_machine(words[0], max(offer.processes for offer in offers), args.num_machines).hardware
     return Rent(
         schema=SCHEMA,
         model=workload.model.name,
@@ -82,10 +76,10 @@ def rent(args: RentArguments) -> Rent:
         unit="epoch" if args.dataset is not None else "billion tokens",
         global_batch_size=batch,
         num_processes=AUTO if auto else first.hardware.processes,
-        num_machines=max(machines_of(offer.processes, args.num_machines, args.gpu) for offer in offers),
+        num_machines=largest.machines,
         priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if args.gpu == ALL else tuple(offers),
-        notes=tuple(_notes(survey, offers)),
+        notes=tuple(_notes(survey, offers, largest)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
@@ -126,19 +120,18 @@ class _Survey:
             tried.append(self._offer(word, number, progress))
             if not should_try_more_gpus(tried):
                 break
-        of_one = (each for each in self.evaluators[earlier:] if each.problem.setting.machine.hardware.processes == 1)
-        single = next(of_one, None)
-        if single is not None and not any(offer.fits for offer in tried):
-            tried[0] = self._best(Offer(tried[0].gpu, 1), with_last_resorts_if_nothing_fits(single))
+        single = [each for each in self.evaluators[earlier:] if each.problem.setting.machine.hardware.processes == 1]
+        if single and not any(offer.fits for offer in tried):
+            tried[0] = self._best(Offer(tried[0].gpu, 1), with_last_resorts_if_nothing_fits(single[0]))
             self.offloads += [tried[0]] if tried[0].fits else []
         return offers_to_show(tried, alone=alone)
 
     def _offer(self, word: str | int | None, processes: int, progress: str) -> Offer:
         """Return the offer for a number of GPUs."""
-        planned = _machine(word, processes, self.arguments.num_machines, self.arguments.network)
+        planned = planned_machine(word, processes, self.arguments.num_machines, self.arguments.network)
         blank = Offer(planned.device, processes)
-        listener = self.arguments.listener
-        listener(StageStarted(f"Planning for {blank.gpus if processes > 1 else blank.gpu.name}{progress}"))
+        gpus = blank.gpus if processes > 1 else blank.gpu.name
+        self.arguments.listener(StageStarted(f"Planning for {gpus}{progress}"))
         try:
             problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = _budget_of(self.arguments.memory_budget, planned.hardware)
@@ -147,7 +140,7 @@ class _Survey:
             return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        with Tracking(excluding(listener, StageStarted, Ranked)) as tracking:
+        with Tracking(excluding(self.arguments.listener, StageStarted, Ranked)) as tracking:
             tracking.search(evaluator, starts, _MOST_TRACED)
         self.evaluators.append(evaluator)
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
@@ -233,11 +226,6 @@ def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
             yield f"May be as {best}, since predicted times may be off by up to {most:.0f} %: {', '.join(near)}."
 
 
-def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
-    """Return the machine with a number of GPUs; this machine's own GPUs are divided among machines like all others."""
-    return planned_machine(word, processes, machines_of(processes, machines, word), network)
-
-
 def _budget_of(requested: str | int | None, hardware: Hardware) -> int:
     """Return the requested budget, or all memory of a GPU that has less."""
     return checked_budget(requested and min(parse_size(requested), hardware.memory_bytes), hardware)
@@ -249,7 +237,7 @@ def _order(offer: Offer) -> tuple[object, ...]:
     return not offer.fits, *missing, offer.cost or 0.0, offer.seconds or 0.0, -need
 
 
-def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
+def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Iterator[str]:
     args, batch, prices = survey.arguments, survey.batch, survey.prices
     auto = args.num_processes == AUTO
     yield from notes_on_workload(survey.workload)
@@ -267,10 +255,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             f" {counted(most, 'GPU')}, of the numbers tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets"
             " another."
         )
-    most_processes = max(offer.processes for offer in offers)
-    machines = machines_of(most_processes, args.num_machines, args.gpu)
     gpus = {offer.gpu.name: offer.gpu for offer in offers} if not is_cpu(args.gpu) else {}
-    yield from notes_on_processes(most_processes, machines, args.network, gpus.values(), at_most=auto)
+    yield from notes_on_processes(largest.processes, largest.machines, args.network, gpus.values(), at_most=auto)
     tight = ", ".join(offer.gpus for offer in offers if offer.fits and not offer.fits_with_error)
     if tight:
         yield (

@@ -69,8 +69,10 @@ def worker_servers(
     """
     with (
         JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server,
-        ServerTracer(hardware.cores, listener, server if hardware.kind == "cpu" else None, early=early) as tracer,
+        ServerTracer(hardware.cores, listener, server if hardware.kind == "cpu" else None) as tracer,
     ):
+        if early:
+            _ = tracer.server
         yield server, tracer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, distinct
@@ -18,10 +19,13 @@ _USUAL_CANDIDATES = 60
 _RANKED_SHOWN = 5
 
 
-class Tracking:
+class Tracking(AbstractContextManager["Tracking"]):
     """Runs the candidates of a plan's search, and reports progress over all calls of the tracer to a listener.
 
     As a context manager, it reports the best candidate so far if the context is interrupted.
+
+    Args:
+        clock: returns the time in seconds.
     """
 
     def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,9 +34,6 @@ class Tracking:
         self._started_seconds = 0.0
         self._evaluator: Evaluator | None = None
         self._usual = self._to_come = 0
-
-    def __enter__(self) -> Tracking:
-        return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         evaluator = self._evaluator
@@ -49,7 +50,12 @@ class Tracking:
 
     def pass_on(self, event: Event) -> None:
         """Forward an event of the tracer; progress of a single call becomes progress over all calls."""
-        self._listener(self._of_all(event) if isinstance(event, Tracing) else event)
+        if isinstance(event, Tracing) and self._evaluator is not None:
+            traces, left = self._evaluator.traces, event.expected - event.done + self._to_come
+            done, run = traces.count + event.done, traces.new_count + event.done
+            seconds = (self._clock() - self._started_seconds) * left / run if run else None
+            event = Tracing(done, done + left, seconds)
+        self._listener(event)
 
     def search(
         self,
@@ -58,9 +64,12 @@ class Tracking:
         limit: int = MOST_TRACED,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Search an evaluator's problem by :func:`autotune.study.search_by_traces`, and return whether it was complete.
+        """Search the space of an evaluator's problem, and return whether the search was complete.
 
-        ``goes_on`` is asked once a legal candidate was traced.
+        Args:
+            starts: candidates to trace first, after the baseline; None: the recipes.
+            limit: maximum number of candidates to trace.
+            goes_on: returns whether to continue once a legal candidate was traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
         self._usual = min(_USUAL_CANDIDATES, limit, evaluator.problem.size)
@@ -84,11 +93,3 @@ class Tracking:
         if best:
             self._listener(Ranked(best, evaluator.problem.baseline))
         return found
-
-    def _of_all(self, event: Tracing) -> Tracing:
-        """Return the progress of all traces, given that of one call."""
-        if self._evaluator is None:
-            return event
-        traces, left = self._evaluator.traces, event.expected - event.done + self._to_come
-        done, run = traces.count + event.done, traces.new_count + event.done
-        return Tracing(done, done + left, (self._clock() - self._started_seconds) * left / run if run else None)

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank_key
+from autotune.core.estimate import Estimate, Origin, distinct, rank_key
 from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
-from autotune.core.setting import Setting
 from autotune.core.traced import TraceReply
-from autotune.planning.extrapolation.series import Levels
+from autotune.planning.extrapolation.forecast import Levels
 from autotune.planning.single import PlanTracer, SizedPlan, TracedPlan
 from autotune.planning.tracing.store import Traces
-from autotune.planning.vllm import Engine, engine_of, with_vllm
+from autotune.planning.vllm import engine_of, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
+
+_NOT_TRACED = Untraceable("it was not traced", lasting=False)
 
 
 class Evaluator:
@@ -28,6 +29,10 @@ class Evaluator:
     with equal training plans share a trace. The largest micro-batches are traced first. Typical ones, which give the
     time, are traced only for the baseline and for candidates that may fit; other candidates have no speed, unless all
     of their micro-batches are nearly as large. If steps have no predicted time, only the largest are traced.
+
+    Args:
+        device: see :class:`autotune.planning.single.PlanTracer`.
+        budget_bytes: memory limit of the training.
     """
 
     def __init__(self, problem: TrainerProblem, device: Gpu | None, budget_bytes: int, traces: Traces) -> None:
@@ -35,9 +40,7 @@ class Evaluator:
         self.device = device
         self.budget_bytes = budget_bytes
         self.traces = traces
-        # Results by fingerprint of the training plan, and the fingerprint of each candidate's plan.
-        self._plans: dict[str, TracedPlan | Untraceable] = {}
-        self._fingerprints: dict[Candidate, str] = {}
+        self._plans: dict[Candidate, TracedPlan | Untraceable] = {}
         self._full_depth: set[Candidate] = set()
         self._tracer = PlanTracer(traces, problem.setting, device)
 
@@ -47,48 +50,35 @@ class Evaluator:
         Raises:
             AutotuneError: traces cannot be run.
         """
-        setting = self.problem.setting
-        missing = [each for each in dict.fromkeys(candidates) if self._is_missing(self._fingerprints.get(each, ""))]
-        plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
-        representatives = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
-        new = {name: candidate for name, candidate in representatives.items() if self._is_missing(name)}
-        trainer, workload = self.problem.trainer, setting.workload
-        geometries = {name: whole_geometry(trainer, plans[each], workload) for name, each in new.items()}
-        sized = {name: SizedPlan(plans[each], geometries[name]) for name, each in new.items()}
-        self._trace(sized, timed=False)
-        self._fingerprints.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
-        self._trace({name: each for name, each in sized.items() if self._is_worth_timing(new[name])}, timed=True)
+        trainer, setting = self.problem.trainer, self.problem.setting
+        plans = {each: trainer.plan(each, setting) for each in candidates if self._may_be_traced(each)}
+        sized = {each: SizedPlan(plan, whole_geometry(trainer, plan, setting.workload)) for each, plan in plans.items()}
+        self._plans.update(zip(sized, self._tracer.traced([*sized.values()], timed=False), strict=True))
+        timed = {each: plan for each, plan in sized.items() if self._is_worth_timing(each)}
+        self._plans.update(zip(timed, self._tracer.traced([*timed.values()], timed=True), strict=True))
         return [self.estimate(candidate) for candidate in candidates]
 
-    def _is_missing(self, name: str) -> bool:
-        """Whether a training plan has no result, or a repeated trace may succeed."""
-        traced = self._plans.get(name)
-        return traced is None or (isinstance(traced, Untraceable) and not traced.lasting)
-
-    def _trace(self, sized: Mapping[str, SizedPlan], *, timed: bool) -> None:
-        self._plans.update(zip(sized, self._tracer.traced([*sized.values()], timed=timed), strict=True))
+    def _may_be_traced(self, candidate: Candidate) -> bool:
+        """Whether a candidate has no result, or a repeated trace may succeed."""
+        found = self.traced_plan(candidate)
+        return isinstance(found, Untraceable) and not found.lasting
 
     def _is_worth_timing(self, candidate: Candidate) -> bool:
         traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
-        if traced is None or traced.timed or traced.memory.step_seconds is None or estimate.memory is None:
+        if isinstance(traced, Untraceable) or traced.timed or traced.memory.step_seconds is None:
             return False
-        return estimate.may_fit or candidate == self.problem.baseline
+        return estimate.may_fit or (estimate.memory is not None and candidate == self.problem.baseline)
 
-    def for_problem(self, problem: TrainerProblem) -> Evaluator:
-        """Return an evaluator of another problem of the same workload, with the same candidates evaluated."""
+    def for_problem(self, problem: TrainerProblem, candidates: Sequence[Candidate] | None = None) -> Evaluator:
+        """Return an evaluator of another problem, with candidates evaluated from few layers; None: the same ones."""
         evaluator = Evaluator(problem, self.device, self.budget_bytes, self.traces)
-        evaluator.run([*self._fingerprints])
+        evaluator.run([*self._plans] if candidates is None else candidates)
         return evaluator
-
-    def estimate_in_setting(self, candidate: Candidate, setting: Setting) -> Estimate:
-        """Return the estimate of a candidate in another setting, extrapolated from few layers."""
-        problem = replace(self.problem, setting=setting)
-        return Evaluator(problem, self.device, self.budget_bytes, self.traces).run([candidate])[0]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The legal candidates that were evaluated, in order."""
-        return tuple(candidate for candidate in self._fingerprints if self.problem.illegal(candidate) is None)
+        return tuple(candidate for candidate in self._plans if self.problem.illegal(candidate) is None)
 
     @property
     def traced_plans(self) -> Sequence[TracedPlan]:
@@ -98,9 +88,8 @@ class Evaluator:
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
         """The candidates without a trace, each with the violated rule or the failure."""
-        results = ((candidate, self._plans[name]) for candidate, name in self._fingerprints.items())
-        failed = {candidate: found.reason for candidate, found in results if isinstance(found, Untraceable)}
-        return {candidate: self.problem.illegal(candidate) or reason for candidate, reason in failed.items()}
+        failed = {candidate: found for candidate, found in self._plans.items() if isinstance(found, Untraceable)}
+        return {candidate: self.problem.illegal(candidate) or found.reason for candidate, found in failed.items()}
 
     @property
     def unknown_reason(self) -> str:
@@ -114,9 +103,7 @@ class Evaluator:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate, including vLLM's memory; unknown if it was not evaluated."""
-        if candidate not in self._fingerprints:
-            return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
-        traced = self._plans[self._fingerprints[candidate]]
+        traced = self.traced_plan(candidate)
         if isinstance(traced, Untraceable):
             return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
         memory = with_vllm(traced.memory, traced.plan, self.problem.setting)
@@ -136,10 +123,9 @@ class Evaluator:
             scaled_tokens_per_second=tokens / scaled_seconds if scaled_seconds else None,
         )
 
-    def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
-        """Return the traced plan of a candidate, or None."""
-        traced = self._plans.get(self._fingerprints.get(candidate, ""))
-        return traced if isinstance(traced, TracedPlan) else None
+    def traced_plan(self, candidate: Candidate) -> TracedPlan | Untraceable:
+        """Return the traced plan of a candidate, or why there is none."""
+        return self._plans.get(candidate, _NOT_TRACED)
 
     def confirm_at_full_depth(self, count: int) -> None:
         """Trace the first ``count`` distinct candidates and the baseline at full depth, if they may fit.
@@ -158,45 +144,43 @@ class Evaluator:
             self.trace_full_depth([best.candidate])
 
     def trace_full_depth(self, candidates: Sequence[Candidate], *, varied: bool = True) -> None:
-        """Trace candidates at full depth; later estimates use these traces. For ``varied`` see `PlanTracer.whole`."""
-        traces = {self._fingerprints.get(candidate, ""): self.traced_plan(candidate) for candidate in candidates}
-        plans = {name: traced for name, traced in traces.items() if traced is not None}
+        """Trace candidates at full depth; later estimates use these traces.
+
+        Args:
+            varied: whether to also trace micro-batches of varied lengths, if lengths vary.
+        """
+        found = {candidate: self.traced_plan(candidate) for candidate in candidates}
+        plans = {candidate: traced for candidate, traced in found.items() if isinstance(traced, TracedPlan)}
         self._plans.update(zip(plans, self._tracer.whole([*plans.values()], varied=varied), strict=True))
         self._full_depth.update(candidates)
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
-        """Return the memory of a candidate through one step; None if it was not traced."""
-        traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
-        if traced is None or estimate.memory is None:
+        """Return the memory of a candidate through one step, thinned; None if it was not traced."""
+        traced, memory = self.traced_plan(candidate), self.estimate(candidate).memory
+        if isinstance(traced, Untraceable) or memory is None:
             return None
-        return memory_timeline(traced, estimate.memory, engine_of(traced.plan, self.problem.setting))
-
-
-def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine | None) -> MemoryTimeline:
-    """Return the memory timeline of a step, thinned; ``memory`` is the plan's estimate, including its engine."""
-    at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in OUTSIDE_TENSORS}
-    moments: list[Levels] = []
-    marks: list[Mark] = []
-    are_peak: list[bool] = []
-    for (part, backward), stretch in traced.stretches.items():
-        course = stretch.course()
-        marks.append(Mark(part, backward, len(moments)))
-        engine_bytes = engine.held_bytes(part.phase) if engine is not None else 0
-        of_engine = {VLLM: engine_bytes} if engine_bytes else {}
-        moments += [{**levels, **of_engine} for levels in course]
-        are_peak += [levels == at_peak for levels in course]
-    names = list(dict.fromkeys(name for levels in moments for name in levels))
-    totals = [sum(levels.values()) for levels in moments]
-    return MemoryTimeline(
-        marks=tuple(marks),
-        levels={name: tuple([levels.get(name, 0) for levels in moments]) for name in names},
-        # Of equal totals, the moment of the breakdown.
-        peak=max(range(len(moments)), key=lambda moment: (totals[moment], are_peak[moment])),
-        breakdown=memory.breakdown,
-        error=memory.error,
-        followed=traced.aligned,
-        micro_batches=traced.geometry.micro_batches,
-    ).thinned()
+        engine = engine_of(traced.plan, self.problem.setting)
+        tensors = {name: size for name, size in traced.memory.breakdown.items() if name not in OUTSIDE_TENSORS}
+        at_peak = {**tensors, VLLM: 0}
+        moments: list[Levels] = []
+        marks: list[Mark] = []
+        for (part, backward), stretch in traced.worst.stretches.items():
+            marks.append(Mark(part, backward, len(moments)))
+            engine_bytes = engine.held_bytes(part.phase) if engine is not None else 0
+            of_engine = {VLLM: engine_bytes} if engine_bytes else {}
+            moments += [{**levels, **of_engine} for levels in stretch.course()]
+        names = list(dict.fromkeys(name for levels in moments for name in levels))
+        totals = [sum(levels.values()) for levels in moments]
+        return MemoryTimeline(
+            marks=tuple(marks),
+            levels={name: tuple([levels.get(name, 0) for levels in moments]) for name in names},
+            # Of equal totals, the moment of the breakdown.
+            peak=max(range(len(moments)), key=lambda at: (totals[at], at_peak == {**moments[at], VLLM: 0})),
+            breakdown=memory.breakdown,
+            error=memory.error,
+            followed=traced.aligned,
+            micro_batches=traced.geometry.micro_batches,
+        ).thinned()
 
 
 def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Explanation:
@@ -212,14 +196,15 @@ def explain(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Exp
         documents=documents.rows,
         document_tokens=documents.tokens,
         longest_tokens=documents.longest,
-        geometry=whole_geometry(problem.trainer, plan, setting.workload) if traced is None else traced.geometry,
+        geometry=whole_geometry(problem.trainer, plan, setting.workload),
         layers=len(setting.workload.model.layer_kinds),
     )
-    if traced is None:
+    if isinstance(traced, Untraceable):
         return explanation
-    highest = {at: aligned.highest() for at, aligned in traced.stretches.items()}
+    highest = {at: aligned.highest for at, aligned in traced.worst.stretches.items()}
     return replace(
         explanation,
+        geometry=traced.geometry,
         traces=tuple(_traced_point(traced, *each) for each in traced.fit.weighted()),
         aligned=traced.fit.aligned,
         peaks=tuple(PartPeak(*at, levels, name) for at, (name, levels) in highest.items() if levels),

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Origin, Runner, memory_key
-from autotune.core.machine import DeviceKind
+from autotune.core.estimate import Origin, memory_key
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
+from autotune.planning.evaluator import Evaluator
 from autotune.units import counted
 
 # Relative error of traced tensor bytes, for a CPU. Traces are within 1 % of PyTorch's CPU allocator
 # (tests/virtual/test_against_cpu.py), and extrapolations from small traces within 1 % of full-size ones.
 _TENSOR_ERROR = 0.03
-
-
-class Estimates(Runner, Protocol):
-    """The traced candidates of a search, and their tracer."""
-
-    @property
-    def candidates(self) -> Sequence[Candidate]:
-        """The legal candidates that were traced."""
-
-    def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate in its normal form."""
 
 
 class PlannedPredictor(Predictor):
@@ -49,31 +37,43 @@ class PlannedPredictor(Predictor):
 
     traces = True
 
-    def __init__(
-        self,
-        estimates: Estimates,
-        trace_least: Callable[[Callable[[], bool]], object],
-        limit_bytes: int,
-        device: DeviceKind,
-    ) -> None:
-        self._estimates, self._trace_least = estimates, trace_least
-        self._limit_bytes, self._device = limit_bytes, device
-        self._traced_least, self._trace_error = False, ""
+    def __init__(self, evaluator: Evaluator, trace_least: Callable[[Callable[[], bool]], object]) -> None:
+        self._evaluator = evaluator
+        self._limit_bytes = evaluator.budget_bytes
+        self._trace_least = trace_least
+        self._traced_least = False
+        self._trace_error = ""
         self._measured: dict[Candidate, Measurement] = {}
-        self._predictions: dict[Candidate, Prediction | None] = {}
         self.raised = 1.0
         self._out_of_memory_count = 0
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing."""
-        if candidate not in self._predictions:
-            self._predictions[candidate] = self._predict(self._estimates.estimate(candidate))
-        return self._predictions[candidate]
+        estimate = self._evaluator.estimate(candidate)
+        memory = estimate.memory
+        if memory is None:
+            return None
+        on_cpu = memory.reserved_bytes is None
+        need_bytes = max(1, round(self.raised * memory.device_bytes))
+        if on_cpu:
+            # A process's memory beyond its tensors varies, so it must not veto a candidate.
+            error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
+        else:
+            traced_error = min(1.0, memory.error)
+            error = traced_error + (1 - traced_error) * (1 - 1 / self.raised)
+        measurement = self._measured.get(candidate)
+        if measurement is not None and not measurement.ok:
+            need_bytes = max(need_bytes, self._limit_bytes + 1)
+        elif measurement is not None and on_cpu:
+            # The probe fitted, so the limit is an upper bound; a measurement has no tighter one of mapped memory.
+            need_bytes = min(need_bytes, self._limit_bytes)
+        # A rate of 0 counts as no prediction.
+        return Prediction(need_bytes, error, tokens_per_second=estimate.tokens_per_second or None)
 
     def trace(self, candidate: Candidate) -> Prediction | None:
         """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
-        if self._estimates.estimate(candidate).origin is not Origin.TRACED:
-            self._run_traces(lambda: self._estimates.run([candidate]))
+        if self._evaluator.estimate(candidate).origin is not Origin.TRACED:
+            self._run_traces(lambda: self._evaluator.run([candidate]))
         return self.predict(candidate)
 
     def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
@@ -85,12 +85,12 @@ class PlannedPredictor(Predictor):
 
     def _lightest(self) -> Candidate | None:
         # The common factor does not change the order.
-        lightest = min(map(self._estimates.estimate, self._estimates.candidates), key=memory_key, default=None)
+        lightest = min(map(self._evaluator.estimate, self._evaluator.candidates), key=memory_key, default=None)
         return lightest.candidate if lightest is not None and lightest.memory is not None else None
 
     def traced(self) -> Sequence[Candidate]:
         """Return the legal candidates that were traced so far."""
-        return self._estimates.candidates
+        return self._evaluator.candidates
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Update the factor with a measurement; further traces recompute it."""
@@ -117,37 +117,11 @@ class PlannedPredictor(Predictor):
         finally:
             self._update_raise()
 
-    def _predict(self, estimate: Estimate) -> Prediction | None:
-        memory = estimate.memory
-        if memory is None:
-            return None
-        on_cpu = self._device == "cpu"
-        need_bytes = max(1, round(self.raised * memory.device_bytes))
-        if on_cpu:
-            # A process's memory beyond its tensors varies, so it must not veto a candidate.
-            error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
-        else:
-            traced_error = min(1.0, memory.error)
-            error = traced_error + (1 - traced_error) * (1 - 1 / self.raised)
-        measurement = self._measured.get(estimate.candidate)
-        if measurement is not None and not measurement.ok:
-            need_bytes = max(need_bytes, self._limit_bytes + 1)
-        elif measurement is not None and on_cpu:
-            # The probe fitted, so the limit is an upper bound; a measurement has no tighter one of mapped memory.
-            need_bytes = min(need_bytes, self._limit_bytes)
-        return Prediction(
-            need_bytes=need_bytes,
-            error=error,
-            # A rate of 0 counts as no prediction.
-            tokens_per_second=estimate.tokens_per_second or None,
-        )
-
     def _update_raise(self) -> None:
-        measured = [(self._estimates.estimate(candidate).memory, probe) for candidate, probe in self._measured.items()]
+        measured = [(self._evaluator.estimate(candidate).memory, probe) for candidate, probe in self._measured.items()]
         traced = [(memory.device_bytes, probe.ok) for memory, probe in measured if memory is not None]
         over_bytes = self._limit_bytes + 1
         required = max((over_bytes / size for size, fitted in traced if size and not fitted), default=1.0)
         allowed = min((over_bytes / size for size, fitted in traced if size and fitted), default=inf)
         self.raised = max(1.0, min(required, allowed))
         self._out_of_memory_count = sum(not fitted for _, fitted in traced)
-        self._predictions.clear()

@@ -1,21 +1,22 @@
-"""Estimates training plans from traces at their own micro-batch sizes."""
+"""Estimates training plans from traces at their own micro-batch sizes and at few numbers of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import lcm
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
+from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import EVALUATE
+from autotune.core.program import EVALUATE, MICRO_BATCH
 from autotune.core.setting import Setting
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times, memory_estimate
-from autotune.planning.extrapolation.series import Aligned
-from autotune.planning.points import depths_of, trace_request
+from autotune.planning.extrapolation.forecast import LAYERS_AT_EDGES, Forecast, mean_times, memory_estimate
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
@@ -28,6 +29,8 @@ Size = tuple[Layout, Shape]
 _NEAR_SHARE = 0.02
 """Relative difference in tokens up to which a micro-batch's time is scaled from the largest one's, in proportion to the
 tokens. The error is at most 2 %, if both are host-bound."""
+# A trace needs a first and a last layer, which have different live tensors.
+_MIN_DEPTH = 2
 
 
 class UntraceableError(Exception):
@@ -36,6 +39,89 @@ class UntraceableError(Exception):
 
 class VllmError(Exception):
     """vLLM cannot run next to the training; the message has the reason."""
+
+
+def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: bool = True) -> tuple[int, ...]:
+    """Return the depths at which a plan is traced.
+
+    Args:
+        for_memory: whether memory is needed; else only the time of a step, which is a sum over layers.
+    """
+    impact = impact_in(plan)
+    if impact.needs_all_layers or (impact.uneven and for_memory):
+        return (len(layer_kinds),)
+    return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
+
+
+def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: bool = False) -> tuple[int, ...]:
+    """Return the one or two depths from which the full depth can be extrapolated; the full depth if they reach it.
+
+    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern.
+
+    Example: 32 equal layers give ``(2, 3)``; 32 layers of two alternating kinds give ``(2, 4)``.
+
+    Args:
+        kinds: the kind of each layer, in order.
+        extra_period: period that a technique adds, such as 2 for checkpointing every second layer.
+        edges: whether the first and last periods differ from those between, which needs more periods.
+    """
+    layers = len(kinds)
+    start, period = _repetition(kinds)
+    period = lcm(period, extra_period)
+    first = start + (layers - start) % period
+    while first < max(_MIN_DEPTH, start + period * (2 * LAYERS_AT_EDGES if edges else 1)):
+        first += period
+    return (layers,) if first + period >= layers else (first, first + period)
+
+
+def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
+    """Return the layer at which the pattern starts to repeat and its period, with the smallest sum of the two."""
+    layers = len(kinds)
+    patterns = (
+        (start, period)
+        for total in range(1, layers + 1)
+        for period in range(1, total + 1)
+        for start in (total - period,)
+        if all(kinds[index] == kinds[index + period] for index in range(start, layers - period))
+    )
+    return next(patterns, (0, layers or 1))
+
+
+def trace_request(
+    plan: TrainingPlan,
+    layout: Layout,
+    shape: Shape,
+    layers: int,
+    setting: Setting,
+    gpu: Gpu | None,
+    *,
+    steps_alone: bool = False,
+) -> TraceRequest:
+    """Return the request that traces a plan with a micro-batch of a shape.
+
+    Args:
+        layers: number of the model's first layers.
+        steps_alone: see :class:`autotune.core.traced.TraceRequest`.
+    """
+    trainer = find_trainer(plan.trainer)
+    workload, dataset = setting.workload, setting.workload.dataset
+    profile = workload.evaluation if shape.evaluated and workload.evaluation is not None else dataset
+    chosen = ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen) if shape.chosen else None
+    share = shape.trained or dataset.trainable_tokens / dataset.documents.tokens
+    trainable = round(shape.filled * share, 3)
+    return TraceRequest(
+        plan=trainer.traced_plan(plan, layout, shape),
+        model=workload.model_source,
+        target=setting.machine.hardware.kind,
+        worst=trainer.traced_rows(layout, shape, trainable),
+        trainable=trainable,
+        layers=layers,
+        gpu=gpu,
+        emptied=plan.empties_cache,
+        steps_alone=steps_alone,
+        chosen=chosen,
+        compiled_again=trainer.compiled_again(plan, layout, dataset.documents),
+    )
 
 
 @dataclass(frozen=True)
@@ -52,45 +138,43 @@ class SizedPlan:
 
     def sizes(self, *, timed: bool) -> Mapping[Size, None]:
         """Return the distinct micro-batch sizes to trace, for memory alone or also for the time of a step."""
+        largest = [_size_of(self.geometry, shape) for shape in self.geometry.shapes]
+        parts = [part for each in (*largest, *((None,) if timed else ())) for part in self._parts(each)]
+        return dict.fromkeys(size for _, sizes, *_ in parts for size, _ in sizes)
+
+    def forecast(self, fits: Mapping[Size, Fit], largest: Size | None) -> Forecast:
+        """Return the forecast of a step.
+
+        Args:
+            fits: extrapolated traces, by size.
+            largest: the largest micro-batch; None: times are means over all micro-batches, and over the runs of phases
+                with sizes of their own.
+        """
+        forecast = None
+        for phase, sizes, micro_batches, per_step in self._parts(largest):
+            own = [(fits[at].forecast(micro_batches, self.plan.expandable_segments), weight) for at, weight in sizes]
+            mean = mean_times(own, self.plan.pass_share)
+            forecast = forecast.with_phase(phase, mean, per_step) if forecast is not None else mean
+        assert forecast is not None
+        return forecast
+
+    def _parts(self, largest: Size | None) -> Iterator[tuple[str, Sequence[tuple[Size, float]], int, float]]:
+        """Yield the micro-batch, then the phases with sizes of their own, as :meth:`forecast` needs them.
+
+        Each is its phase, its sizes with their weights in the mean time, the micro-batches of a step, and its runs per
+        step. Without a largest micro-batch, the sizes are typical ones.
+        """
         geometry = self.geometry
-        sizes = [_size_of(geometry, shape) for shape in geometry.shapes]
-        if timed:
-            typical = [*geometry.step_sizes, *(size for apart in geometry.apart for size in apart.sizes)]
-            sizes += [self._timing_size(each)[0] for each in typical]
-        return dict.fromkeys([*sizes, *(size for size, *_ in self.phases(geometry.worst).values())])
 
-    def phases(self, shape: Shape) -> Mapping[str, tuple[Size, int, float]]:
-        """Return the phases with sizes of their own, of a training whose worst micro-batch has ``shape``: the size with
-        the most memory, the micro-batches of a step and the number of runs per step, by phase."""
-        geometry = self.geometry
-        found = {
-            apart.phase: (_size_of(geometry, apart.shape_for(shape)), geometry.micro_batches, apart.per_step)
-            for apart in geometry.apart
-        }
-        if geometry.evaluation is not None:
-            found[EVALUATE] = _size_of(geometry.evaluation), 1, 0.0
-        return found
+        def weighted(typical: Sequence[Typical], worst: Size | None) -> Sequence[tuple[Size, float]]:
+            return [(worst, 1.0)] if worst is not None else [self._timing_size(each) for each in typical]
 
-    def forecast_at(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with ``size`` as the largest micro-batch, from extrapolated traces by size."""
-        geometry, expandable = self.geometry, self.plan.expandable_segments
-        forecast = fits[size].forecast(geometry.micro_batches, expandable)
-        for phase, (own, micro_batches, per_step) in self.phases(size[1]).items():
-            forecast = forecast.with_phase(phase, fits[own].forecast(micro_batches, expandable), per_step)
-        return forecast.with_pass_share(self.plan.pass_share)
-
-    def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with mean times over all micro-batches, and over the runs of phases with own sizes."""
-        geometry, expandable = self.geometry, self.plan.expandable_segments
-
-        def mean(sizes: Sequence[Typical]) -> Forecast:
-            timed = [self._timing_size(each) for each in sizes]
-            return mean_times([(fits[at].forecast(geometry.micro_batches, expandable), weight) for at, weight in timed])
-
-        forecast = mean(geometry.step_sizes)
+        yield MICRO_BATCH, weighted(geometry.step_sizes, largest), geometry.micro_batches, 1.0
         for apart in geometry.apart:
-            forecast = forecast.with_phase(apart.phase, mean(apart.sizes), apart.per_step)
-        return forecast.with_pass_share(self.plan.pass_share)
+            worst = _size_of(geometry, apart.shape_for(largest[1])) if largest is not None else None
+            yield apart.phase, weighted(apart.sizes, worst), geometry.micro_batches, apart.per_step
+        if geometry.evaluation is not None:
+            yield EVALUATE, [(_size_of(geometry.evaluation), 1.0)], 1, 0.0
 
     def _timing_size(self, typical: Typical) -> tuple[Size, float]:
         """Return the size at which a typical micro-batch is timed, and the weight of that time.
@@ -141,35 +225,37 @@ class TracedPlan(SizedPlan):
     def scaled_seconds(self) -> float | None:
         """Time of a step, scaled from the worst micro-batch in proportion to tokens; None if unknown."""
         geometry = self.geometry
-        seconds = self.worst.step_seconds(geometry.micro_batches)
-        return seconds * mean_shape(geometry.step_sizes).tokens / geometry.worst.tokens if seconds else None
+        time, tokens = self.worst.step(geometry.micro_batches), mean_shape(geometry.step_sizes).tokens
+        return time.seconds * tokens / geometry.worst.tokens if time is not None and time.seconds else None
 
     @property
     def aligned(self) -> bool:
         """Whether memory was extrapolated moment by moment."""
         return all(fit.aligned for fit in self.fits.values())
 
-    @property
-    def stretches(self) -> Mapping[Stretch, Aligned]:
-        """Memory of the whole model in each stretch of a step."""
-        largest, phases = _size_of(self.geometry), self.phases(self.geometry.worst)
-        sizes = {stretch: phases.get(stretch[0].phase, (largest,))[0] for stretch in self.worst.stretches}
-        return {stretch: self.fits[size].stretches[stretch] for stretch, size in sizes.items()}
-
 
 class PlanTracer:
-    """Traces training plans on a GPU or a CPU with measured speeds (None: any CPU, without times), few layers deep."""
+    """Traces training plans and extrapolates their depth.
+
+    Args:
+        device: the GPU, or a CPU with measured speeds; None: any CPU, without times, where only tensors count.
+    """
 
     def __init__(self, traces: Traces, setting: Setting, device: Gpu | None) -> None:
-        self._traces, self._setting, self._device = traces, setting, device
+        self._traces = traces
+        self._setting = setting
+        self._device = device
         self._layer_kinds = setting.workload.model.layer_kinds
+        self._request = partial(trace_request, setting=setting, gpu=device)
 
     def memory(self, sized: SizedPlan, *, whole: bool = False) -> MemoryEstimate:
         """Return the memory of a plan, including vLLM's, and the time of a step on its largest micro-batches.
 
-        If ``whole``, it is traced at full depth, and after varied lengths.
+        Args:
+            whole: whether to trace at full depth, and after varied lengths.
 
         Raises:
+            AutotuneError: traces cannot be run.
             UntraceableError: a step of the plan cannot be traced.
             VllmError: vLLM cannot run next to the training.
         """
@@ -184,7 +270,11 @@ class PlanTracer:
         return memory
 
     def traced(self, plans: Sequence[SizedPlan], *, timed: bool) -> list[TracedPlan | Untraceable]:
-        """Trace plans, all at once; if ``timed``, at all sizes that the time of a step needs, else at the largest."""
+        """Trace plans, all at once; return each traced plan or its failure.
+
+        Args:
+            timed: whether to trace all sizes that the time of a step needs; else the time is the largest one's.
+        """
         requests = [self._requests_of(sized, timed=timed) for sized in plans]
         replies = iter(self._traces.get([request for each in requests for request in each.values()]))
         found = [{at: next(replies) for at in each} for each in requests]
@@ -215,31 +305,26 @@ class PlanTracer:
 
         Reserved bytes cannot be extrapolated, because the reuse of freed blocks changes with depth: a Llama of 1.1B
         parameters has 0.5 GB of unused reserved memory with 4 of its 22 layers, and 1.2 with all. A CPU's allocator
-        reserves nothing. If ``varied``, the additional memory of micro-batches of varied lengths is traced, too.
+        reserves nothing.
+
+        Args:
+            varied: whether to trace the additional memory of micro-batches of varied lengths, if lengths vary.
         """
         if self._setting.machine.hardware.kind == "cpu":
             return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in plans]
-        requests = [
-            replace(self._request(traced.plan, _size_of(traced.geometry)), varied=varied and traced.varies)
-            for traced in plans
-        ]
-        return [
-            self._with_full_depth(traced, reply) if isinstance(reply, TraceReply) else traced
-            for traced, reply in zip(plans, self._traces.get(requests), strict=True)
-        ]
-
-    def _request(self, plan: TrainingPlan, size: Size, depth: int = 0, *, steps_alone: bool = False) -> TraceRequest:
-        """Return the request that traces a plan at a size and a number of layers; 0: all."""
-        layers = depth or len(self._layer_kinds)
-        return trace_request(plan, *size, layers, self._setting, self._device, steps_alone=steps_alone)
-
-    def _with_full_depth(self, traced: TracedPlan, reply: TraceReply) -> TracedPlan:
-        layers, largest = len(self._layer_kinds), _size_of(traced.geometry)
-        fits = {**traced.fits, largest: Fit({layers: reply}, layers)}
-        worst = traced.forecast_at(largest, fits)
-        memory = self._memory(traced, worst, traced.mean, fits)
-        varied_bytes = reply.replayed(traced.plan.expandable_segments).varied_bytes if traced.varies else 0
-        return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
+        layers, found = len(self._layer_kinds), list[TracedPlan]()
+        requests = [self._request(each.plan, *_size_of(each.geometry), layers=layers) for each in plans]
+        varying = [replace(each, varied=varied and plan.varies) for each, plan in zip(requests, plans, strict=True)]
+        for traced, reply in zip(plans, self._traces.get(varying), strict=True):
+            if isinstance(reply, Untraceable):
+                found.append(traced)
+                continue
+            fits = {**traced.fits, _size_of(traced.geometry): Fit({layers: reply}, layers)}
+            worst = traced.forecast(fits, _size_of(traced.geometry))
+            varied_bytes = reply.replayed(traced.plan.expandable_segments).varied_bytes if traced.varies else 0
+            memory = replace(self._memory(traced, worst, traced.mean, fits), varied_bytes=varied_bytes)
+            found.append(replace(traced, worst=worst, memory=memory, fits=fits))
+        return found
 
     def _requests_of(self, sized: SizedPlan, *, timed: bool) -> Mapping[tuple[Size, int], TraceRequest]:
         """Return the requests of a plan by size and depth; sizes for time alone neither evaluate nor save."""
@@ -249,7 +334,7 @@ class PlanTracer:
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             steps_alone = size not in for_memory
             for depth in depths_of(plan, self._layer_kinds, for_memory=not steps_alone):
-                requests[size, depth] = self._request(plan, size, depth, steps_alone=steps_alone)
+                requests[size, depth] = self._request(plan, *size, layers=depth, steps_alone=steps_alone)
         return requests
 
     def _extrapolated(self, sized: SizedPlan, replies: Mapping[tuple[Size, int], Traced]) -> TracedPlan | Untraceable:
@@ -261,10 +346,10 @@ class PlanTracer:
             traces.setdefault(size, {})[depth] = reply
         layers, edges = len(self._layer_kinds), impact_in(plan).gathers_ahead
         fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
-        forecasts = {size: sized.forecast_at(size, fits) for size in self._largest_sizes(sized)}
+        forecasts = {size: sized.forecast(fits, size) for size in self._largest_sizes(sized)}
         layout, shape = largest = max(forecasts, key=lambda size: forecasts[size].reserved_bytes)
         worst, timed = forecasts[largest], fits.keys() >= sized.sizes(timed=True).keys()
-        mean = sized.typical(fits) if timed else forecasts[_size_of(geometry)]
+        mean = sized.forecast(fits, None) if timed else forecasts[_size_of(geometry)]
         return TracedPlan(
             plan=plan,
             geometry=replace(geometry, layout=layout, worst=shape, rivals=()),

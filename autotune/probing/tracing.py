@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -35,11 +35,9 @@ _MAX_CONCURRENT_TRACES = 8
 # Idle workers keep other models' modules, and other patches of libraries, for later traces.
 _MAX_WORKERS = 12
 _TRACE_TIMEOUT_SECONDS = 120.0
-# Interval between two attempts to end the running traces.
-_INTERRUPT_INTERVAL_SECONDS = 0.25
 
 
-class ServerTracer:
+class ServerTracer(AbstractContextManager["ServerTracer"]):
     """Runs traces in workers of a job server, which starts at the first request and ends with this object.
 
     Workers persist until then, one per core for each set of patches that plans apply to libraries.
@@ -47,10 +45,9 @@ class ServerTracer:
     Args:
         cores: most traces at a time.
         lent: a running server without a GPU, which is left running; None: start one.
-        early: start the server at construction, so that it imports modules in the meantime.
     """
 
-    def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None, *, early: bool = False) -> None:
+    def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None) -> None:
         self._count = max(1, min(_MAX_CONCURRENT_TRACES, cores))
         self._listener = listener
         self._idle: list[tuple[str, Worker]] = []
@@ -62,11 +59,6 @@ class ServerTracer:
         self._cancelled = False
         self._end_seconds = math.inf
         self._server = lent
-        if early:
-            _ = self.server
-
-    def __enter__(self) -> ServerTracer:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         # Interrupt all first, so that they end concurrently.
@@ -117,7 +109,11 @@ class ServerTracer:
                     self._listener(Tracing(done, len(running)))
                     yield traced
             except BaseException:
-                self._cancel(running)
+                pool.shutdown(wait=False, cancel_futures=True)
+                with self._lock:
+                    self._cancelled = True
+                    for worker in self._busy:
+                        worker.interrupt()
                 raise
 
     def _run_trace(self, request: TraceRequest) -> Traced:
@@ -149,25 +145,16 @@ class ServerTracer:
         return Untraceable("no time was left", lasting=False)
 
     def _worker(self, key: str) -> Worker:
-        """Return an idle worker with the same patches of libraries, or a new one."""
+        """Return an idle worker with the same patches of libraries, or a new one; not after an interrupt."""
         with self._lock:
+            if self._cancelled:
+                raise CancelledError
             place = next((at for at, (idle_key, _) in enumerate(self._idle) if idle_key == key), None)
             while place is None and len(self._idle) + len(self._busy) >= _MAX_WORKERS and self._idle:
                 self._idle.pop(0)[1].close()
             worker = Worker(self.server) if place is None else self._idle.pop(place)[1]
             self._busy.add(worker)
             return worker
-
-    def _cancel(self, running: Sequence[Future[Traced]]) -> None:
-        """End all running traces, so that their threads return."""
-        self._cancelled = True
-        for job in running:
-            job.cancel()
-        while not all(job.done() for job in running):
-            with self._lock:
-                for worker in self._busy:
-                    worker.interrupt()
-            wait(running, _INTERRUPT_INTERVAL_SECONDS)
 
     def new_folder(self) -> Path:
         """Return the path of a new directory in :attr:`folder`."""

@@ -48,6 +48,7 @@ def search_by_traces(
     Args:
         starts: candidates that are run first, after the baseline; None: the recipes.
         limit, at_once: maximum number of candidates, and of those between two calls of ``goes_on``.
+        goes_on: returns whether to continue.
 
     Returns:
         Whether the search ended by itself, not by ``goes_on``.
@@ -60,7 +61,8 @@ def search_by_traces(
     queued: list[Candidate] = []
     while goes_on() and len(results) < limit:
         queued = queued or list(next(proposals, ()))
-        if not queued or search.is_hopeless:
+        reasons = {each.reason for each in results.values()}
+        if not queued or (len(results) >= _HOPELESS_AFTER and len(reasons) == 1 and "" not in reasons):
             return True
         count = min(limit - len(results), at_once)
         batch, queued = queued[:count], queued[count:]
@@ -82,16 +84,11 @@ class Improvements:
 
     def __init__(self, problem: Problem, starts: Sequence[Candidate]) -> None:
         self.known: dict[Candidate, Estimate] = {}
-        self._problem, self._starts = problem, starts
+        self._problem = problem
+        self._starts = starts
         self._codes = Codes(problem.choices)
         self._changes = cache(partial(legal_changes, problem))
         self._random = random.Random(0)
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether many candidates were tried and all failed for the same reason."""
-        reasons = {each.reason for each in self.known.values()}
-        return len(self.known) >= _HOPELESS_AFTER and len(reasons) == 1 and "" not in reasons
 
     def proposals(self) -> Iterator[Sequence[Candidate]]:
         """Yield batches of candidates to run until none is likely to improve the best one."""
@@ -113,12 +110,14 @@ class Improvements:
 
     def _new(self, candidates: Iterable[Candidate]) -> Iterator[Sequence[Candidate]]:
         """Yield the legal candidates that were not run, as one batch if there are any."""
-        missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
+        missing = self._open(map(self._problem.normal, candidates))
         if missing:
-            yield missing
+            yield [*missing]
 
-    def _is_open(self, candidate: Candidate) -> bool:
-        return candidate not in self.known and self._problem.illegal(candidate) is None
+    def _open(self, candidates: Iterable[Candidate]) -> dict[Candidate, None]:
+        """Return the legal candidates that were not run, each once."""
+        open_ones = (each for each in candidates if each not in self.known and self._problem.illegal(each) is None)
+        return dict.fromkeys(open_ones)
 
     def _traced(self) -> list[Estimate]:
         # The baseline may be illegal.
@@ -130,7 +129,8 @@ class Improvements:
 
     def _promising(self, best: Estimate) -> list[Candidate]:
         """Return the next batch, chosen one by one, each as if the previous ones had returned their posterior means."""
-        need, rate = self._need(), self._rate()
+        need = FigureModel(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
+        rate = self._rate()
         pool = self._pool(best, need, rate)
         batch: list[Candidate] = []
         while pool and len(batch) < _BATCH_SIZE:
@@ -154,12 +154,8 @@ class Improvements:
         fastest = misfits[int(np.argmax(rates))]
         if rates.max() <= math.log(best.tokens_per_second or 1.0):
             return []
-        changes = [each for each in self._changes(fastest) if self._is_open(each)]
+        changes = [*self._open(self._changes(fastest))]
         return [each for each, chance in zip(changes, self._chances(changes), strict=True) if chance]
-
-    def _need(self) -> FigureModel:
-        """Return the model of the memory need, relative to the available memory."""
-        return FigureModel(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
 
     def _rate(self) -> FigureModel:
         """Return the model of the rate; for candidates that cannot fit, the rate of their largest micro-batches."""
@@ -183,19 +179,14 @@ class Improvements:
 
     def _pool(self, best: Estimate, need: FigureModel, rate: FigureModel) -> list[Candidate]:
         """Return open candidates: changes of the best one, random ones, and changes of the most promising of these."""
-        pool = dict.fromkeys((*self._changes(best.candidate), *self._random_candidates()))
-        considered = [each for each in pool if self._is_open(each)]
-        for _ in range(_EXPANSIONS if considered else 0):
-            promising = considered[int(np.argmax(self._gains(best, considered, need, rate)))]
-            changes = [each for each in self._changes(promising) if each not in pool and self._is_open(each)]
-            pool.update(dict.fromkeys(changes))
-            considered += changes
-        return considered
-
-    def _random_candidates(self) -> Iterator[Candidate]:
-        for _ in range(_RANDOM_CANDIDATES):
-            chosen = {knob: self._random.choice(choices) for knob, choices in self._problem.choices.items()}
-            yield self._problem.normal(Candidate(chosen))
+        choices = self._problem.choices.items()
+        drawn = [{knob: self._random.choice(each) for knob, each in choices} for _ in range(_RANDOM_CANDIDATES)]
+        random_ones = (self._problem.normal(Candidate(chosen)) for chosen in drawn)
+        pool = self._open((*self._changes(best.candidate), *random_ones))
+        for _ in range(_EXPANSIONS if pool else 0):
+            promising = [*pool][int(np.argmax(self._gains(best, [*pool], need, rate)))]
+            pool |= self._open(self._changes(promising))
+        return [*pool]
 
     def _shown_candidates(self, best: Estimate) -> Iterator[Sequence[Candidate]]:
         """Yield candidates for the table of results: an equally fast one that needs less memory, the baseline with
@@ -214,13 +205,12 @@ class Improvements:
         """Yield choices that need less memory than the best's without loss of speed, by pairs of results so far."""
         for one, other in itertools.permutations(self._traced(), 2):
             changed = other.candidate.differences(one.candidate)
-            if len(changed) != 1 or one.memory is None or other.memory is None:
+            is_slower = (other.tokens_per_second or 0.0) < (one.tokens_per_second or 0.0)
+            if len(changed) != 1 or is_slower or memory_key(other) >= memory_key(one):
                 continue
-            ((knob, choice),) = changed.items()
-            if one.candidate[knob] != best.candidate[knob] or other.memory.device_bytes >= one.memory.device_bytes:
-                continue
-            if (other.tokens_per_second or 0.0) >= (one.tokens_per_second or 0.0):
-                yield knob, choice
+            for knob, choice in changed.items():
+                if one.candidate[knob] == best.candidate[knob]:
+                    yield knob, choice
 
 
 def _excess(estimate: Estimate) -> float:

@@ -26,7 +26,7 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.nullgpu.devices import null_device
 from autotune.nullgpu.environment import environment
-from autotune.planning.points import trace_request
+from autotune.planning.single import trace_request
 from autotune.probing import JobServer, probe
 from autotune.probing.tracing import ServerTracer, Traced, Untraceable
 from autotune.trainers.evaluation import whole_geometry

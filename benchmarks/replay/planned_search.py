@@ -57,6 +57,7 @@ class RecordedEstimates:
     """Estimates as they were recorded, of what a search by traces looks at first and of what is traced later."""
 
     def __init__(self, table: Table) -> None:
+        self.budget_bytes = table.limit_bytes
         self._runner = RecordedRunner(table)
         search_by_traces(table.replayed(), self._runner)
         self._traced = dict.fromkeys(self._runner.asked)
@@ -143,7 +144,7 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, pr
         return measurement
 
     estimates = RecordedEstimates(table)
-    predictor = PlannedPredictor(estimates, lambda _: None, table.limit_bytes, "cpu")
+    predictor = PlannedPredictor(estimates, lambda _: None)  # type: ignore[arg-type]
     return search(
         problem,
         probe,

@@ -224,4 +224,4 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     cache = Cache(file / "cache")
     cache.put("key", {"a": 1})
     assert cache.get(dict[str, int], "key") is None
-    assert "cannot be made" in cache.failure
+    assert "cannot be written: Not a directory" in cache.failure

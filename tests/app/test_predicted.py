@@ -16,7 +16,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, memory_key
 from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
-from autotune.core.machine import DeviceKind, Machine
+from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import OperatorsRequest
 from autotune.core.setting import Wishes
@@ -37,12 +37,12 @@ TINY = SMALL.but(checkpointing="on")
 SIZES = {TINY: 2 * GIB, SMALL: 4 * GIB, MEDIUM: 8 * GIB, LARGE: 16 * GIB}
 
 
-def an_estimate(candidate: Candidate, origin: Origin = Origin.TRACED) -> Estimate:
-    """An estimate of a GPU's memory with a context of 512 MiB in it, and a rate that grows with the batch."""
+def an_estimate(candidate: Candidate, origin: Origin = Origin.TRACED, *, on_cpu: bool = False) -> Estimate:
+    """An estimate of memory with a context of 512 MiB in it, and a rate that grows with the batch."""
     if candidate not in SIZES or origin is Origin.UNKNOWN:
         return Estimate(candidate, Origin.UNKNOWN, reason="it cannot be traced")
     size = SIZES[candidate] - 512 * MIB
-    memory = MemoryEstimate(size, size, 512 * MIB, {}, 0, 1.0, 0.10)
+    memory = MemoryEstimate(size, None if on_cpu else size, 512 * MIB, {}, 0, 1.0, 0.10)
     return Estimate(candidate, origin, memory, 1000.0 * int(candidate["batch"]), LIMIT_BYTES - SIZES[candidate])
 
 
@@ -53,9 +53,11 @@ class Estimates:
     origins: dict[Candidate, Origin] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = (SMALL, MEDIUM, LARGE, UNKNOWN)
     failing: bool = False
+    on_cpu: bool = False
+    budget_bytes: int = LIMIT_BYTES
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        return an_estimate(candidate, self.origins.get(candidate, Origin.TRACED))
+        return an_estimate(candidate, self.origins.get(candidate, Origin.TRACED), on_cpu=self.on_cpu)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         if self.failing:
@@ -67,8 +69,8 @@ class Estimates:
         return self.run(self.candidates[:1])[0]
 
 
-def predictor_of(estimates: Estimates, device: DeviceKind = "cuda") -> PlannedPredictor:
-    return PlannedPredictor(estimates, estimates.least, LIMIT_BYTES, device)
+def predictor_of(estimates: Estimates) -> PlannedPredictor:
+    return PlannedPredictor(estimates, estimates.least)  # type: ignore[arg-type]
 
 
 def shown(
@@ -157,7 +159,7 @@ def test_another_failure_raises_nothing() -> None:
 
 
 def test_what_fitted_on_a_cpu_needs_no_more_than_the_limit() -> None:
-    predictor = predictor_of(Estimates(), device="cpu")
+    predictor = predictor_of(Estimates(on_cpu=True))
     predictor.learn(*shown(LARGE, None, 1.0))
     large = predictor.predict(LARGE)
     assert large is not None
@@ -165,7 +167,7 @@ def test_what_fitted_on_a_cpu_needs_no_more_than_the_limit() -> None:
 
 
 def test_what_a_process_holds_beside_tensors_ranks_and_rules_nothing_out() -> None:
-    large = predictor_of(Estimates(), device="cpu").predict(LARGE)
+    large = predictor_of(Estimates(on_cpu=True)).predict(LARGE)
     assert large is not None
     tensor_bytes = SIZES[LARGE] - 512 * MIB
     assert large.need_bytes == SIZES[LARGE]
@@ -346,5 +348,6 @@ def test_traces_that_are_not_kept_between_runs_are_noted(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     cache = Cache(tmp_path / "file" / "cache")
     here, tracer = problem_of(machine=LISTED), AnalyticTracer()
-    predictions = trace_before_search(here, LIMIT_BYTES, tracer, cache, unknown_speeds, 0.0, lambda _: None)
-    assert predictions.notes() == (f"Traces are not cached: {cache.failure}.",)
+    predictions = trace_before_search(here, LIMIT_BYTES, tracer, cache, unknown_speeds, 600.0, lambda _: None)
+    assert "cannot be written" in cache.failure
+    assert f"Traces are not cached: {cache.failure}." in predictions.notes()

@@ -357,6 +357,17 @@ def test_more_gpus_of_this_machine_s_kind_than_a_machine_has_are_in_several(
     assert {launch.processes: launch.machines for launch in launches} == {2: 1, 4: 1, 8: 1, 16: 2, 32: 4}
 
 
+def test_all_gpus_of_this_machine_are_in_one_machine_as_in_a_plan(
+    model: str, tracer: FollowingTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=16)), "cpu": CPU}
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
+    before, asked = len(tracer.requests), {"num_processes": None, "global_batch_size": 16}
+    table = autotune.rent(model, seq_len=64, gpu=None, fix=SHARDED, **asked)  # type: ignore[arg-type]
+    assert (table.num_processes, table.num_machines) == (16, 1)
+    assert {request.plan.launch.machines for request in tracer.requests[before:]} == {1}
+
+
 def test_processes_on_a_cpu_are_in_this_machine_however_many_are_tried(model: str) -> None:
     asked = {"num_processes": "auto", "global_batch_size": 16}
     table = autotune.rent(model, seq_len=64, gpu="cpu", fix=ONE_WAY, **asked)  # type: ignore[arg-type]

@@ -244,7 +244,8 @@ def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
 ) -> None:
     cache, before = first
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    entries = [file for file in (cache / "autotune").glob("*.json") if '"replies"' in file.read_text(encoding="utf-8")]
+    texts = {file: file.read_text(encoding="utf-8") for file in (cache / "autotune").glob("*.json")}
+    entries = [file for file, text in texts.items() if '"worst_tokens"' in text]
     entries[0].write_text("{", encoding="utf-8")
     assert plan(*asked, "--json", "--all") == 0
     after = decode(Plan, json.loads(capfdbinary.readouterr().out))
@@ -292,7 +293,7 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
     put_tracer(monkeypatch, AnalyticTracer())
     assert plan(model, "--seq-len", 2 * POSITIONS, "--gpu", "24GiB", *fixing(per_device_train_batch_size="2")) == 0
     out = " ".join(capsys.readouterr().out.split())
-    said = f"Traces are not cached: {in_the_way} cannot be made: File exists."
+    said = f"Traces are not cached: {in_the_way} cannot be written: File exists."
     # A long path is broken in its middle.
     assert said.replace(" ", "") in out.replace(" ", "")
     assert "The longest row has 128 tokens; the model was made for 64 positions." in out

@@ -10,8 +10,8 @@ from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import Peak, TraceReply
 from autotune.planning.extrapolation.fit import Fit, layer_weights, match_from_end, match_from_start
-from autotune.planning.extrapolation.series import Aligned
-from autotune.planning.points import depths_of, traced_depths
+from autotune.planning.extrapolation.forecast import Aligned
+from autotune.planning.single import depths_of, traced_depths
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_moments_are_aligned_where_flat_tensors_are_longer_in_a_deeper_model() -
 
 
 def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_that_traces_share() -> None:
-    figures = {"activation": np.arange(1.0, 8.0)}
-    aligned = Aligned("pabcdxq", figures, figures, layer_moments=(0, 5, 5, 5, 5, 0, 0), insertions=5)
+    figures = np.arange(1.0, 8.0)[None, :]
+    aligned = Aligned("pabcdxq", ["activation"], figures, figures, (0, 5, 5, 5, 5, 0, 0), insertions=5)
     assert len(aligned.course()) == 7 + 5 * 5
 
 
@@ -127,8 +127,8 @@ def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_tha
 def test_no_moment_of_a_course_is_above_the_highest_one(edges: bool) -> None:
     numbers = np.random.default_rng(0)
     layer_moments = (0, *(3,) * 15, 0)
-    start, end = ({name: numbers.integers(0, 9, 17).astype(float) for name in "ab"} for _ in range(2))
-    aligned = Aligned("m" * 17, start, end, layer_moments, insertions=27, edges=edges)
-    _, highest = aligned.highest()
+    start, end = (numbers.integers(0, 9, (2, 17)).astype(float) for _ in range(2))
+    aligned = Aligned("m" * 17, "ab", start, end, layer_moments, insertions=27, edges=edges)
+    _, highest = aligned.highest
     assert highest in aligned.course()
     assert max(sum(levels.values()) for levels in aligned.course()) == sum(highest.values())

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autotune.core.program import MICRO_BATCH
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.extrapolation.forecast import TRACED_ERROR, Forecast, memory_estimate
+from autotune.planning.extrapolation.forecast import TRACED_ERROR, Aligned, Forecast, memory_estimate
 from autotune.units import GIB
+
+
+def of_one_moment(levels: dict[str, int]) -> Aligned:
+    """Return a stretch with one moment, with these bytes by category."""
+    figures = np.array([[float(size)] for size in levels.values()])
+    return Aligned(("a moment",), list(levels), figures, figures, (0,), 0)
 
 
 def test_the_error_of_products_in_8_bits_reaches_from_no_column_with_outliers_to_all() -> None:
     gpu, backward = find_gpu("H200"), (Part(MICRO_BATCH, Occurrence.FIRST), True)
     needs = []
     for outlier_bytes in (0, 15 * GIB, 30 * GIB):
-        forecast = Forecast({backward: {"activation": 16 * GIB, "outlier": outlier_bytes}}, 0.0, 0, 0, 0, 0, 0, {})
+        stretch = of_one_moment({"activation": 16 * GIB, "outlier": outlier_bytes})
+        forecast = Forecast({backward: stretch}, 0.0, 0, 0, 0, 0, 0, {})
         needs.append(memory_estimate(forecast, forecast, 1, gpu, "cuda"))
     none, half, every = needs
 
@@ -49,7 +57,8 @@ def test_a_time_that_an_assumed_host_bounds_may_be_off_by_more(
 
 def test_freed_blocks_that_do_not_fit_a_budget_are_none_of_the_need() -> None:
     backward = (Part(MICRO_BATCH, Occurrence.FIRST), True)
-    forecast = Forecast({backward: {"activation": 34 * GIB}}, 0.0, 0, 18 * GIB, 17 * GIB, 0, 0, {})
+    stretches = {backward: of_one_moment({"activation": 34 * GIB})}
+    forecast = Forecast(stretches, 0.0, 0, 18 * GIB, 17 * GIB, 0, 0, {})
     memory = memory_estimate(forecast, forecast, 1, find_gpu("H200"), "cuda")
     tight = memory.within(memory.device_bytes - 1)
 

@@ -18,7 +18,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.points import trace_request
+from autotune.planning.single import TracedPlan, trace_request
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import trace
@@ -83,7 +83,7 @@ def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
     evaluator = evaluator_of(tracer, tmp_path, {EVALUATED: 2, 700: 60}, **wanted)
     candidate = evaluator.problem.baseline
     traced = evaluator.traced_plan(candidate)
-    assert traced is not None
+    assert isinstance(traced, TracedPlan)
     assert traced.geometry.evaluation is not None
     assert (traced.geometry.layout, traced.geometry.evaluation.layout) == (Layout.EQUAL, Layout.PADDED)
     # Equal rows and padded rows were traced: in the latter, one is a token shorter.
@@ -113,10 +113,10 @@ def test_evaluation_at_another_shape_follows_from_few_layers(target: str, worker
     whole = {shape: run(6, shape) for shape in (trained, evaluated)}
     (section,) = (item for item in whole[evaluated].sections if item.part == part)
     (at_training,) = (item for item in whole[trained].sections if item.part == part)
-    found = sum(foretold.stretches[part, False].values())
+    found = sum(foretold.stretches[part, False].highest[1].values())
     assert found == pytest.approx(max(section.totals), rel=0.005)
     assert found > 1.05 * max(at_training.totals)
-    others = [levels for stretch, levels in foretold.stretches.items() if stretch[0] != part]
+    others = [stretch.highest[1] for at, stretch in foretold.stretches.items() if at[0] != part]
     in_steps = [item for item in whole[trained].sections if item.part != part]
     steps = max(max(item.totals) for item in in_steps)
     assert max(sum(levels.values()) for levels in others) == pytest.approx(steps, rel=0.005)

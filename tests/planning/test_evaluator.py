@@ -11,6 +11,7 @@ from autotune.core.estimate import Origin, distinct, smallest_changes
 from autotune.core.setting import Wishes
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
+from autotune.planning.single import TracedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.study import search_by_traces
@@ -124,7 +125,7 @@ def test_rows_that_are_packed_nearly_full_are_timed_by_the_full_ones_in_proporti
     packed = space.baseline.but(packing="bfd", per_device_train_batch_size=1, gradient_checkpointing="off")
     (estimate,) = evaluator.run([packed])
     traced = evaluator.traced_plan(packed)
-    assert traced is not None
+    assert isinstance(traced, TracedPlan)
     (own,) = traced.geometry.sizes
     assert own.shape.tokens < TOKENS
     assert {sum(row[0] for row in request.worst) for request in tracer.requests} == {TOKENS}
@@ -339,7 +340,9 @@ def test_the_candidates_that_a_plan_shows_are_traced_at_full_depth(tmp_path: Pat
 
     shown = [*distinct(evaluator.ranked(), count), evaluator.estimate(evaluator.problem.baseline)]
     traced = [evaluator.traced_plan(each.candidate) for each in shown]
-    assert all(each is not None and [depth for depth, _, _ in each.fit.weighted()] == [LAYERS] for each in traced)
+    assert all(isinstance(each, TracedPlan) for each in traced)
+    depths = [[depth for depth, *_ in each.fit.weighted()] for each in traced if isinstance(each, TracedPlan)]
+    assert depths == [[LAYERS]] * len(traced)
     # The best one is traced once more. The stand-in leaves so much unused at full depth that many are replaced.
     *once, last = tracer.requests[asked:]
     assert len(once) > count

@@ -13,6 +13,7 @@ from autotune.core.estimate import Estimate
 from autotune.core.explanation import Explanation, Subject
 from autotune.core.timeline import Occurrence
 from autotune.planning.evaluator import explain
+from autotune.planning.single import TracedPlan
 from autotune.trainers.problem import TrainerProblem
 from tests.planning.stand_in import ASSUMED, UNTRACEABLE, AnalyticTracer
 from tests.planning.test_evaluator import problem_of, searched
@@ -53,7 +54,7 @@ def test_tensors_at_the_peak_are_those_of_the_need(planned: Planned) -> None:
 def test_the_peak_is_at_a_moment_of_the_traces(planned: Planned) -> None:
     traced = planned.evaluator.traced_plan(planned.first.candidate)
     peak = planned.explain(planned.first).peak
-    assert traced is not None
+    assert isinstance(traced, TracedPlan)
     assert peak is not None
     for _, reply, _ in traced.fit.weighted():
         assert any(peak.moment in section.moments for section in reply.sections if section.part == peak.part)

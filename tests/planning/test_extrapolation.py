@@ -15,7 +15,8 @@ from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.points import traced_depths
+from autotune.planning.extrapolation.forecast import Forecast
+from autotune.planning.single import traced_depths
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.step.data.profile import layer_kinds
@@ -69,9 +70,11 @@ def runs(
     return run
 
 
-def seconds_of(full: TraceReply) -> float | None:
-    """Return the time of a step of two micro-batches by a trace of all layers."""
-    return Fit({LAYERS: full}, LAYERS).forecast(2).step_seconds(2)
+def seconds_of(found: Forecast | TraceReply) -> float | None:
+    """Return the time of a step of two micro-batches by a forecast, or by a trace of all layers."""
+    forecast = found if isinstance(found, Forecast) else Fit({LAYERS: found}, LAYERS).forecast(2)
+    time = forecast.step(2)
+    return None if time is None else time.seconds
 
 
 @pytest.mark.parametrize(("model", "plan"), CASES)
@@ -89,9 +92,9 @@ def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, worker:
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.005, abs=0.005 * full.device.bytes)
     for category, size in full.device.categories.items():
-        assert foretold.categories.get(category, 0) == pytest.approx(size, abs=0.005 * full.device.bytes)
+        assert foretold.highest[1].get(category, 0) == pytest.approx(size, abs=0.005 * full.device.bytes)
     assert foretold.peak_bytes + foretold.overhead_bytes == pytest.approx(full.replayed().allocated_bytes, rel=0.02)
-    assert foretold.step_seconds(2) == pytest.approx(seconds_of(full), rel=0.02)
+    assert seconds_of(foretold) == pytest.approx(seconds_of(full), rel=0.02)
 
     # Where the first layers are of another kind, the course between the peaks is drawn with more moments than it has.
     for section in full.sections if model not in FIRST_DIFFER else ():
@@ -139,7 +142,7 @@ def test_a_full_trace_of_kto_whose_second_tensor_has_its_own_width_is_what_small
         assert small.aligned
         foretold, full = small.forecast(2), run(KTO_LAYERS)
         assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.01), shape
-        assert foretold.step_seconds(2) == pytest.approx(seconds_of(full), rel=0.05), shape
+        assert seconds_of(foretold) == pytest.approx(seconds_of(full), rel=0.05), shape
 
 
 FEW = (2, 3)
@@ -182,8 +185,8 @@ def test_a_full_trace_is_what_those_of_few_layers_of_the_student_foretell(
     assert small.aligned
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
     for category, size in full.device.categories.items():
-        assert foretold.categories.get(category, 0) == pytest.approx(size, abs=0.005 * full.device.bytes)
-    assert foretold.step_seconds(2) == pytest.approx(seconds_of(full), rel=0.02)
+        assert foretold.highest[1].get(category, 0) == pytest.approx(size, abs=0.005 * full.device.bytes)
+    assert seconds_of(foretold) == pytest.approx(seconds_of(full), rel=0.02)
 
 
 TIED_LAYERS, TIED = 16, Shape(1, 24, 8)

@@ -13,7 +13,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.planning.points import depths_of
+from autotune.planning.single import depths_of
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.techniques.sharding import zero_stage
@@ -74,7 +74,8 @@ def test_a_full_trace_is_what_small_ones_foretell(
     # What ZeRO-1 takes for the first update depends on the tensors that a rank's share ends in.
     error = 0.02 if zero_stage(plan_of(args)) == 1 else 0.005
     for section in full.sections:
-        totals = [sum(levels.values()) for (part, _), levels in foretold.stretches.items() if part == section.part]
+        stretches = [stretch for (part, _), stretch in foretold.stretches.items() if part == section.part]
+        totals = [sum(stretch.highest[1].values()) for stretch in stretches]
         if max(section.totals, default=0):
             assert max(totals) == pytest.approx(max(section.totals), rel=error), section.part
 

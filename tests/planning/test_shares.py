@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.planning.points import depths_of
+from autotune.planning.single import depths_of
 from autotune.techniques.traits import impact_in
 from tests.step.plans import fsdp2, zero
 

@@ -33,10 +33,9 @@ def test_a_trace_in_which_the_cache_is_emptied_is_another_one(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "broken",
     [
-        "[" * 10_000, "[]", '{"replies": {}}', '{"replies": [{"peaks": {"a": 1e999}}]}',
-        '{"failures": [[[9, 0, 1], {"reason": "why"}]]}', '{"failures": [["9", {"reason": "why"}]]}',
+        "[" * 10_000, "{}", "[{}]", '[{"peaks": {"a": 1e999}}]', '[["9", {"reason": "why"}]]',
     ],
-    ids=["deep", "list", "replies", "shape", "three numbers", "no capability"],
+    ids=["deep", "no list", "empty", "shape", "failure"],
 )  # fmt: skip
 def test_a_broken_document_of_the_cache_is_written_anew(tmp_path: Path, broken: str) -> None:
     tracer = AnalyticTracer()

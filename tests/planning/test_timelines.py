@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.memory_timeline import MOST_MOMENTS, OUTSIDE_TENSORS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
-from autotune.planning.evaluator import Evaluator, memory_timeline
+from autotune.planning.evaluator import Evaluator
+from autotune.planning.single import TracedPlan
 from autotune.planning.vllm import SLEEPING_BYTES, Engine
 from autotune.trainers.prompts import GENERATION
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
@@ -99,23 +101,28 @@ def test_thinning_keeps_every_peak_and_the_beginning_of_every_part() -> None:
 
 
 def test_what_vllm_holds_lies_beside_the_tensors(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = evaluator.traced_plan(evaluator.problem.baseline)
-    assert traced is not None
+    baseline = evaluator.problem.baseline
+    traced = evaluator.traced_plan(baseline)
+    assert isinstance(traced, TracedPlan)
     generation = Part(GENERATION, Occurrence.ONCE)
     courses = {
         (generation, False): [{"parameter": 20}],
         (FIRST, False): [{"parameter": 40}, {"parameter": 59}],
         (UPDATE, False): [{"parameter": 60}],
     }
-    stretches = {stretch: SimpleNamespace(course=lambda found=found: found) for stretch, found in courses.items()}
-    monkeypatch.setattr(type(traced), "stretches", stretches)
+    stretches: Any = {at: SimpleNamespace(course=lambda found=found: found) for at, found in courses.items()}
     training = MemoryEstimate(
         70, 75, 5, {"parameter": 60, "rounding": 10, "fragmentation": 5, "context": 5}, 0, None, 0.1
     )
     awake = Engine(on_server=False, sleeps=True, utilization=0.5, parallel=1, tokens=None, model=workload().model,
                    total_bytes=60)  # fmt: skip
     both = awake.with_training(training)
-    found = memory_timeline(replace(traced, memory=training), both, awake)
+    changed = replace(traced, memory=training, worst=replace(traced.worst, stretches=stretches))
+    monkeypatch.setattr(evaluator, "traced_plan", lambda _: changed)
+    monkeypatch.setattr(evaluator, "estimate", lambda _: Estimate(baseline, Origin.TRACED, both))
+    monkeypatch.setattr("autotune.planning.evaluator.engine_of", lambda *_: awake)
+    found = evaluator.timeline(baseline)
+    assert found is not None
     assert found.levels == {"parameter": (20, 40, 59, 60), "vLLM": (30, *[SLEEPING_BYTES] * 3)}
     assert found.need_bytes == both.device_bytes
     assert found.at(found.peak) == {"parameter": 60, "vLLM": SLEEPING_BYTES}

@@ -13,7 +13,7 @@ from autotune.core.step_time import StepTime
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import mixed_times
-from autotune.planning.single import PlanTracer, SizedPlan
+from autotune.planning.single import PlanTracer, SizedPlan, TracedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Untraceable
@@ -68,7 +68,7 @@ def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bo
     geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
     alone = PlanTracer(traces, here.setting, gpu).memory(SizedPlan(plan, geometry))
     assert estimate.memory is not None
-    assert traced is not None
+    assert isinstance(traced, TracedPlan)
     assert (estimate.tokens_per_second is None) == (estimate.memory.step_seconds is None)
     return [memory.step_seconds is not None for memory in (estimate.memory, traced.memory, alone)]
 

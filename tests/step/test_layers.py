@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.planning.points import traced_depths
+from autotune.planning.single import traced_depths
 from autotune.step.data.profile import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import _select_layers, first_layers, shrunken_model

@@ -121,7 +121,8 @@ def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
     counts = (2, 8)
     steps = [run({"gradient_accumulation_steps": count}, worst=((60,), (40,)), layers=2) for count in counts]
     forecasts = [Fit({2: reply}, 2).forecast(count) for reply, count in zip(steps, counts, strict=True)]
-    seconds = [found.step_seconds(count) or 0.0 for found, count in zip(forecasts, counts, strict=True)]
+    times = [found.step(count) for found, count in zip(forecasts, counts, strict=True)]
+    seconds = [0.0 if time is None else time.seconds for time in times]
 
     assert steps[1].tokens_per_step == 4 * steps[0].tokens_per_step == 800
     # Further micro-batches take a little more than the first: they add to its gradients.

@@ -12,7 +12,7 @@ import pytest
 import autotune.techniques
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
-from autotune.planning.points import depths_of
+from autotune.planning.single import depths_of
 from autotune.techniques import catalogue, find, traits
 from autotune.techniques.base import Technique
 from autotune.techniques.traits import libraries_of, without_sizes

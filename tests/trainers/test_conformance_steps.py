@@ -16,7 +16,7 @@ from autotune.core.measurement import Schedule
 from autotune.core.program import MICRO_BATCH
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
-from autotune.planning.points import trace_request
+from autotune.planning.single import trace_request
 from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace as trace_job
 from autotune.step.run.traced_training import TraceFacts, traced_training

@@ -28,8 +28,7 @@ from autotune.core.workload import CUSTOM_CODE, Workload
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, apply_edits, unified_diff
-from autotune.planning.points import trace_request, traced_depths
-from autotune.planning.single import PlanTracer, SizedPlan, UntraceableError, VllmError
+from autotune.planning.single import PlanTracer, SizedPlan, UntraceableError, VllmError, trace_request, traced_depths
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
 from autotune.probing.server import JobServer

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import ne
 from statistics import fmean
 
 import numpy as np
 
 from autotune.core.step_time import StepTime
-from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import TraceReply
-from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
-from autotune.planning.extrapolation.series import Aligned, Figures, SeriesLevels
+from autotune.planning.extrapolation.forecast import Aligned, Figures, Forecast, Stretch, mixed_times
 
 _UNUSED_GROWTH = 0.3
 """Share of the allocator's unused bytes (reserved minus allocated) that grows with the peak; the rest is constant.
@@ -28,6 +27,11 @@ class Fit:
 
     Example: the forecast for 32 layers from traces of 2 and 3 layers is, at each moment, the figure of 2 layers plus 30
     times the difference of the two.
+
+    Args:
+        replies: the traces, by number of layers.
+        layers: number of layers of the whole model.
+        edges: whether the first and last layers differ from those between; see ``forecast.Aligned``.
 
     Attributes:
         assumptions: those of the traces, in sentences.
@@ -44,16 +48,20 @@ class Fit:
         # The weight of the deeper trace is the number of its additional periods of layers in the whole model.
         self._insertions = round(sum(self._weights[1:]))
         self.assumptions = frozenset(assumed for reply in self._replies for assumed in reply.assumptions)
-        self._between = next((reply.between for reply in self._replies), Occurrence.FURTHER)
+        self._between = self._replies[0].between
         parts = dict.fromkeys(section.part for reply in self._replies for section in reply.sections)
-        self._sections = {part: [_section(reply, part) for reply in self._replies] for part in parts}
-        # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
-        unaligned = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
-        aligned = {part: self._aligned(part) if part not in unaligned else None for part in parts}
-        self.aligned = all(stretches is not None or part in unaligned for part, stretches in aligned.items())
+        # Of several runs of a part, the first. A trace may lack a part, such as further micro-batches of one.
+        found = [{section.part: section for section in reversed(reply.sections)} for reply in self._replies]
+        self._sections = {part: [each.get(part, Section(part, (), {})) for each in found] for part in parts}
+        self.aligned = True
         self.stretches: dict[Stretch, Aligned] = {}
-        for part, stretches in aligned.items():
-            self.stretches.update(stretches if stretches is not None else self._peaks(part))
+        for part, sections in self._sections.items():
+            # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
+            is_saving = edges and part.occurrence is Occurrence.AFTER
+            places = None if is_saving else matching_moments(sections)
+            self.aligned = self.aligned and (is_saving or places is not None)
+            for backward in (False, True):
+                self._add_stretch((part, backward), places)
 
     def forecast(self, micro_batches: int, expandable_segments: bool = False) -> Forecast:
         """Return the forecast for a number of micro-batches per optimizer step, and segments of the allocator."""
@@ -70,11 +78,9 @@ class Fit:
         fixed = max(0, min(overheads))
         unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
         returned = ((each.reserved_bytes or 0) - (each.needed_bytes or 0) for each in replays)
-        stretches = {
-            stretch: aligned.highest()[1] for stretch, aligned in self.stretches.items() if stretch[0] in sections
-        }
+        stretches = {at: aligned for at, aligned in self.stretches.items() if at[0] in sections}
         peaks = [max(max(each[index].totals, default=0) for each in sections.values()) for index in range(len(replays))]
-        growth = max(sum(levels.values()) for levels in stretches.values()) / fmean(peaks)
+        growth = max(sum(aligned.highest[1].values()) for aligned in stretches.values()) / fmean(peaks)
         on_host = [[(section.host_bytes, section.machine_bytes) for section in each] for each in sections.values()]
         host_bytes, machine_bytes = np.max([np.dot(self._weights, each) for each in on_host], axis=0).round()
         return Forecast(
@@ -99,46 +105,33 @@ class Fit:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
-    def _peaks(self, part: Part) -> Iterator[tuple[Stretch, Aligned]]:
-        """Yield the stretches of a part, each at the highest moment of each depth."""
-        for backward in (False, True):
-            peaks = [_peak(section, in_backward=backward) for section in self._sections[part]]
-            names = max((names for names, _ in peaks), key=len)
-            if names:
-                levels = self._extrapolated([levels for _, levels in peaks], len(names))
-                yield (part, backward), Aligned(names, levels, levels, (0,), self._insertions)
-
-    def _aligned(self, part: Part) -> Mapping[Stretch, Aligned] | None:
-        """Return the stretches of a part at the moments that all depths share, or None if they cannot be aligned."""
+    def _add_stretch(self, stretch: Stretch, places: Sequence[tuple[Sequence[int], Sequence[int]]] | None) -> None:
+        """Add a stretch, if it has moments: at the traces' :func:`matching_moments`; None: at the highest of each."""
+        part, backward = stretch
         sections = self._sections[part]
-        # Deeper traces are shallower ones with whole layers inserted.
-        shortest = min(sections, key=lambda section: len(section.moments))
-        # Names of moments include shapes, which distinguish the head from a layer with the same operators.
-        matches: list[tuple[list[int], list[int]]] = []
-        for section in sections:
-            first, last = (align(_names(shortest), _names(section)) for align in (match_from_start, match_from_end))
-            if first is None or last is None:
-                return None
-            matches.append((first, last))
-        moved = [end - start for start, end in zip(*matches[-1], strict=True)]
-        aligned = {}
-        for backward in (False, True):
-            kept = _pass_slice(shortest, in_backward=backward)
-            names = shortest.moments[kept]
-            start, end = (
-                self._extrapolated([_levels_at(*each, kept) for each in zip(sections, side, strict=True)], len(names))
-                for side in zip(*matches, strict=True)
-            )
-            if names:
-                aligned[part, backward] = Aligned(names, start, end, moved[kept], self._insertions, self._edges)
-        return aligned
+        if places is None:
+            first = last = [_highest(section, backward) for section in sections]
+            moved = [0]
+        else:
+            kept = _pass_slice(min(sections, key=lambda section: len(section.moments)), backward)
+            first, last = ([indices[kept] for indices in side] for side in zip(*places, strict=True))
+            moved = [end - start for start, end in zip(first[-1], last[-1], strict=True)]
+        names = max(([each.moments[index] for index in at] for each, at in zip(sections, first, strict=True)), key=len)
+        if names:
+            kinds = list(dict.fromkeys(name for section in sections for name in section.levels))
+            start, end = (self._extrapolated(sections, kinds, indices) for indices in (first, last))
+            self.stretches[stretch] = Aligned(names, kinds, start, end, moved, self._insertions, self._edges)
 
-    def _extrapolated(self, depths: Sequence[SeriesLevels], moments: int) -> SeriesLevels:
-        totals: dict[str, Figures] = {}
-        for weight, levels in zip(self._weights, depths, strict=True):
-            for name, values in levels.items():
-                totals[name] = totals.get(name, np.zeros(moments)) + weight * values
-        return totals
+    def _extrapolated(
+        self, sections: Sequence[Section], categories: Sequence[str], indices: Sequence[Sequence[int]]
+    ) -> Figures:
+        """Return the bytes of the whole model, categories x moments, given the moments' indices in each section."""
+        figures = np.zeros((len(categories), max(map(len, indices))))
+        for weight, section, chosen in zip(self._weights, sections, indices, strict=True):
+            for row, name in enumerate(categories):
+                values = np.array(section.levels.get(name, (0,) * len(section.moments)), dtype=np.float64)
+                figures[row, : len(chosen)] += weight * values[chosen]
+        return figures
 
 
 def layer_weights(depths: Sequence[int], layers: int) -> tuple[float, ...]:
@@ -156,11 +149,6 @@ def layer_weights(depths: Sequence[int], layers: int) -> tuple[float, ...]:
     return (1.0 - share, share)
 
 
-def _section(reply: TraceReply, part: Part) -> Section:
-    """Return the section of a part; an empty one if the trace lacks it, such as further micro-batches of one."""
-    return next((section for section in reply.sections if section.part == part), Section(part, (), {}))
-
-
 _FLAT = re.compile(r" \[\d+\]$")
 
 
@@ -172,25 +160,30 @@ def _names(section: Section) -> list[str]:
     return [_FLAT.sub("", name) for name in section.moments]
 
 
-def _pass_slice(section: Section, *, in_backward: bool) -> slice:
+def _pass_slice(section: Section, in_backward: bool) -> slice:
     return slice(section.backward, None) if in_backward else slice(0, section.backward)
 
 
-def _levels_at(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
-    """Return the bytes at the moments ``places[kept]`` of a section."""
-    moments = np.array(places[kept], dtype=np.intp)
-    return {name: np.array(values, dtype=np.float64)[moments] for name, values in section.levels.items()}
+def _highest(section: Section, in_backward: bool) -> list[int]:
+    """Return the index of the highest moment of a pass, if it has any."""
+    totals, moments = section.totals, range(len(section.moments))[_pass_slice(section, in_backward)]
+    return [max(moments, key=totals.__getitem__)] if moments else []
 
 
-def _peak(section: Section, *, in_backward: bool) -> tuple[tuple[str, ...], SeriesLevels]:
-    """Return the name of the highest moment of a pass, if it has any, and its bytes."""
-    chosen = _pass_slice(section, in_backward=in_backward)
-    totals = section.totals[chosen]
-    if not totals:
-        return (), {}
-    highest = totals.index(max(totals))
-    levels = {name: np.array([values[chosen][highest]], dtype=np.float64) for name, values in section.levels.items()}
-    return (section.moments[chosen][highest],), levels
+def matching_moments(sections: Sequence[Section]) -> list[tuple[list[int], list[int]]] | None:
+    """Return for each section the indices of the shortest one's moments, aligned from the start and from the end.
+
+    Deeper traces are shallower ones with whole layers inserted; if these are not, the result is None.
+    """
+    shortest = min(sections, key=lambda section: len(section.moments))
+    found = []
+    for section in sections:
+        # Names of moments include shapes, which distinguish the head from a layer with the same operators.
+        first, last = (align(_names(shortest), _names(section)) for align in (match_from_start, match_from_end))
+        if first is None or last is None:
+            return None
+        found.append((first, last))
+    return found
 
 
 # Moments that have to match after an insertion, tried in this order. Long matches distinguish layers of similar parts,

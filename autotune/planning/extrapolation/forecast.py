@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from operator import attrgetter, mul
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autotune.core.estimate import FRAGMENTATION, MemoryEstimate
 from autotune.core.gpu import Gpu
@@ -16,9 +19,6 @@ from autotune.core.timeline import Occurrence, Part
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.units import MIB
 
-_NAMES = tuple(field.name for field in fields(StepTime))
-_figures = attrgetter(*_NAMES)
-
 
 def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     """Return the weighted sum of times; negative figures become 0.
@@ -27,15 +27,97 @@ def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     is not: if small traces are bound by the links and a larger one by compute, the weighted sum of totals is too small.
     So the total is at least the largest busy time.
     """
-    weights = [weight for _, weight in terms]
-    columns = zip(*[_figures(time) for time, _ in terms], strict=True)
-    sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
-    mixed = StepTime(**sums)
+    names = [field.name for field in fields(StepTime)]
+    mixed = StepTime(*(max(0.0, sum(weight * getattr(time, name) for time, weight in terms)) for name in names))
     return replace(mixed, seconds=max(mixed.seconds, mixed.busiest_seconds))
 
 
+Figures = NDArray[np.float64]
+LAYERS_AT_EDGES = 2
+"""Layers, or periods of layers, at either end that differ from those between if an engine prefetches weights.
+
+DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
+Levels = Mapping[str, int]
+"""Bytes by category at one moment, without those that have none."""
+Indices = NDArray[np.intp]
 Stretch = tuple[Part, bool]
 """A part of a step, and whether it is its backward pass."""
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A stretch of the whole model's step, at the moments that all traces share.
+
+    Example: traces of two and of three layers share the moments of two layers: the first two if aligned from the start,
+    the last two if aligned from the end.
+
+    Attributes:
+        names: names of the moments, as in :class:`autotune.core.timeline.Section`.
+        categories: PyTorch's categories of memory.
+        start, end: extrapolated bytes, categories x moments, aligned from the start and from the end.
+        layer_moments: number of moments of the additional layers, by which both alignments differ in the deeper trace;
+            0 for a moment outside the layers.
+        insertions: number of repetitions of the additional layers in the whole model.
+        edges: whether the first and last layers differ from those between, because weights are prefetched. If so, the
+            first are aligned from the start only, and the last from the end.
+    """
+
+    names: Sequence[str]
+    categories: Sequence[str]
+    start: Figures
+    end: Figures
+    layer_moments: Sequence[int]
+    insertions: int
+    edges: bool = False
+
+    @cached_property
+    def highest(self) -> tuple[str, Levels]:
+        """The name and the bytes of the moment with the most bytes."""
+        moments, figures = self._whole(interpolated=False)
+        highest = figures.sum(axis=0).argmax()
+        return self.names[moments[highest]], self._levels(figures[:, highest])
+
+    def course(self) -> list[Levels]:
+        """Return the bytes at the moments of the stretch, in order."""
+        _, figures = self._whole()
+        return [self._levels(sizes) for sizes in figures.T]
+
+    def _levels(self, sizes: Figures) -> Levels:
+        return {name: round(size) for name, size in zip(self.categories, sizes, strict=True) if size}
+
+    def _whole(self, *, interpolated: bool = True) -> tuple[Indices, Figures]:
+        """Return the shared moment behind each moment of the whole stretch, and the bytes at each of these; with or
+        without the interpolated moments between the first layers and the last, which are not above these."""
+        first, last, shares = map(np.concatenate, zip(*self._pieces(interpolated=interpolated), strict=True))
+        start = self.start[:, first]
+        return last, np.maximum(0.0, np.floor(start + shares * (self.end[:, last] - start)))
+
+    def _pieces(self, *, interpolated: bool) -> Iterator[tuple[Indices, Indices, Figures]]:
+        """Yield for consecutive moments those aligned from the start and from the end, and the shares of the latter.
+
+        The first layer is aligned from the start only: from the end, it is the second of the deeper trace, and their
+        difference would count once per further layer.
+        """
+        for in_layers, run in groupby(range(len(self.layer_moments)), key=lambda each: self.layer_moments[each] > 0):
+            moments = np.array([*run], dtype=np.intp)
+            if not in_layers:
+                yield moments, moments, np.zeros(len(moments))
+                continue
+            period = max(self.layer_moments[moment] for moment in moments)
+            # Align at least one period from either side.
+            most = max(0, len(moments) // period - 1)
+            last, first = (min(LAYERS_AT_EDGES, most),) * 2 if self.edges else (0, min(1, most))
+            start, end = moments[: len(moments) - last * period], moments[first * period :]
+            yield start, start, np.zeros(len(start))
+            if interpolated:
+                added = np.arange(max(0, self.insertions * period + len(moments) - len(start) - len(end)))
+                # `before` is shorter than a period if the added layer has more moments than the shallow trace's layer.
+                before = start[-period:]
+                alike = (end - before[:, None]) % period == 0
+                place = added % len(before)
+                high = np.where(alike.any(axis=1)[place], end[alike.argmax(axis=1)[place]], end[added % len(end)])
+                yield before[place], high, (1 + added // period) / (1 + len(added) / period)
+            yield end, end, np.ones(len(end))
 
 
 @dataclass(frozen=True)
@@ -43,7 +125,7 @@ class Forecast:
     """Predicted memory and time of a step at one depth and shape.
 
     Attributes:
-        stretches: peak bytes of tensors in each stretch of a step, by category.
+        stretches: memory of the whole model in each stretch of a step.
         rounding_share, workspace_bytes: allocated bytes beyond tensor bytes: as a share of these, and independent.
         unused_bytes: reserved minus allocated bytes.
         returned_bytes: the part of the unused bytes that is released on a device that is short of memory.
@@ -52,7 +134,7 @@ class Forecast:
         between: the occurrence of the micro-batch that represents those between the first and the last of a step.
     """
 
-    stretches: Mapping[Stretch, Mapping[str, int]]
+    stretches: Mapping[Stretch, Aligned]
     rounding_share: float
     workspace_bytes: int
     unused_bytes: int
@@ -65,18 +147,13 @@ class Forecast:
     @cached_property
     def highest(self) -> tuple[str, Mapping[str, int]]:
         """The phase with the peak, and the bytes of tensors there, by category; of equal peaks, the last one."""
-        phases = ((part.phase, levels) for (part, _), levels in reversed([*self.stretches.items()]))
+        phases = ((part.phase, stretch.highest[1]) for (part, _), stretch in reversed([*self.stretches.items()]))
         return max(phases, key=lambda item: sum(item[1].values()), default=("", {}))
-
-    @property
-    def categories(self) -> Mapping[str, int]:
-        """The bytes of tensors at the peak, by category."""
-        return self.highest[1]
 
     @property
     def peak_bytes(self) -> int:
         """The peak bytes of tensors."""
-        return sum(self.categories.values())
+        return sum(self.highest[1].values())
 
     @property
     def overhead_bytes(self) -> int:
@@ -93,11 +170,6 @@ class Forecast:
         times = [(time, self.repeats(part, micro_batches)) for part, time in self.times.items()]
         return mixed_times(times) if times else None
 
-    def step_seconds(self, micro_batches: int) -> float | None:
-        """Return the seconds of :meth:`step`."""
-        time = self.step(micro_batches)
-        return None if time is None else time.seconds
-
     def repeats(self, part: Part, micro_batches: int) -> int:
         """Return how often the time of a part counts in an optimizer step: evaluation and saving do not."""
         if part.occurrence is self.between:
@@ -105,36 +177,33 @@ class Forecast:
             return micro_batches - 1 if micro_batches > 1 or self.between is Occurrence.FURTHER else 1
         return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
 
-    def with_pass_share(self, pass_share: float) -> Forecast:
-        """Return this forecast with passes before training, such as a reference's, divided among its micro-batches."""
-        times = {
-            part: mixed_times([(time, pass_share)]) if part.occurrence is Occurrence.BEFORE else time
-            for part, time in self.times.items()
-        }
-        return replace(self, times=times)
-
     def with_phase(self, phase: str, other: Forecast, per_step: float) -> Forecast:
-        """Return this forecast with a phase of another, which has its own micro-batch size and runs per step."""
-        replaced = {stretch: levels for stretch, levels in other.stretches.items() if stretch[0].phase == phase}
+        """Return this forecast with a phase of another forecast, which has the phase's own micro-batch size.
+
+        Args:
+            per_step: number of runs of the phase per optimizer step.
+        """
+        replaced = {at: stretch for at, stretch in other.stretches.items() if at[0].phase == phase}
         # This forecast's stretches come first, in order.
-        kept = (stretch for stretch in self.stretches if stretch[0].phase != phase or stretch in replaced)
-        stretches = {**{stretch: self.stretches[stretch] for stretch in kept}, **replaced}
+        kept = {at: each for at, each in self.stretches.items() if at[0].phase != phase or at in replaced}
         times = {
             part: time if part.phase != phase else mixed_times([(other.times.get(part, time), per_step)])
             for part, time in self.times.items()
         }
-        forecast = replace(self, stretches=stretches, times=times)
-        totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
+        forecast = replace(self, stretches={**kept, **replaced}, times=times)
         # The unused bytes are those of the forecast with the peak.
-        if forecast.peak_bytes not in totals:
+        if forecast.highest[0] != phase:
             return forecast
         return replace(forecast, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
 
 
-def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
+def mean_times(forecasts: Sequence[tuple[Forecast, float]], pass_share: float) -> Forecast:
     """Return the first forecast with the weighted mean of all forecasts' times of a step.
 
-    The weights sum to 1, or less if sizes are timed by larger ones; those of the optimizer's time are normalised.
+    Args:
+        forecasts: each with its weight. The weights sum to 1, or less if sizes are timed by larger ones; those of the
+            optimizer's time are normalised.
+        pass_share: micro-batches of a pass before training, such as a reference's, per trained micro-batch.
     """
     first, whole = forecasts[0][0], sum(weight for _, weight in forecasts)
     times = {}
@@ -142,7 +211,8 @@ def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
         if part.occurrence is Occurrence.AFTER:
             continue
         scale = whole if part.phase == OPTIMIZER_STEP else 1.0
-        times[part] = mixed_times([(forecast.times[part], weight / scale) for forecast, weight in forecasts])
+        mean = mixed_times([(forecast.times[part], weight / scale) for forecast, weight in forecasts])
+        times[part] = mixed_times([(mean, pass_share)]) if part.occurrence is Occurrence.BEFORE else mean
     return replace(first, times=times)
 
 
@@ -171,11 +241,13 @@ def memory_estimate(
 
     Args:
         worst, typical: forecasts of the largest micro-batch, for the memory, and of a typical one, for the time.
+        micro_batches: number per optimizer step.
         device: None for a CPU of which only tensors count. For another CPU, its ``context_bytes`` is the expected
             maximum of a process's memory in addition to tensors; small models need less.
     """
     gpu = None if kind == "cpu" else device
     time = typical.step(micro_batches)
+    phase, categories = worst.highest
     process_bytes = 0 if device is None else device.context_bytes
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
     reserved_bytes = peak_bytes + worst.unused_bytes if gpu is not None else None
@@ -189,7 +261,7 @@ def memory_estimate(
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
         context_bytes=context_bytes,
-        breakdown={**worst.categories, **{name: size for name, size in extra.items() if size}},
+        breakdown={**categories, **{name: size for name, size in extra.items() if size}},
         host_bytes=worst.host_bytes,
         machine_bytes=worst.machine_bytes,
         step_seconds=None if time is None else time.seconds,
@@ -198,9 +270,9 @@ def memory_estimate(
         returned_bytes=worst.returned_bytes if gpu is not None else 0,
         generation_bytes=_phase_bytes(worst, GENERATION, gpu),
         synchronisation_bytes=_phase_bytes(worst, SYNCHRONISATION, gpu),
-        phase=worst.highest[0],
+        phase=phase,
     )
-    unknown_bytes = worst.categories.get(_OUTLIER, 0)
+    unknown_bytes = categories.get(_OUTLIER, 0)
     return replace(memory, error=memory.error + unknown_bytes / memory.device_bytes) if unknown_bytes else memory
 
 
@@ -212,7 +284,7 @@ def _time_error(time: StepTime, gpu: Gpu) -> float:
 
 def _phase_bytes(worst: Forecast, phase: str, gpu: Gpu | None) -> int | None:
     """Return the peak bytes of the device during a phase; None if there is no such phase."""
-    totals = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == phase]
+    totals = [sum(each.highest[1].values()) for (part, _), each in worst.stretches.items() if part.phase == phase]
     if not totals:
         return None
     extra = 0 if gpu is None else round(worst.rounding_share * max(totals)) + worst.workspace_bytes + gpu.context_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -43,9 +43,7 @@ def user_cache() -> Cache:
     try:
         return Cache(cache_directory(), limit_bytes)
     except InputError:
-        disabled = Cache(Path(), 0)
-        disabled.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
-        return disabled
+        return Cache(Path(), 0, failure="there is no home directory, and XDG_CACHE_HOME is not set")
 
 
 def fingerprint(*parts: object) -> str:
@@ -63,21 +61,12 @@ class Cache:
         failure: why documents cannot be written, in words; empty if they can, or if the limit is 0.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, *, failure: str = "") -> None:
         self._directory = directory
         self.limit_bytes = limit_bytes
         # The first write triggers a scan: the directory may have documents of other runs.
         self._unscanned_bytes = limit_bytes
-        self.failure = ""
-        if not limit_bytes:
-            return
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self.failure = f"{directory} cannot be made: {error.strerror}"
-        else:
-            if not os.access(directory, os.W_OK | os.X_OK):
-                self.failure = f"{directory} is not writable"
+        self.failure = failure
 
     @property
     def is_enabled(self) -> bool:
@@ -85,19 +74,13 @@ class Cache:
         return bool(self.limit_bytes) and not self.failure
 
     def get(self, kind: type[_DocumentT], key: str) -> _DocumentT | None:
-        """Return a document decoded as a class, or None without one; removes a document that cannot be decoded."""
+        """Return a document decoded as a class; None without one, or if it cannot be decoded."""
         if not self.limit_bytes:
             return None
-        file = self._file(key)
+        file = self._directory / f"{key}.json"
         try:
             document = decode(kind, read_json(file.read_text(encoding="utf-8")))
-        except OSError:
-            return None
-        except ValueError:
-            try:
-                file.unlink(missing_ok=True)
-            except OSError as error:
-                self.failure = self._unwritable(error)
+        except (OSError, ValueError):
             return None
         with suppress(OSError):  # another process has just removed it, or the directory is read-only
             os.utime(file)
@@ -107,8 +90,9 @@ class Cache:
         """Write an object as a document; an error sets :attr:`failure`."""
         if not self.is_enabled:
             return
-        file = self._file(key)
+        file = self._directory / f"{key}.json"
         try:
+            self._directory.mkdir(parents=True, exist_ok=True)
             write_document(file, encode(value))
             with suppress(FileNotFoundError):
                 self._unscanned_bytes += file.stat().st_size
@@ -116,30 +100,21 @@ class Cache:
                 self._unscanned_bytes = 0
                 self._evict()
         except OSError as error:
-            self.failure = self._unwritable(error)
-
-    def _unwritable(self, error: OSError) -> str:
-        return f"{self._directory} cannot be written: {error.strerror}"
+            self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
     def _evict(self) -> None:
-        """Remove the least recently read documents until the rest is within the limit."""
-        kept_bytes = 0
-        for _, size, file in sorted(self._files(), reverse=True):
-            kept_bytes += size
-            if kept_bytes > self.limit_bytes:
-                file.unlink(missing_ok=True)
-
-    def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """Yield modification time, bytes and path of each document, including partial files of killed writers."""
+        """Remove the least recently read documents, and partial files of killed writers, until the rest fits."""
+        files: list[tuple[int, int, str]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.endswith((".json", ".part")):
                     with suppress(FileNotFoundError):  # another process may remove documents concurrently
-                        status = entry.stat()
-                        yield status.st_mtime_ns, status.st_size, Path(entry.path)
-
-    def _file(self, key: str) -> Path:
-        return self._directory / f"{key}.json"
+                        files.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
+        kept_bytes = 0
+        for _, size, file in sorted(files, reverse=True):
+            kept_bytes += size
+            if kept_bytes > self.limit_bytes:
+                Path(file).unlink(missing_ok=True)
 
 
 _DIGEST_DIGITS = 16

@@ -45,17 +45,23 @@ class OperatorTimes:
     An operator is measured unless one of the same form and nearly the same predicted time has been: then that one's
     ratio of measured to predicted time applies. An operator that cannot be run by itself keeps its prediction.
 
+    Args:
+        key: cache key of the device and its software.
+
     Attributes:
         failure: the error of the last measurement; empty if it succeeded.
     """
 
     def __init__(self, device: DeviceKind, measure: Measure, cache: Cache, key: str) -> None:
-        self._device, self._measure, self._cache, self._key = device, measure, cache, key
+        self._device = device
+        self._measure = measure
+        self._cache = cache
+        self._key = key
         self.failure = ""
-        self._measured: dict[str, _Measured] = dict(cache.get(dict[str, _Measured], key) or {})
-        self._forms: dict[str, list[_Measured]] = defaultdict(list)
-        for call, measured in self._measured.items():
-            self._forms[form_of(call)].append(measured)
+        # The measured times by call, in those of each form.
+        self._forms: dict[str, dict[str, _Measured]] = defaultdict(dict)
+        for call, measured in (cache.get(dict[str, _Measured], key) or {}).items():
+            self._forms[form_of(call)][call] = measured
 
     def with_measured_times(self, traces: Sequence[Traced]) -> list[Traced]:
         """Return traces with measured times; runs missing measurements first."""
@@ -82,10 +88,10 @@ class OperatorTimes:
         for operator in operators:
             if operator.call in measured:
                 found = _Measured(operator.seconds, measured[operator.call])
-                self._measured[operator.call] = found
-                self._forms[form_of(operator.call)].append(found)
+                self._forms[form_of(operator.call)][operator.call] = found
+        known = (item for alike in self._forms.values() for item in alike.items())
         # Failures are not cached: another run may have more memory.
-        self._cache.put(self._key, {call: found for call, found in self._measured.items() if found.seconds})
+        self._cache.put(self._key, {call: found for call, found in known if found.seconds})
 
     def _unrepresented(self, replies: Sequence[TraceReply]) -> list[TracedOperator]:
         """Return the operators to measure, by descending total time, so that little time stays unmeasured."""
@@ -111,11 +117,10 @@ class OperatorTimes:
 
     def _nearest(self, operator: TracedOperator) -> tuple[_Measured | None, float]:
         """Return the measured operator of the same form with the nearest predicted time, and the log-ratio of both."""
-        exact = self._measured.get(operator.call)
-        if exact is not None:
-            return exact, 0.0
         predicted, alike = log(_call_seconds(operator.seconds)), self._forms[form_of(operator.call)]
-        distances = [(abs(log(_call_seconds(each.predicted)) - predicted), each) for each in alike]
+        if operator.call in alike:
+            return alike[operator.call], 0.0
+        distances = [(abs(log(_call_seconds(each.predicted)) - predicted), each) for each in alike.values()]
         distance, nearest = min(distances, key=lambda pair: pair[0], default=(inf, None))
         return nearest, distance
 

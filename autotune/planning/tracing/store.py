@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceReply, TraceRequest
@@ -20,29 +20,12 @@ _Key = tuple[str, _Capability]
 """The fingerprint of a request without its GPU, and the GPU's compute capability."""
 
 
-@dataclass(frozen=True)
-class _Document:
-    """The known results of a request: its traces, and failures by compute capability."""
-
-    replies: tuple[TraceReply, ...] = ()
-    failures: tuple[tuple[_Capability, Untraceable], ...] = ()
-
-    def find(self, capability: _Capability) -> Traced | None:
-        """Return the known result for a compute capability."""
-        traces = (reply for reply in self.replies if capability in _capabilities(reply))
-        return dict(self.failures).get(capability) or next(traces, None)
-
-    def with_result(self, capability: _Capability, traced: Traced) -> _Document:
-        """Return the document with a new result, which replaces traces that are valid for no other GPUs."""
-        failures = tuple(each for each in self.failures if each[0] != capability)
-        if isinstance(traced, Untraceable):
-            return replace(self, failures=((capability, traced), *failures))
-        others = (reply for reply in self.replies if not _capabilities(reply) <= _capabilities(traced))
-        return _Document((traced, *others), failures)
-
-
 class Traces:
     """Store of traces, by request; one is valid for all of ``gpus`` on which PyTorch selects the same kernels.
+
+    Args:
+        versions: versions of the software that traces depend on, by name.
+        gpus: all GPUs to trace for, if there are several.
 
     Attributes:
         times: measured times of operators, which replace predicted ones; None: keep predictions.
@@ -58,10 +41,13 @@ class Traces:
         gpus: Sequence[Gpu] = (),
         times: OperatorTimes | None = None,
     ) -> None:
-        self.cache, self.times = cache, times
-        self._tracer, self._gpus = tracer, tuple(gpus)
+        self.cache = cache
+        self.times = times
+        self._tracer = tracer
+        self._gpus = tuple(gpus)
         self._identity = (model_fingerprint, dict(versions))
-        self._documents: dict[str, _Document] = {}
+        self._replies: dict[str, tuple[TraceReply, ...]] = {}
+        self._failures: dict[_Key, Untraceable | None] = {}
         self._requested: dict[int, Traced] = {}
         self.new_count = 0
 
@@ -71,10 +57,20 @@ class Traces:
         return len(self._requested)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        """Return the traces of requests, in their order; runs missing ones, the deepest first, and stores each."""
+        """Return the traces of requests, in their order; runs missing ones, the deepest first, and stores each.
+
+        Raises:
+            AutotuneError: traces cannot be run; those that ended before are stored.
+        """
         requests = [replace(request, operators=self.times is not None) for request in requests]
         keys = [self._key(request) for request in requests]
-        missing = self._missing(zip(keys, requests, strict=True))
+        missing: dict[_Key, TraceRequest] = {}
+        for key, request in zip(keys, requests, strict=True):
+            known = self._find(key)
+            # A new trace also has the figures of the GPUs of the known one, which it replaces.
+            gpus = tuple(figures.gpu for figures in known.gpus) if isinstance(known, TraceReply) else ()
+            if known is None or _for_gpu(known, request) is None:
+                missing[key] = replace(request, others=self._other_gpus(request) or gpus)
         deepest_first = sorted(missing, key=lambda key: missing[key].layers or 0, reverse=True)
         new: dict[_Key, Traced] = {}
         if missing:
@@ -100,33 +96,30 @@ class Traces:
             return ()
         # The user names one network for all GPUs.
         network = request.gpu.speeds.network if request.gpu.speeds is not None else None
-        return tuple(dict.fromkeys(gpu for each in self._gpus if (gpu := each.networked(network)) != request.gpu))
-
-    def _missing(self, keyed: Iterable[tuple[_Key, TraceRequest]]) -> dict[_Key, TraceRequest]:
-        """Return the requests to run: those without a known result, and those without figures for their GPU."""
-        missing: dict[_Key, TraceRequest] = {}
-        for key, request in keyed:
-            existing = self._find(key)
-            if existing is None or _for_gpu(existing, request) is None:
-                # Include the GPUs of the existing trace, whose figures the new one replaces.
-                gpus = tuple(figures.gpu for figures in existing.gpus) if isinstance(existing, TraceReply) else ()
-                missing[key] = replace(request, others=self._other_gpus(request) or gpus)
-        return missing
+        return tuple(gpu for each in self._gpus if (gpu := each.networked(network)) != request.gpu)
 
     def _find(self, key: _Key) -> Traced | None:
         """Return the known result of a request, from memory or the cache."""
         name, capability = key
-        if name not in self._documents:
-            self._documents[name] = self.cache.get(_Document, name) or _Document()
-        return self._documents[name].find(capability)
+        if name not in self._replies:
+            self._replies[name] = self.cache.get(tuple[TraceReply, ...], name) or ()
+        if key not in self._failures:
+            self._failures[key] = self.cache.get(Untraceable, fingerprint(key))
+        traces = (reply for reply in self._replies[name] if capability in _capabilities(reply))
+        return self._failures[key] or next(traces, None)
 
     def _store(self, key: _Key, traced: Traced) -> None:
-        """Add a new trace or a lasting failure to its document; one that another process writes meanwhile is lost."""
-        name, capability = key
+        """Store a new trace or a lasting failure; a trace replaces those that are valid for no other GPUs."""
+        name, _ = key
         self.new_count += 1
-        if isinstance(traced, TraceReply) or traced.lasting:
-            self._documents[name] = self._documents[name].with_result(capability, traced)
-            self.cache.put(name, self._documents[name])
+        if isinstance(traced, TraceReply):
+            # Traces that another process stores meanwhile are lost.
+            others = (reply for reply in self._replies[name] if not _capabilities(reply) <= _capabilities(traced))
+            self._replies[name] = (traced, *others)
+            self.cache.put(name, self._replies[name])
+        elif traced.lasting:
+            self._failures[key] = traced
+            self.cache.put(fingerprint(key), traced)
 
 
 def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
