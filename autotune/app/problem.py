@@ -80,7 +80,7 @@ def problem_of(
     if fixed_length is not None:
         # A fixed maximum length determines the token coverage.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
-        kept = min(documents.least_coverage(int(tokens)) for documents in workload.documents)
+        kept = min(documents.least_coverage(int(tokens)) for documents in workload.cut_by_length.values())
         setting = replace(setting, token_coverage=kept)
     space = resolve(options.file, options.trainer.techniques, setting)
     problem = TrainerProblem(options.trainer, space, setting)

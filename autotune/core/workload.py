@@ -201,6 +201,8 @@ class DatasetProfile:
         completions: lengths of typical completions from the dataset's column, in tokens; None without one.
         several: the lengths of rows with several sequences, that can be dropped whole, or whose order matters; None if
             each row is one sequence, for which ``lengths`` is enough.
+        exchanged: the lengths of sequences that the trainer makes of parts of several rows (KTO's mismatched pairs),
+            which a maximum length cuts as well; None if it makes none.
         dropped: the dropped rows, which the other figures exclude; None without any.
         images: the sizes of its images; None for rows of text.
         remarks: silent behaviour of the trainer on it, in sentences.
@@ -214,6 +216,7 @@ class DatasetProfile:
     tokenized_directory: str
     fingerprint: str
     several: Documents | None = None
+    exchanged: Documents | None = None
     completions: LengthDistribution | None = None
     dropped: DroppedRows | None = None
     images: ImageProfile | None = None
@@ -227,7 +230,7 @@ class DatasetProfile:
     @property
     def summary(self) -> DatasetProfile:
         """The profile for documents, without the sizes of each row."""
-        return replace(self, several=None, images=self.images and replace(self.images, rows=None))
+        return replace(self, several=None, exchanged=None, images=self.images and replace(self.images, rows=None))
 
     def up_to(self, tokens: int) -> DatasetProfile:
         """Return the profile with the lengths of the rows whose longest sequence has at most ``tokens`` tokens."""
@@ -320,9 +323,17 @@ class Workload:
         return tuple(profile.documents for profile in self.profiles)
 
     @property
+    def cut_by_length(self) -> Mapping[str, Documents]:
+        """What a maximum length cuts, by whose tokens it is: :attr:`documents`, and sequences of parts of several."""
+        found = dict(zip(("dataset's", "evaluation's"), self.documents, strict=False))
+        exchanged = (profile.exchanged for profile in self.profiles)
+        names = "mismatched pairs'", "evaluation's mismatched pairs'"
+        return found | {name: each for name, each in zip(names, exchanged, strict=False) if each is not None}
+
+    @property
     def longest(self) -> int:
-        """Tokens of the longest sequence of :attr:`documents`: the maximum length that cuts nothing."""
-        return max(documents.longest for documents in self.documents)
+        """Tokens of the longest sequence of :attr:`cut_by_length`: the maximum length that cuts nothing."""
+        return max(documents.longest for documents in self.cut_by_length.values())
 
     @property
     def least_length(self) -> int:

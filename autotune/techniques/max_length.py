@@ -101,7 +101,8 @@ class MaxLength(Technique):
         covering = _COVERAGE.fullmatch(word)
         if covering is None:
             return workload.longest
-        covered = (documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
+        cut = workload.cut_by_length.values()
+        covered = (documents.shortest_covering(setting.token_coverage) for documents in cut)
         shortest = max(*covered, workload.least_length)
         return -(-shortest * int(covering[1] or 1) // _ROUND_TO) * _ROUND_TO
 
@@ -122,24 +123,24 @@ class MaxLength(Technique):
                 f"max_length={choice} is below the {needed} tokens that rows with images need: training fails if an "
                 "image token is cut, or if no tokens are left to train on"
             )
-        for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
+        for whose, documents in setting.workload.cut_by_length.items():
             length_limit = limit_with(documents, int(choice), candidate.get("packing", NONE))
             kept, rows = length_limit.coverage, length_limit.row_coverage
             if not kept:
                 return (
-                    f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; "
+                    f"max_length={choice} leaves none of the {whose} {documents.rows:,} rows; "
                     f"{documents.first_kept} or more keep some"
                 )
             if kept < setting.token_coverage:
                 of_rows = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
                 return (
-                    f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{of_rows}, "
+                    f"max_length={choice} keeps {format_share(kept)} of the {whose} tokens{of_rows}, "
                     f"and {format_share(setting.token_coverage)} of the tokens were requested"
                 )
             least = _least_coverage(documents, candidate)
             if least < setting.token_coverage:
                 return (
-                    f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens, but may keep only "
+                    f"max_length={choice} keeps {format_share(kept)} of the {whose} tokens, but may keep only "
                     f"{format_share(least)} of those that the loss counts, and "
                     f"{format_share(setting.token_coverage)} were requested"
                 )

@@ -109,6 +109,15 @@ class UnpairedPreference(Trainer):
         prompts = own.widest - own.trainable
         return replace(found, beside=mismatched(prompts, own.trainable, rows, plan.number("max_length")))
 
+    def exchanged(self, documents: Documents) -> Numbers:
+        """Return the tokens of mismatched pairs, as if the dataset were one block.
+
+        Losses without a KL divergence have no such pairs.
+        """
+        whole = documents.in_order(None)
+        prompts = whole[:, 0] - 1
+        return mismatched(prompts, whole[:, 1] - prompts, len(whole), None)
+
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows differ in length, so several rows are padded."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
 from autotune.core.documents import Document, Documents
@@ -15,6 +15,9 @@ from autotune.techniques.attention import FLEX
 from autotune.techniques.traits import MOST_TRACED, without_sizes
 from autotune.trainers.declared import Declared
 from autotune.trainers.geometry import unpacked, widths
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
 
 _PROMPT = "prompt"
 """The part of a row that is not in the loss."""
@@ -35,6 +38,10 @@ class MicroBatches(Declared, ABC):
         Args:
             lengths: tokens of each of :attr:`parts`, before any cutting: numbers, or arrays over rows.
         """
+
+    def exchanged(self, _documents: Documents) -> Numbers | None:
+        """Return the tokens of sequences made of parts of several rows, before any cutting; None: there are none."""
+        return None
 
     @final
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:

@@ -128,6 +128,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     keeps_all = request.dataset.reading.get(TRUNCATION) == KEEP_END
     documents = documents_of(trainer, lengths, None if keeps_all else adapter.min_kept_length(rows), counted)
     completions = adapter.completions(rows)
+    pairs = trainer.exchanged(documents)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
         name=request.dataset.name,
@@ -142,6 +143,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         completions=None if completions is None else distribution(completions),
         images=image_profile(rows, trainer, lengths, trainable),
         several=None if single and documents.order is None and counted is None else documents,
+        exchanged=None if pairs is None else Documents.of_lengths(distribution(pairs)),
         remarks=tuple(remarks(trainer, loaded.rows, request.dataset.name, loaded.format.columns, lengths[:, 0])),
     )
 
