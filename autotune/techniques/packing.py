@@ -172,7 +172,7 @@ class Packing(Equipped):
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Merge the splitting strategy with the cutting one if no document is longer than a row."""
-        overflows = setting.workload.dataset.documents.longest > int(candidate["max_length"])
+        overflows = setting.workload.longest > int(candidate["max_length"])
         return CUTTING if choice == SPLIT and not overflows else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:

@@ -75,6 +75,11 @@ def test_bfd_split_is_bfd_where_no_document_overflows() -> None:
     assert candidate(here, packing="bfd_split", max_length=1999)["packing"] == "bfd_split"
 
 
+def test_bfd_split_is_not_bfd_where_a_document_to_evaluate_on_overflows() -> None:
+    here = setting(of=evaluated({2000: 10}, {2500: 10}))
+    assert candidate(here, packing="bfd_split", max_length=2000)["packing"] == "bfd_split"
+
+
 def test_padding_free_is_part_of_bfd() -> None:
     here = setting()
     assert candidate(here, packing="bfd", padding_free="on") == candidate(here, packing="bfd", padding_free="off")
