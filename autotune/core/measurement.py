@@ -102,9 +102,6 @@ class Measurement(HeldMemory):
     Attributes:
         status: its outcome.
         reason: why it did not end ``ok``; empty otherwise.
-        host_peak_bytes: peak of anonymous resident memory on the host, as for ``peak_bytes``; with a GPU, including
-            shared mappings such as pinned memory; None if the kernel does not count it. Of several processes, the sum.
-        allocation_retries: number of times that the caching allocator had to free its cache and try again.
         tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
         tokens_per_second_error: relative standard error of that rate within this probe. It does not include the spread
             between two probes of one candidate.
@@ -133,8 +130,6 @@ class Measurement(HeldMemory):
 
     status: ProbeStatus
     reason: str = ""
-    host_peak_bytes: int | None = None
-    allocation_retries: int | None = None
     tokens_per_second: float | None = None
     tokens_per_second_error: float | None = None
     step_seconds: float | None = None
@@ -169,18 +164,17 @@ class Measurement(HeldMemory):
         return attempted if attempted is not None else self.held_bytes
 
 
-_MAXIMA = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",
+_MAXIMA = ("peak_bytes", "reserved_bytes", "device_bytes", "worst_tokens",
          "step_seconds", "micro_batch_seconds", "update_seconds", "loading_seconds", "start_seconds",
          "training_seconds", "tokens_per_second_error", "evaluation_seconds")  # fmt: skip
-_SUMS = ("tokens_per_step", "documents_per_step", "host_peak_bytes")
+_SUMS = ("tokens_per_step", "documents_per_step")
 
 
 def combine_ranks(ranks: Sequence[Measurement]) -> Measurement:
     """Return the measurement of a training from those of its processes, in the order of their ranks.
 
-    If a rank did not end ``ok``, its measurement is returned. Device memory is that of the rank that needs the most;
-    host memory is the sum of the peaks, an upper bound. A step takes as long as on the slowest rank, and trains on the
-    tokens of all ranks.
+    If a rank did not end ``ok``, its measurement is returned. Memory is that of the rank that needs the most. A step
+    takes as long as on the slowest rank, and trains on the tokens of all ranks.
 
     Args:
         ranks: measurements by rank; not empty.

@@ -47,11 +47,6 @@ def test_figures_that_no_rank_has_stay_unknown() -> None:
     assert combine_ranks([shown(5, 1.0), shown(6, 1.0)]).reserved_bytes is None
 
 
-def test_the_ranks_of_a_machine_share_its_memory() -> None:
-    found = combine_ranks([shown(5, 1.0, host_peak_bytes=70), shown(6, 1.0, host_peak_bytes=30)])
-    assert (found.peak_bytes, found.host_peak_bytes) == (6, 100)
-
-
 def test_the_processes_of_a_machine_share_its_cores() -> None:
     assert Hardware("cuda", "H100", GIB, processes=8, machines=2, cores=32).threads == 8
 

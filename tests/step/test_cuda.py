@@ -60,8 +60,6 @@ def test_the_allocators_and_the_drivers_figures_are_there(
     assert measurement.peak_bytes is not None
     assert measurement.reserved_bytes is not None
     assert 0 < measurement.peak_bytes <= measurement.reserved_bytes
-    assert measurement.allocation_retries == 0
-    assert measurement.host_peak_bytes is not None
     assert measurement.device_bytes is not None
     assert measurement.device_bytes > measurement.reserved_bytes + 100 * MIB, "the context is part of it"
 

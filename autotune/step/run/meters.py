@@ -107,23 +107,18 @@ class Meter(ABC):
         """Return a measurement with status ``ok`` and the peaks so far, without other figures."""
 
 
-class HostMemory:
-    """Measures the host memory of this process above a baseline, taken at construction: after the imports.
+class CpuMeter(Meter):
+    """The CPU: resident memory of the process, limited by the kernel.
 
-    Linux only. Counts the resident anonymous memory in ``/proc/self/status``, without pages of mapped files (libraries,
-    the tokenised rows): the kernel can drop those at any time, a forked process maps them anew, and the limit excludes
-    them too (``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings). Memory pinned by CUDA
-    (``cudaHostAlloc``) is a shared anonymous mapping, which the meter of a GPU counts as well.
-
-    Args:
-        counts_shared: whether shared mappings count too.
+    Linux only. Counts the resident anonymous memory in ``/proc/self/status``, without shared mappings and pages of
+    mapped files (libraries, the tokenised rows): the kernel can drop those at any time, a forked process maps them
+    anew, and the limit excludes them too (``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings).
 
     Raises:
         InputError: the kernel does not report this memory, such as gVisor's.
     """
 
-    def __init__(self, *, counts_shared: bool = False) -> None:
-        self._excluded_fields = ("RssFile",) if counts_shared else ("RssFile", "RssShmem")
+    def __init__(self) -> None:
         _reset_high_water()
         status = _status_bytes()
         if missing := ", ".join(sorted(_STATUS_FIELDS - status.keys())):
@@ -131,7 +126,7 @@ class HostMemory:
                 f"The memory of a process cannot be measured here: {_STATUS} has no {missing}.",
                 hint="Run it outside of a sandbox such as gVisor; a plan measures no memory.",
             )
-        self._baseline = status["VmRSS"] - sum(status[name] for name in self._excluded_fields)
+        self._baseline = _anonymous_bytes(status, "VmRSS")
         self._peak = self._baseline
         self._limit_bytes: int | None = None
         self._rlimit: int | None = None
@@ -143,7 +138,7 @@ class HostMemory:
         exact for a lap in which no file was read for the first time, such as every training step but the first.
         """
         status = _status_bytes()
-        held_bytes = status["VmHWM"] - sum(status[name] for name in self._excluded_fields)
+        held_bytes = _anonymous_bytes(status, "VmHWM")
         self._peak = max(self._peak, held_bytes)
         _reset_high_water()
         if self._limit_bytes is not None:
@@ -187,27 +182,19 @@ class HostMemory:
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
-
-class CpuMeter(HostMemory, Meter):
-    """The CPU: resident memory of the process, limited by the kernel."""
-
     def mark(self) -> Mark:
         """Return the time on the clock of :func:`time.monotonic`."""
         return Mark(time.monotonic())
 
     def peaks(self) -> Measurement:
         """Return the high-water mark of anonymous resident memory above the baseline."""
-        peak_bytes = self.held_bytes
-        return Measurement(ProbeStatus.OK, peak_bytes=peak_bytes, host_peak_bytes=peak_bytes)
+        return Measurement(ProbeStatus.OK, peak_bytes=self.held_bytes)
 
 
 class CudaMeter(Meter):
     """One CUDA device: the caching allocator's statistics and limit, and the driver's figure for the process."""
 
     def __init__(self) -> None:
-        self._host: HostMemory | None = None
-        with contextlib.suppress(InputError):  # the GPU's memory is measured in a sandbox, too
-            self._host = HostMemory(counts_shared=True)
         before = _driver_used_bytes()
         # A first product initialises the CUDA context, cuBLAS and its workspace, which every training needs.
         side = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
@@ -284,9 +271,7 @@ class CudaMeter(Meter):
         return Mark(time.monotonic(), event)
 
     def lap(self) -> int:
-        """Update the peaks of the host process and of the allocator; return the allocator's since the last lap."""
-        if self._host is not None:
-            self._host.lap()
+        """Update the allocator's peaks, and return that of allocated bytes since the last lap."""
         held_bytes = int(torch.cuda.max_memory_allocated())
         self._allocated_bytes = max(self._allocated_bytes, held_bytes)
         self._reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
@@ -310,8 +295,6 @@ class CudaMeter(Meter):
             peak_bytes=self.held_bytes,
             reserved_bytes=reserved_bytes,
             device_bytes=max(self._context_bytes + reserved_bytes, _driver_process_bytes(self._uuid)),
-            host_peak_bytes=self._host.held_bytes if self._host is not None else None,
-            allocation_retries=torch.cuda.memory_stats().get("num_alloc_retries"),
         )
 
 
@@ -343,6 +326,11 @@ def _driver_process_bytes(uuid: str) -> int:
 def _reset_high_water() -> None:
     with contextlib.suppress(OSError):  # without the reset, the mark covers all laps
         _CLEAR_REFS.write_text(_RESET_HIGH_WATER)
+
+
+def _anonymous_bytes(status: Mapping[str, int], resident: str) -> int:
+    """Return the anonymous part of a figure of resident memory, such as ``VmRSS``."""
+    return status[resident] - status["RssFile"] - status["RssShmem"]
 
 
 def _status_bytes() -> dict[str, int]:
