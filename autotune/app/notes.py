@@ -274,6 +274,6 @@ def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | 
         return
     each = launch.per_machine
     whose = "its process" if each == 1 else f"the {each} processes on it together"
-    needed = f"needs up to {format_bytes(memory.host_need_bytes)} of host memory per machine, for {whose}"
+    needed = f"needs up to {format_bytes(memory.machine_bytes)} of host memory per machine, for {whose}"
     has = f"; this machine has {format_bytes(host_bytes)}" if host_bytes is not None else ""
     yield f"It {needed}{has}: the most while the model is loaded, in a step, or while a checkpoint is saved."

@@ -97,7 +97,7 @@ def write_plan(
         error=fastest.memory.error,
         spare_bytes=fastest.spare_bytes,
         doubts=doubts(fastest, planned.host_bytes),
-        host_bytes=fastest.memory.host_need_bytes,
+        host_bytes=fastest.memory.machine_bytes,
         tokens_per_second=fastest.tokens_per_second,
         server=split,
         environment=environment(planned),

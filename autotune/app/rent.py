@@ -270,6 +270,6 @@ def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Itera
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."
     memories = {offer.gpu.name: offer.estimate.memory for offer in survey.offloads if offer.estimate is not None}
-    needs = [f"{name} ({format_bytes(need.host_need_bytes)})" for name, need in memories.items() if need is not None]
+    needs = [f"{name} ({format_bytes(need.machine_bytes)})" for name, need in memories.items() if need is not None]
     if needs:
         yield f"{OFFLOADED} So it is on these, with their need of the host's memory: {', '.join(needs)}."

@@ -104,14 +104,9 @@ class MemoryEstimate:
         own_bytes = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
         return own_bytes + self.context_bytes + self.beside_bytes
 
-    @property
-    def host_need_bytes(self) -> int:
-        """Host memory that a machine needs; documents of earlier versions have that of one process only."""
-        return max(self.host_bytes, self.machine_bytes)
-
     def lacks_host(self, host_bytes: int | None) -> bool:
         """Whether a machine's host memory may be too small for its processes; False if ``host_bytes`` is None."""
-        return host_bytes is not None and self.host_need_bytes > host_bytes
+        return host_bytes is not None and self.machine_bytes > host_bytes
 
     @property
     def most_bytes(self) -> int:

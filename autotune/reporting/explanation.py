@@ -132,8 +132,8 @@ def _memory_rows(estimate: Estimate) -> Iterator[_Pair]:
     varied = "not traced" if memory.varied_bytes is None else format_bytes(memory.varied_bytes)
     yield "  varied lengths add up to", varied
     yield "  host memory", format_bytes(memory.host_bytes)
-    if memory.host_need_bytes != memory.host_bytes:
-        yield "  host memory of a machine", format_bytes(memory.host_need_bytes)
+    if memory.machine_bytes != memory.host_bytes:
+        yield "  host memory of a machine", format_bytes(memory.machine_bytes)
 
 
 def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:

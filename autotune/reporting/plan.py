@@ -271,8 +271,8 @@ def doubts(estimate: Estimate, host_bytes: int | None) -> tuple[str, ...]:
         varied_bytes = memory.varied_bytes
         more = f" and what batches of varied lengths may add ({format_bytes(varied_bytes)})" if varied_bytes else ""
         found.append(f"The margin is below the stated error ({off}){more}: it may not fit.")
-    if memory is not None and host_bytes is not None and memory.host_need_bytes > host_bytes:
-        needed = f"up to {format_bytes(memory.host_need_bytes)} are needed there"
+    if memory is not None and host_bytes is not None and memory.machine_bytes > host_bytes:
+        needed = f"up to {format_bytes(memory.machine_bytes)} are needed there"
         found.append(
             f"The host may run out of memory: {needed}, and the machine planned for has {format_bytes(host_bytes)}."
         )

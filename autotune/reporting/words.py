@@ -64,7 +64,7 @@ def memory_cells(estimate: Estimate | None) -> tuple[str, str, str]:
     memory = estimate.memory if estimate is not None else None
     if estimate is None or memory is None:
         return MISSING, MISSING, MISSING
-    return format_bytes(memory.device_bytes), bytes_or_dash(estimate.spare_bytes), format_bytes(memory.host_need_bytes)
+    return format_bytes(memory.device_bytes), bytes_or_dash(estimate.spare_bytes), format_bytes(memory.machine_bytes)
 
 
 def printable(text: str) -> str:

@@ -66,7 +66,7 @@ def test_the_fastest_that_fits_is_written(planned: Plan, folder: Path) -> None:
     assert fastest is not None
     assert fastest.memory is not None
     assert (bundle.candidate, bundle.needed_bytes) == (fastest.candidate, fastest.memory.device_bytes)
-    assert bundle.host_bytes == fastest.memory.host_need_bytes
+    assert bundle.host_bytes == fastest.memory.machine_bytes
     assert (bundle.basis, bundle.directory) == (Basis.PLANNED, str(folder / "bundle"))
     assert names(folder / "bundle") == ["config.yaml", "plan.json", "rows.parquet", "train.py"]
     assert planned.unwritten == ""

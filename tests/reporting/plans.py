@@ -31,6 +31,7 @@ def an_estimate(candidate: Candidate, needs_bytes: int, rate: float | None, **ch
             "context": context_bytes,
         },
         host_bytes=3 * MIB,
+        machine_bytes=3 * MIB,
         step_seconds=None if rate is None else 8192 / rate,
         error=0.1,
     )  # fmt: skip

@@ -136,7 +136,7 @@ def test_neither_broken_documents_nor_those_that_name_one_another_keep_a_check_f
 
 def of_device_and_host(outcome: Outcome, budget_bytes: int) -> Verdict:
     """Return a verdict on a need of 10 GiB of the device, and of 64 GiB of the host."""
-    memory = MemoryEstimate(10 * GIB, 10 * GIB, 0, {}, 64 * GIB, None, 0.1)
+    memory = MemoryEstimate(10 * GIB, 10 * GIB, 0, {}, 64 * GIB, None, 0.1, machine_bytes=64 * GIB)
     need = Need(Source.TRACED, 10 * GIB, 9 * GIB, 11 * GIB, 1, 64, memory=memory)
     return Verdict(SCHEMA, outcome, "", budget_bytes=budget_bytes, need=need)
 
