@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.errors import InputError
 from autotune.inspection.gpus import gpus, listed_gpu
 from autotune.inspection.paths import user_path
-from autotune.inspection.yaml_file import MAX_BYTES, load_document
+from autotune.inspection.yaml_file import load_document, read_text
 
 _EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
 
@@ -24,14 +24,8 @@ def read_prices(prices: str | Path | Mapping[str, float]) -> Mapping[str, float]
     if isinstance(prices, Mapping):
         return checked_prices(prices.items(), "prices")
     path = user_path(prices)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has more than {MAX_BYTES:,} bytes, so it is not a list of prices.", hint=_EXAMPLE)
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.", hint="Give a file of prices.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text in UTF-8.", hint=_EXAMPLE) from error
+    # Spreadsheets write a byte-order mark.
+    text = read_text(path, "file of prices").removeprefix("\ufeff")
     return checked_prices(_read_csv(path, text) if path.suffix.lower() == ".csv" else _read_yaml(path, text), str(path))
 
 

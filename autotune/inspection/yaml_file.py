@@ -132,7 +132,7 @@ def read_yaml(path: Path) -> YamlFile:
         InputError: the file cannot be read, is not a YAML mapping with strings as keys, repeats a key, has a tag that
             constructs an object, or exceeds a limit of size or depth. The message names the line.
     """
-    return parse_yaml(_read_text(path), path)
+    return parse_yaml(read_text(path), path)
 
 
 def parse_yaml(text: str, path: Path) -> YamlFile:
@@ -288,18 +288,23 @@ def excerpt(text: str) -> str:
     return printable(text if len(text) <= _MAX_EXCERPT else f"{text[:_MAX_EXCERPT]}…")
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path, kind: str = "YAML file") -> str:
+    """Return the text of a small file; ``kind`` names it in messages.
+
+    Raises:
+        InputError: it cannot be read, is no regular file, is too large, or is not UTF-8.
+    """
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise InputError(f"{location(path)} is a directory.", hint="Name the YAML file.")
+            raise InputError(f"{location(path)} is a directory.", hint=f"Name the {kind}.")
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{location(path)} is not a regular file.", hint="Name a YAML file.")
+            raise InputError(f"{location(path)} is not a regular file.", hint=f"Name a {kind}.")
         if status.st_size > MAX_BYTES:
             raise _size_error(path, status.st_size)
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise InputError(f"{location(path)} does not exist.", hint="Name the YAML file.") from error
+        raise InputError(f"{location(path)} does not exist.", hint=f"Name the {kind}.") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{location(path)} cannot be read: {reason}.") from error

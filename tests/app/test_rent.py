@@ -382,7 +382,7 @@ def test_processes_on_a_cpu_are_in_this_machine_however_many_are_tried(model: st
         ({"num_processes": 8, "num_machines": 3}, "8 processes cannot be divided among 3 machines"),
         ({"num_processes": 0}, "A number of processes of 0 is not possible"),
         ({"prices": {"T5": 1.0}}, "'T5' is not a known GPU"),
-        ({"prices": Path("nowhere.yaml")}, "nowhere.yaml cannot be read"),
+        ({"prices": Path("nowhere.yaml")}, "nowhere.yaml does not exist"),
         ({"memory_budget": "0GiB"}, "'0GiB' is not a size"),
     ],
 )
