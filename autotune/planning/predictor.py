@@ -22,7 +22,7 @@ _TENSOR_ERROR = 0.03
 class PlannedPredictor(Predictor):
     """Predicts memory and rate from traces.
 
-    Measured rates do not change predictions; the search learns from them per choice (:mod:`autotune.study.surrogate`).
+    Measured rates do not change predictions; the search learns from them per choice (:mod:`autotune.study.proposals`).
     Measured memory does not improve predictions: for 30 probes on two H100s after at least two others of the same model
     and rows (`benchmarks/gpu/results`), traced reserved memory was 1.5 % off in the mean, 1.8 % with the median factor
     or difference of the earlier probes, and 1.9 % with their errors per choice.

@@ -12,7 +12,6 @@ import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, Runner, memory_key, rank_key
-from autotune.study.conflicts import legal_changes, next_smaller
 from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
 from autotune.study.problem import Problem
 
@@ -32,6 +31,68 @@ _RANDOM_CANDIDATES = 100
 _EXPANSIONS = 3
 """Number of expansions of the pool by changes of its most promising candidate. With one, and batches of four, a plan of
 an 8B model on an H100 ended 18 % below the best; the recorded parts of its space do not show that."""
+_MAX_CHANGES = 3
+"""Maximum number of further knobs changed for one choice: ``context_parallel`` needs changes of ``sharding``,
+``pad_to_multiple_of`` and the rows of a micro-batch."""
+_MAX_EXPANDED = 24
+"""Maximum number of illegal candidates per distance that are expanded."""
+
+
+def legal_changes(problem: Problem, candidate: Candidate) -> tuple[Candidate, ...]:
+    """Return the legal candidates with one other choice, and with further changes if rules forbid that choice alone."""
+    singles = ((knob, choice) for knob, each in problem.choices.items() for choice in each if choice != candidate[knob])
+    return tuple(dict.fromkeys(each for single in singles for each in nearest_legal(problem, candidate, *single)))
+
+
+def next_smaller(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with the next smaller choice of each ordered knob that has one."""
+    for knob, choices in problem.choices.items():
+        current = candidate[knob]
+        if knob in problem.ordered and isinstance(current, int):
+            smaller = [each for each in choices if isinstance(each, int) and each < current]
+            if smaller:
+                yield candidate.but(**{knob: max(smaller)})
+
+
+def nearest_legal(problem: Problem, original: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:
+    """Return the legal candidates with a choice that differ from ``original`` in the fewest other knobs.
+
+    A further change of a knob in conflict is kept if it makes the candidate legal, or changes the violated rule.
+    """
+    start = problem.normal(original.but(**{knob: choice}))
+    if start[knob] != choice:
+        return ()
+    if problem.illegal(start) is None:
+        return (start,)
+    seen, frontier = {start}, [start]
+    for _ in range(_MAX_CHANGES):
+        legal: dict[Candidate, None] = {}
+        next_frontier: list[Candidate] = []
+        for candidate in frontier[:_MAX_EXPANDED]:
+            reason = problem.illegal(candidate)
+            for other in _neighbours(problem, candidate, knob):
+                if other[knob] != choice or other in seen:
+                    continue
+                seen.add(other)
+                other_reason = problem.illegal(other)
+                if other_reason is None:
+                    legal[other] = None
+                elif other_reason != reason:
+                    next_frontier.append(other)
+        if legal:
+            return tuple(legal)
+        frontier = next_frontier
+    return ()
+
+
+def _neighbours(problem: Problem, candidate: Candidate, fixed: str) -> Iterator[Candidate]:
+    """Yield variants of an illegal candidate with one other choice of a knob in conflict, except ``fixed``."""
+    in_conflict = problem.knobs_of_violated_rule(candidate)
+    for knob, choices in problem.choices.items():
+        if knob != fixed and knob in in_conflict:
+            for choice in choices:
+                if choice != candidate[knob]:
+                    yield problem.normal(candidate.but(**{knob: choice}))
 
 
 def search_by_traces(

@@ -1,19 +1,108 @@
-"""Vetoes candidates that need no probe."""
+"""Vetoes candidates that need no probe, by failures and predictions, and selects records that may be recommended."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.candidate import Candidate
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Prediction, Predictor
-from autotune.core.status import OUT_OF_MEMORY
-from autotune.study.comparison import runs_after
-from autotune.study.failures import Failures
+from autotune.core.spread import TIE
+from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
+from autotune.study.comparison import failed, runs_after
 from autotune.study.problem import Problem, Record
 from autotune.units import format_bytes
+
+_RAN_OUT = {
+    ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "ran out of host memory",
+}
+MAX_DROP = 0.03
+"""Relative distance of a confirmed rate below an unconfirmed one for which the latter is confirmed too, unless it is
+within the prediction interval of the confirmed runs."""
+
+
+class Failures:
+    """The candidates that ran out of memory or of time.
+
+    Attributes:
+        surprised: whether a candidate that was expected to fit ran out of device memory.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        # Records with the run that failed, their probe or a later one, by number.
+        self._failed: dict[int, Record] = {}
+        self._trained: list[Candidate] = []
+        self.surprised = False
+
+    def learn(self, run: Record, *, expected_to_fit: bool) -> None:
+        """Add a probe, or a record with a later run as its measurement.
+
+        Args:
+            expected_to_fit: whether a prediction or an earlier probe fits the limit.
+        """
+        status = run.measurement.status
+        if status in _RAN_OUT or status is ProbeStatus.TIMEOUT:
+            self._failed[run.number] = run
+            self.surprised |= status is ProbeStatus.OUT_OF_MEMORY and expected_to_fit
+        elif run.measurement.ok:
+            self._trained.append(run.candidate)
+
+    @property
+    def of_device_memory(self) -> list[Record]:
+        """The records that ran out of device memory."""
+        return [run for run in self._failed.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
+
+    def is_slow(self, candidate: Candidate) -> bool:
+        """Whether a probe with no larger micro-batches timed out, and none with as large ones ended ``ok``."""
+        knobs = self._problem.longer
+        slow = (run.candidate for run in self._failed.values() if run.measurement.status is ProbeStatus.TIMEOUT)
+        return any(_as_large(candidate, other, knobs) for other in slow) and not any(
+            _as_large(other, candidate, knobs) for other in self._trained
+        )
+
+    def implied(self, candidate: Candidate) -> str | None:
+        """Return a description of a failure that implies failure of the candidate, or None."""
+        found = (self._implied_by(run, candidate) for run in self._failed.values())
+        return next((reason for reason in found if reason is not None), None)
+
+    def _implied_by(self, run: Record, candidate: Candidate) -> str | None:
+        """Return the reason that another candidate's failure implies this one's: no other choice can help; or None."""
+        measurement, problem = run.measurement, self._problem
+        differing = [knob for knob, choice in candidate.items() if choice != run.candidate.get(knob)]
+        if not differing:
+            return None
+        if measurement.status is ProbeStatus.TIMEOUT:
+            longer = _growth(candidate, run.candidate, differing, problem.longer)
+            killed = f"trial {run.number} was {measurement.reason}"
+            return longer and f"{killed}, and this never takes less time: {longer}, all else equal"
+        ended = f"trial {run.number} {_RAN_OUT[measurement.status]}"
+        larger = _growth(candidate, run.candidate, differing, problem.ordered)
+        if larger is None or (problem.accumulates(run.candidate) and not problem.accumulates(candidate)):
+            return None
+        return f"{ended}, and this never needs less: {larger}, all else equal"
+
+
+def _growth(candidate: Candidate, other: Candidate, knobs: Iterable[str], ordered: frozenset[str]) -> str | None:
+    """Return a description of how choices exceed another candidate's; None if one does not, or its knob is not ordered.
+
+    Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
+    """
+    if not all(knob in ordered and _exceeds(candidate[knob], other.get(knob)) for knob in knobs):
+        return None
+    return ", ".join(f"{knob} {other[knob]} → {candidate[knob]}" for knob in knobs)
+
+
+def _as_large(candidate: Candidate, other: Candidate, knobs: frozenset[str]) -> bool:
+    """Whether no choice of these knobs is smaller than another candidate's."""
+    return not any(_exceeds(other[knob], candidate.get(knob)) for knob in knobs if knob in other)
+
+
+def _exceeds(choice: Choice, other: Choice | None) -> bool:
+    return isinstance(choice, int) and isinstance(other, int) and choice > other
 
 
 @dataclass(frozen=True)
@@ -152,3 +241,50 @@ class Judge:
         if prediction is None or not prediction.over(limit_bytes):
             return None
         return Veto(prediction.reason(limit_bytes), prediction)
+
+
+def fastest(records: Iterable[Record]) -> Record | None:
+    """Return the record with the highest token rate or, among records that tie with it, the smallest need."""
+    running = list(records)
+    if not running:
+        return None
+    top = max(record.tokens_per_second for record in running)
+    tied = [record for record in running if record.tokens_per_second * (1 + TIE) >= top]
+    return min(tied, key=lambda record: (record.measurement.need_bytes or 0, -record.tokens_per_second, record.number))
+
+
+def standing(records: Iterable[Record], judge: Judge) -> list[Record]:
+    """Return the records that may be recommended: legal and without a failed run."""
+    known = tuple(records)
+    out = {record.number for record in failed(known)}
+    return [record for record in known if judge.eligible(record) and record.number not in out]
+
+
+def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
+    """Return the record to recommend so far, confirmed or not.
+
+    A record with a failed run never leads, nor does the baseline after a failed run in turn with another record. Among
+    confirmed records, those with several runs precede those with one. The fastest of them leads, unless another was
+    faster in its only run than this one is expected to be in a further run (:func:`_expected_high`); an unconfirmed one
+    only if ``confirm_more``.
+    """
+    running = standing(records, judge)
+    confirmed = [record for record in running if record.confirmed]
+    best = fastest(record for record in confirmed if len(record.rates) > 1) or fastest(confirmed)
+    if best is None:
+        return fastest(running)
+    for challenger in (fastest(running) if confirm_more else None, fastest(confirmed)):
+        if challenger is not None and challenger.tokens_per_second > _expected_high(best):
+            return challenger
+    return best
+
+
+def _expected_high(record: Record) -> float:
+    """Return the highest rate that is expected in a further run of a confirmed record.
+
+    With several runs, it is the upper end of the prediction interval for a further run: a lower rate in one run of
+    another candidate does not distinguish the two.
+    """
+    expected = record.prediction_interval
+    tolerated = record.tokens_per_second * (1 + MAX_DROP)
+    return tolerated if expected is None else max(tolerated, expected.high)

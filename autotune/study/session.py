@@ -16,9 +16,8 @@ from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.comparison import next_turn, wanted_runs
 from autotune.study.durations import WHOLE_STEPS, Clock, pair_seconds, short_runs
-from autotune.study.judge import Judge, Veto
+from autotune.study.judge import Judge, Veto, leader
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
-from autotune.study.selection import leader
 from autotune.study.trial_log import TrialLog
 
 _MAX_CONFIRMED = 3

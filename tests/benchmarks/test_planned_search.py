@@ -13,7 +13,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.planning.predictor import PlannedPredictor
 from autotune.study import Purpose, Record
-from autotune.study.failures import Failures
+from autotune.study.judge import Failures
 from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
 from benchmarks.replay.planned_search import RecordedEstimates, best_rate, page, replay
 from benchmarks.replay.rivals import SEARCHES

@@ -17,9 +17,8 @@ from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
 from autotune.study.comparison import next_turn, pairs
 from autotune.study.durations import pair_seconds, short_runs
-from autotune.study.judge import Judge
+from autotune.study.judge import Judge, leader
 from autotune.study.problem import ComparisonTurn, ShortRun
-from autotune.study.selection import leader
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, tokens_per_second
 from tests.study.running import PATIENT, Now, Run

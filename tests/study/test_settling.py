@@ -10,8 +10,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
-from autotune.study.judge import Judge
-from autotune.study.selection import fastest, leader
+from autotune.study.judge import Judge, fastest, leader
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
 

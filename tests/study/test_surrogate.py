@@ -15,7 +15,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import Purpose, Record
 from autotune.study.gaussian import ERROR_VARIANCES, TRACED_VARIANCE, Codes, FigureModel, Process
-from autotune.study.surrogate import Surrogate
+from autotune.study.proposals import Surrogate
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
