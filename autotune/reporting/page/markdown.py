@@ -61,8 +61,6 @@ def _block(block: doc.Block) -> Iterator[str]:
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
         case doc.Diff():
             yield from _diff_block(block.lines)
-        case doc.Snippet():
-            yield f"{block.lead} {_code(block.text)}"
         case doc.Candidates():
             yield from _listing(block.counts, block.lines)
             if block.in_text:
