@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, rank_key
 from autotune.core.status import OUT_OF_MEMORY
 from autotune.planning.evaluator import Evaluator
-from autotune.study import SearchOutcome
+from autotune.study.problem import SearchOutcome
 from autotune.techniques import find
 from autotune.techniques.offload import BOTH, OPTIMIZER, PARAMETERS
 from autotune.trainers.problem import TrainerProblem

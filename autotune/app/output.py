@@ -19,7 +19,7 @@ from autotune.emit.files import write_text
 from autotune.emit.rows import short_name
 from autotune.errors import InputError
 from autotune.inspection.paths import user_path
-from autotune.study import ProbeRun, Purpose
+from autotune.study.problem import ProbeRun, Purpose
 
 _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"

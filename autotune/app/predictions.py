@@ -32,7 +32,7 @@ from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
-from autotune.study import search_by_traces
+from autotune.study.improvement import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_duration
 

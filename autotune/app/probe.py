@@ -30,7 +30,7 @@ from autotune.inspection.machine import divide_among_workers
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
-from autotune.study import SearchOutcome
+from autotune.study.problem import SearchOutcome
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import EditTarget, edited_base
 from autotune.userconfig.launch import likely_processes

@@ -23,7 +23,9 @@ from autotune.planning.tracing.cache import package_digest
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
 from autotune.probing.tracing import ServerTracer
-from autotune.study import ProbeRun, SearchOutcome, StudyStorage, check_storage, search
+from autotune.study.problem import ProbeRun, SearchOutcome, StudyStorage
+from autotune.study.searching import search
+from autotune.study.storage import check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 

@@ -11,7 +11,7 @@ from autotune.core.estimate import Estimate, distinct
 from autotune.core.events import TRACING, Event, Listener, Noted, Ranked, Tracing
 from autotune.planning.evaluator import Evaluator
 from autotune.reporting.words import differences
-from autotune.study import MOST_TRACED, search_by_traces
+from autotune.study.improvement import MOST_TRACED, search_by_traces
 from autotune.units import counted, format_bytes
 
 _USUAL_CANDIDATES = 60

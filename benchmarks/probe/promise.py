@@ -31,9 +31,8 @@ from autotune.core.protocol import ProbeRequest
 from autotune.core.result import Choosable, Result
 from autotune.core.spread import Interval, mean_rate
 from autotune.probing import JobServer, probe
-from autotune.study import Purpose, Record
 from autotune.study.comparison import next_turn, wanted_runs
-from autotune.study.problem import ShortRun
+from autotune.study.problem import Purpose, Record, ShortRun
 from autotune.units import format_bytes, format_rate
 from benchmarks.probe.real_run import real_run
 

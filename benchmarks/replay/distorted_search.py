@@ -23,7 +23,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import Purpose
+from autotune.study.problem import Purpose
 from benchmarks.replay.planned_search import searched
 from benchmarks.replay.tables import RECORDED, Row, Table, read_table
 

@@ -27,7 +27,9 @@ from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.planning.predictor import PlannedPredictor
-from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search, search_by_traces
+from autotune.study.improvement import search_by_traces
+from autotune.study.problem import ProbeRun, SearchOutcome, StudyStorage
+from autotune.study.searching import search
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Table, read_table
 
 NEAR = (0.98, 0.80)

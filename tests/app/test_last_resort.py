@@ -19,7 +19,8 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable
-from autotune.study import Purpose, Record, SearchOutcome, search_by_traces
+from autotune.study.improvement import search_by_traces
+from autotune.study.problem import Purpose, Record, SearchOutcome
 from autotune.techniques import find
 from autotune.techniques.sharding import zero_of
 from autotune.trainers.problem import TrainerProblem

@@ -24,7 +24,7 @@ from autotune.core.traced import TraceRequest
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
 from autotune.probing.tracing import Traced
-from autotune.study import Purpose, Record, SearchOutcome
+from autotune.study.problem import Purpose, Record, SearchOutcome
 from autotune.trainers.problem import TrainerProblem
 from tests.app.replaying import no_server, replay
 from tests.app.test_last_resort import ENOUGH, TIGHT, OffloadingTracer, PagingTracer, here, ran_out

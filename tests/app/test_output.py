@@ -12,8 +12,7 @@ from autotune.app.output import default_output, open_output
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Schedule
 from autotune.errors import InputError
-from autotune.study import ProbeRun, Purpose
-from autotune.study.problem import ComparisonTurn
+from autotune.study.problem import ComparisonTurn, ProbeRun, Purpose
 
 
 @pytest.mark.parametrize(

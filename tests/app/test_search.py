@@ -16,8 +16,8 @@ from autotune.core.measurement import Schedule
 from autotune.errors import StudyMismatchError
 from autotune.planning.tracing.cache import package_digest
 from autotune.probing import JobServer
-from autotune.study import ProbeRun, Purpose, begin
-from autotune.study.problem import ComparisonTurn
+from autotune.study.problem import ComparisonTurn, ProbeRun, Purpose
+from autotune.study.storage import begin
 from autotune.units import GIB
 from tests.settings import GPU, problem, setting
 

@@ -12,8 +12,8 @@ from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.planning.predictor import PlannedPredictor
-from autotune.study import Purpose, Record
 from autotune.study.judge import Failures
+from autotune.study.problem import Purpose, Record
 from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
 from benchmarks.replay.planned_search import RecordedEstimates, best_rate, page, replay
 from benchmarks.replay.rivals import SEARCHES

@@ -23,7 +23,7 @@ from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import trace
 from autotune.probing.server import Worker
-from autotune.study import search_by_traces
+from autotune.study.improvement import search_by_traces
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import EVALUATED_BYTES, WEIGHT_BYTES, AnalyticTracer
 from tests.settings import GPU, problem, setting, workload

@@ -14,7 +14,7 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.single import TracedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.study import search_by_traces
+from autotune.study.improvement import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import (

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from autotune.core.measurement import Measurement
-from autotune.study import ProbeRun
+from autotune.study.problem import ProbeRun
 from tests.study.replayed import measurement
 from tests.study.running import Run
 

@@ -10,7 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
-from autotune.study import ProbeRun
+from autotune.study.problem import ProbeRun
 
 LIMIT_BYTES = 600
 STATE_BYTES = 200

@@ -12,8 +12,8 @@ from sqlalchemy.engine import Engine
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Event
 from autotune.core.prediction import Predictor
-from autotune.study import Probe, Purpose, Record, SearchOutcome, StudyStorage, search
-from autotune.study.problem import Sharing
+from autotune.study.problem import Probe, Purpose, Record, SearchOutcome, Sharing, StudyStorage
+from autotune.study.searching import search
 from tests.study.replayed import LIMIT_BYTES, TableProblem
 
 FINGERPRINT = {"model": "a", "dataset": "b"}

@@ -12,9 +12,8 @@ from optuna.trial import TrialState
 
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
-from autotune.study import Purpose, StudyStorage
 from autotune.study.judge import Judge
-from autotune.study.problem import Sharing
+from autotune.study.problem import Purpose, Sharing, StudyStorage
 from autotune.study.roster import Roster, Worker
 from autotune.study.storage import opened
 from autotune.study.trial_documents import attributes_after_probe

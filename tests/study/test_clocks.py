@@ -13,7 +13,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import ProbeStarted
 from autotune.core.measurement import Measurement
 from autotune.core.status import Ending, ProbeStatus
-from autotune.study import ProbeRun, Purpose
+from autotune.study.problem import ProbeRun, Purpose
 from tests.study.foretold import Foretold
 from tests.study.replayed import BASELINE, ReplayedTable, measurement
 from tests.study.running import Now, Run, probed

@@ -14,11 +14,10 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
-from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
 from autotune.study.comparison import next_turn, pairs
 from autotune.study.durations import pair_seconds, short_runs
 from autotune.study.judge import Judge, leader
-from autotune.study.problem import ComparisonTurn, ShortRun
+from autotune.study.problem import ComparisonTurn, ProbeRun, Purpose, Record, SearchOutcome, ShortRun
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, tokens_per_second
 from tests.study.running import PATIENT, Now, Run

@@ -14,8 +14,7 @@ import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank_key
-from autotune.study import search_by_traces
-from autotune.study.improvement import nearest_legal
+from autotune.study.improvement import nearest_legal, search_by_traces
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Reordered, Table, legal_candidates, read_table
 from tests.settings import GPU, problem, setting, workload
 from tests.study.replayed import LIMIT_BYTES, STATE_BYTES, TableProblem, peak_bytes, tokens_per_second

@@ -19,9 +19,8 @@ from autotune.core.events import Noted, ignore
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.errors import AutotuneError
-from autotune.study import ProbeRun, Purpose, StudyStorage
 from autotune.study.durations import Clock
-from autotune.study.problem import Sharing
+from autotune.study.problem import ProbeRun, Purpose, Sharing, StudyStorage
 from autotune.study.queue import NextAction, Queue
 from autotune.study.roster import Activity, Roster, Worker, elapsed_seconds
 from autotune.study.session import Session

@@ -15,9 +15,8 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from autotune.core.events import Noted
 from autotune.core.measurement import Measurement
 from autotune.errors import AutotuneError
-from autotune.study import ProbeRun
 from autotune.study.patience import is_transient
-from autotune.study.problem import Sharing
+from autotune.study.problem import ProbeRun, Sharing
 from tests.study.replayed import TableProblem, measurement
 from tests.study.running import PATIENT, Run, probed
 

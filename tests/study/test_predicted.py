@@ -13,7 +13,7 @@ from autotune.core.events import CandidateVetoed
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
-from autotune.study import Purpose
+from autotune.study.problem import Purpose
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.study import SearchOutcome
+from autotune.study.problem import SearchOutcome
 from tests.study.replayed import LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
 

@@ -16,9 +16,8 @@ from autotune.core.codec import decode
 from autotune.core.events import Event, Noted, StageStarted
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import ProbeRun, Purpose, SearchOutcome
 from autotune.study.durations import Clock
-from autotune.study.problem import Sharing
+from autotune.study.problem import ProbeRun, Purpose, SearchOutcome, Sharing
 from autotune.study.trial_documents import MAX_DEATHS
 from tests.probing.processes import wait_until
 from tests.study.killed import kill_in_the_middle

@@ -12,7 +12,8 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import Ending
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
 from autotune.reporting.progress import PlainListener
-from autotune.study import ProbeRun, SearchOutcome, check_storage
+from autotune.study.problem import ProbeRun, SearchOutcome
+from autotune.study.storage import check_storage
 from tests.study.foretold import Foretold
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import ReplayedTable, measurement

@@ -13,7 +13,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.prediction import Predictor
 from autotune.core.program import FORWARD
 from autotune.core.status import Ending, ProbeStatus
-from autotune.study import ProbeRun, Purpose, Record
+from autotune.study.problem import ProbeRun, Purpose, Record
 from autotune.study.proposals import Surrogate
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, measurement, tokens_per_second
 from tests.study.running import PATIENT, Now, Run, probed

@@ -9,8 +9,8 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.judge import Judge, fastest, leader
+from autotune.study.problem import ProbeRun, Purpose, Record
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.status import Ending, ProbeStatus
-from autotune.study import Purpose, Record
+from autotune.study.problem import Purpose, Record
 from autotune.study.proposals import Surrogate
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second

@@ -17,8 +17,9 @@ import sqlalchemy
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
-from autotune.study import ProbeRun, check_storage
 from autotune.study.backends import _engine_options, connected, is_in_memory
+from autotune.study.problem import ProbeRun
+from autotune.study.storage import check_storage
 from tests.study.replayed import ReplayedTable
 from tests.study.running import Run, probed
 

@@ -13,8 +13,8 @@ import pytest
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.study import Purpose, Record
 from autotune.study.gaussian import ERROR_VARIANCES, TRACED_VARIANCE, Codes, FigureModel, Process
+from autotune.study.problem import Purpose, Record
 from autotune.study.proposals import Surrogate
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second

@@ -19,8 +19,8 @@ from autotune.core.candidate import Choice
 from autotune.core.codec import encode
 from autotune.core.events import StageStarted
 from autotune.core.measurement import Measurement
-from autotune.study import ProbeRun, roster
-from autotune.study.problem import Sharing
+from autotune.study import roster
+from autotune.study.problem import ProbeRun, Sharing
 from tests.study.replayed import BASELINE, TableProblem, measurement
 from tests.study.running import PATIENT, Run
 

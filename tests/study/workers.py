@@ -19,7 +19,7 @@ import optuna
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import decode
-from autotune.study import Purpose, SearchOutcome
+from autotune.study.problem import Purpose, SearchOutcome
 from tests.study.replayed import TableProblem
 from tests.study.running import probed
 

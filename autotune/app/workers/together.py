@@ -15,7 +15,8 @@ from autotune.confidential import hidden
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.machine import Hardware, Share
 from autotune.probing.channel import read_tail, start_module
-from autotune.study import SearchOutcome, begin
+from autotune.study.problem import SearchOutcome
+from autotune.study.storage import begin
 from autotune.units import counted
 
 MODULE = "autotune.app.workers.worker"
