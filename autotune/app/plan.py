@@ -82,9 +82,9 @@ def plan(args: PlanArguments) -> Plan:
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         problem = evaluator.problem
         evaluator.confirm_at_full_depth(args.top)
-        estimates = tuple(each.public for each in evaluator.ranked())
+        estimates = tuple(evaluator.ranked())
         best = list(estimates[:1])
-        baseline = evaluator.estimate(problem.baseline).public
+        baseline = evaluator.estimate(problem.baseline)
         explanation = _explanation(evaluator, best) if args.explain else None
         offered = offers(evaluator, best[0], fits=best[0].fits) if best else ()
         split = _server_split(evaluator, best, args.server_gpus)

@@ -149,7 +149,7 @@ class _Survey:
     def _best(self, blank: Offer, evaluator: Evaluator) -> Offer:
         """Return the offer of a number of GPUs with their best traced candidate."""
         problem = evaluator.problem
-        best = next((found.public for found in evaluator.ranked()), None)
+        best = next(iter(evaluator.ranked()), None)
         if best is None or best.memory is None:
             return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.unknown_reason)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))

@@ -125,8 +125,8 @@ class Estimate:
             largest micro-batches of a candidate that cannot fit were traced.
         spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
         reason: why there is no estimate; empty otherwise.
-        scaled_tokens_per_second: computed from the time of the largest micro-batches, as if time were proportional to
-            tokens; it only orders the next traces of a search, and is never shown.
+        scaled_tokens_per_second: the rate if all micro-batches took as long per token as the largest ones, where only
+            those were traced; None if ``tokens_per_second`` is known, or the device's speed is not.
     """
 
     candidate: Candidate
@@ -136,11 +136,6 @@ class Estimate:
     spare_bytes: int | None = None
     reason: str = ""
     scaled_tokens_per_second: float | None = None
-
-    @property
-    def public(self) -> Estimate:
-        """The estimate without the figure that is never shown."""
-        return replace(self, scaled_tokens_per_second=None)
 
     @property
     def fits(self) -> bool:

@@ -111,7 +111,7 @@ class Evaluator:
             return Estimate(candidate, Origin.UNKNOWN, reason=memory)
         memory = memory.within(self.budget_bytes)
         tokens = traced.geometry.tokens_per_step
-        scaled_seconds = traced.scaled_seconds if memory.step_seconds else None
+        scaled_seconds = traced.scaled_seconds if memory.step_seconds and not traced.timed else None
         if not traced.timed:
             memory = replace(memory, step_seconds=None)
         return Estimate(

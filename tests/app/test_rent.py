@@ -162,7 +162,6 @@ def test_each_row_says_what_a_plan_for_that_gpu_says(table: Rent, model: str, ro
         plan, offer = autotune.plan(model, rows, gpu=name, fix=ONE_WAY), of(table, name)
         assert plan.fastest is not None
         assert offer.estimate is not None
-        assert offer.estimate.scaled_tokens_per_second is None
         assert offer.estimate.candidate == plan.fastest.candidate
         assert offer.tokens_per_second == plan.fastest.tokens_per_second
         assert offer.estimate.memory == replace(plan.fastest.memory, varied_bytes=None)  # type: ignore[type-var]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.estimate import Estimate
 from autotune.core.machine import Machine
 from autotune.core.setting import Wishes
 from autotune.core.step_time import StepTime
@@ -47,6 +48,25 @@ def test_copies_in_both_directions_take_their_sum_at_least() -> None:
 
 def test_no_time_is_negative() -> None:
     assert mixed_times([(overlapping(1), -1.0)]) == StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_what_cannot_fit_has_the_rate_of_its_largest_micro_batches(tmp_path: Path) -> None:
+    of = workload(lengths={100: 60, 400: 30, 1024: 10})
+    here = problem(setting(machine=GPU, of=of), Wishes({"max_length": 1024}))
+    padded = here.baseline.but(per_device_train_batch_size=4, gradient_checkpointing="off", packing="none")
+
+    def estimated(budget_bytes: int) -> Estimate:
+        traces = Traces(AnalyticTracer(), Cache(tmp_path), "model", {})
+        return Evaluator(here, find_gpu("H100-80GB"), budget_bytes, traces).run([padded])[0]
+
+    lacking, fitting = estimated(1), estimated(80 * GIB)
+    assert (lacking.tokens_per_second, fitting.scaled_tokens_per_second) == (None, None)
+    geometry = whole_geometry(here.trainer, here.trainer.plan(padded, here.setting), here.setting.workload)
+    share = sum(size.share * size.shape.tokens for size in geometry.sizes) / 1024
+    # The formula of the stand-in: a part of the time does not depend on the tokens.
+    seconds = share * (geometry.micro_batches * (0.001 + 1e-6 * 4 * 1024) + 0.001)
+    assert lacking.scaled_tokens_per_second == pytest.approx(geometry.tokens_per_step / seconds, rel=0.01)
+    assert fitting.tokens_per_second != pytest.approx(lacking.scaled_tokens_per_second, rel=0.01)
 
 
 TWO_GPUS = Machine(replace(GPU.hardware, processes=2), {**GPU.packages, "deepspeed": "0.19.8"})
