@@ -1,7 +1,8 @@
 """Every causal language model of the installed transformers: its trace beside a run, its plan beside a trace.
 
-Run ``OMP_NUM_THREADS=1 python -m benchmarks.plan.architectures [--only llama,mamba] [--page]``; it appends a row for
-each architecture that has none to ``architectures.jsonl``, and writes ``architectures.md``. No GPU is needed.
+Run ``OMP_NUM_THREADS=1 python -m benchmarks.plan.architectures [--only llama,mamba] [--page]``; it compares each
+architecture that has no row in ``architectures.jsonl``, or those of ``--only`` anew, and writes ``architectures.md``.
+No GPU is needed.
 """
 
 from __future__ import annotations
@@ -61,25 +62,26 @@ autotune's self-test of packing makes them, with {VOCABULARY} words. Errors are 
 
 
 def main() -> None:
-    """Compare the architectures that have no row yet, and write the page."""
+    """Compare the architectures that have no row yet, or the named ones, and write the page."""
     parser = argparse.ArgumentParser(description="Traces and plans of every architecture of transformers.")
-    parser.add_argument("--only", help="names, with commas between them")
+    parser.add_argument("--only", help="names, with commas between them, that are compared anew")
     parser.add_argument("--page", action="store_true", help="write the page from the rows that are there")
     asked = parser.parse_args()
     kept = FOLDER / "architectures.jsonl"
-    known = {row["architecture"] for row in read_rows(kept)}
-    wanted = [] if asked.page else asked.only.split(",") if asked.only else architectures()
+    rows, every = {row["architecture"]: row for row in read_rows(kept)}, architectures()
+    named = asked.only.split(",") if asked.only else []
+    if strange := sorted({*named} - {*every}):
+        parser.error(f"transformers has no architecture {', '.join(strange)} for causal language modelling")
+    wanted = [] if asked.page else named or [name for name in every if name not in rows]
     if wanted:
         _preload()
     planned = planned_machine(_GPU)
     with ServerTracer(planned.hardware.cores, ignore) as tracer:
         for name in wanted:
-            if name not in known:
-                row = {"architecture": name, "run": _run_apart(name), "planned": _planned(name, planned, tracer)}
-                with kept.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(line_of(row), flush=True)
-    (FOLDER / "architectures.md").write_text(page(read_rows(kept)), encoding="utf-8")
+            rows[name] = {"architecture": name, "run": _run_apart(name), "planned": _planned(name, planned, tracer)}
+            kept.write_text("".join(json.dumps(row) + "\n" for row in rows.values()), encoding="utf-8")
+            print(line_of(rows[name]), flush=True)
+    (FOLDER / "architectures.md").write_text(page([*rows.values()]), encoding="utf-8")
 
 
 def architectures() -> list[str]:

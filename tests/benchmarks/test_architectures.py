@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from benchmarks.common import read_rows
+from benchmarks.plan import architectures as module
 from benchmarks.plan.architectures import FOLDER, architectures, errors_of, page, sentence
 
 ROWS = read_rows(FOLDER / "architectures.jsonl")
@@ -37,3 +40,40 @@ def test_a_trace_has_what_the_cpu_allocates_for_every_architecture_that_trains()
 def test_the_documentation_quotes_the_result() -> None:
     page = " ".join((FOLDER.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
     assert sentence(ROWS) in page
+
+
+@pytest.fixture
+def with_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the benchmark have rows of two architectures, and find the same of each that it compares."""
+    kept = tmp_path / "architectures.jsonl"
+    old = {"run": {"real": 100, "traced": 50}, "planned": {"allocated": [50, 100]}}
+    kept.write_text("".join(f"{json.dumps({'architecture': name, **old})}\n" for name in ("mamba", "llama")))
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(module, "_preload", lambda: None)
+    monkeypatch.setattr(module, "_run_apart", lambda _: {"real": 100, "traced": 100})
+    monkeypatch.setattr(module, "_planned", lambda *_: {"allocated": [100, 100]})
+    return kept
+
+
+def test_a_named_architecture_that_has_a_row_is_compared_anew(
+    with_two_rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["architectures", "--only", "mamba,gemma"])
+    module.main()
+    assert [(row["architecture"], row["run"]["traced"]) for row in read_rows(with_two_rows)] == [
+        ("mamba", 100),
+        ("llama", 50),
+        ("gemma", 100),
+    ]
+    written = with_two_rows.with_suffix(".md").read_text(encoding="utf-8")
+    assert "| mamba | +0.000% | +0.000% |" in written
+
+
+def test_a_name_that_is_no_architecture_is_an_error_and_gets_no_row(
+    with_two_rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["architectures", "--only", "llama,lama"])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert "no architecture lama " in capsys.readouterr().err
+    assert [row["run"]["traced"] for row in read_rows(with_two_rows)] == [50, 50]
