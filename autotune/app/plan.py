@@ -30,6 +30,7 @@ from autotune.app.tracking import Tracking
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.epoch import Epoch
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
+from autotune.core.events import TRACING
 from autotune.core.explanation import Explanation, Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
@@ -78,6 +79,7 @@ def plan(args: PlanArguments) -> Plan:
         problem = problem_of(options, workload, planned, batch)
         check_server(problem, args.server_gpus)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
+        listener(TRACING)
         decided = tracking.search(evaluator, goes_on=lambda: time_left(limit, time.monotonic() - started) != 0)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         problem = evaluator.problem

@@ -62,8 +62,10 @@ def rent(args: RentArguments) -> Rent:
     numbers = divisible_counts(batch, options, args.num_machines) if auto else [first.hardware.processes]
     planned = [planned_machine(word, numbers[-1], args.num_machines) for word in words]
     check_network(args.network, planned)
-    with planned_traces(args, options, sources, planned, batch, args.listener) as (workload, traces, _):
-        survey = _Survey(args, options, workload, batch, traces, prices, numbers, len(words))
+    tracking = Tracking(excluding(args.listener, Ranked))
+    session = planned_traces(args, options, sources, planned, batch, tracking.pass_on)
+    with session as (workload, traces, _), tracking:
+        survey = _Survey(args, options, workload, batch, traces, tracking, prices, numbers, len(words))
         offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -104,6 +106,7 @@ class _Survey:
     workload: Workload
     batch: int
     traces: Traces
+    tracking: Tracking
     prices: Mapping[str, float] | None
     numbers: Sequence[int]
     kinds: int
@@ -140,8 +143,7 @@ class _Survey:
             return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        with Tracking(excluding(self.arguments.listener, StageStarted, Ranked)) as tracking:
-            tracking.search(evaluator, starts, _MOST_TRACED)
+        self.tracking.search(evaluator, starts, _MOST_TRACED)
         self.evaluators.append(evaluator)
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
         return self._best(blank, evaluator)

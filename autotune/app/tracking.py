@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, distinct
-from autotune.core.events import TRACING, Event, Listener, Noted, Ranked, Tracing
+from autotune.core.events import Event, Listener, Noted, Ranked, Tracing
 from autotune.planning.evaluator import Evaluator
 from autotune.reporting.words import differences
 from autotune.study.improvement import MOST_TRACED, search_by_traces
@@ -20,7 +20,7 @@ _RANKED_SHOWN = 5
 
 
 class Tracking(AbstractContextManager["Tracking"]):
-    """Runs the candidates of a plan's search, and reports progress over all calls of the tracer to a listener.
+    """Runs the candidates of a plan's searches, and reports progress over all calls of the tracer to a listener.
 
     As a context manager, it reports the best candidate so far if the context is interrupted.
 
@@ -34,6 +34,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         self._started_seconds = 0.0
         self._evaluator: Evaluator | None = None
         self._usual = self._to_come = 0
+        self._earlier = self._earlier_new = 0
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         evaluator = self._evaluator
@@ -49,10 +50,11 @@ class Tracking(AbstractContextManager["Tracking"]):
             self._listener(Noted("Finished traces are cached: the same command continues from there."))
 
     def pass_on(self, event: Event) -> None:
-        """Forward an event of the tracer; progress of a single call becomes progress over all calls."""
+        """Forward an event of the tracer; progress of a single call becomes progress over all calls of a search."""
         if isinstance(event, Tracing) and self._evaluator is not None:
             traces, left = self._evaluator.traces, event.expected - event.done + self._to_come
-            done, run = traces.count + event.done, traces.new_count + event.done
+            done = traces.count - self._earlier + event.done
+            run = traces.new_count - self._earlier_new + event.done
             seconds = (self._clock() - self._started_seconds) * left / run if run else None
             event = Tracing(done, done + left, seconds)
         self._listener(event)
@@ -72,8 +74,8 @@ class Tracking(AbstractContextManager["Tracking"]):
             goes_on: returns whether to continue once a legal candidate was traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
+        self._earlier, self._earlier_new = evaluator.traces.count, evaluator.traces.new_count
         self._usual = min(_USUAL_CANDIDATES, limit, evaluator.problem.size)
-        self._listener(TRACING)
 
         def continues() -> bool:
             return not evaluator.candidates or goes_on()
@@ -88,7 +90,8 @@ class Tracking(AbstractContextManager["Tracking"]):
         assert evaluator is not None
         found = evaluator.run(candidates)
         traced = len(evaluator.candidates)
-        self._to_come = evaluator.traces.count * max(0, self._usual - traced) // max(1, traced)
+        own = evaluator.traces.count - self._earlier
+        self._to_come = own * max(0, self._usual - traced) // max(1, traced)
         best = distinct((each for each in evaluator.ranked() if each.memory is not None), _RANKED_SHOWN)
         if best:
             self._listener(Ranked(best, evaluator.problem.baseline))

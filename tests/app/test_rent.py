@@ -12,7 +12,7 @@ import pytest
 import autotune
 from autotune.app.rent import close_calls
 from autotune.core.candidate import Choice
-from autotune.core.events import Event, StageStarted
+from autotune.core.events import Event, StageStarted, Tracing
 from autotune.core.rent import BILLION, Offer, Rent
 from autotune.core.step_time import StepTime
 from autotune.core.traced import GpuFigures, Replayed, TraceReply, TraceRequest
@@ -190,11 +190,16 @@ def test_gpus_that_run_the_same_kernels_share_their_traces(model: str, tracer: F
     assert run < len(table.offers)
 
 
-def test_each_gpu_is_announced_with_its_number_among_all(model: str) -> None:
+def test_each_gpu_is_announced_with_its_number_among_all_and_its_traces_are_counted(
+    model: str, tracer: FollowingTracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[Event] = []
-    autotune.rent(model, seq_len=64, fix=ONE_WAY, listener=heard.append)
+    told = lambda here, requests: here._listener(Tracing(0, len(requests))) or tracer(requests)  # noqa: E731
+    monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", told)
+    autotune.rent(model, seq_len=56, fix=ONE_WAY, listener=heard.append)
     stages = [event.text for event in heard if isinstance(event, StageStarted) and "Planning" in event.text]
     assert [stage.rpartition("(")[2] for stage in stages] == [f"{number} of 5)" for number in range(1, 6)]
+    assert max(event.done for event in heard if isinstance(event, Tracing)) > 0
 
 
 def test_a_plan_is_of_one_gpu(model: str) -> None:

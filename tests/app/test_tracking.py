@@ -10,7 +10,7 @@ import pytest
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, memory_key, smallest_changes
-from autotune.core.events import TRACING, Event, Noted, Ranked, Tracing, ignore
+from autotune.core.events import Event, Noted, Ranked, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB, format_bytes
 from tests.planning.stand_in import AnalyticTracer, LosingTracer
@@ -36,8 +36,7 @@ def test_all_that_a_plan_shows_is_traced_and_was_preceded_by_provisional_ranking
     for change in smallest_changes(shown, ranked):
         assert change.instead.fits
 
-    stage, first, *others = told
-    assert stage == TRACING
+    first, *others = told
     assert isinstance(first, Ranked)
     assert [found.candidate for found in first.best] == [baseline]
     rankings = [event for event in others if isinstance(event, Ranked)]
@@ -111,6 +110,21 @@ def test_counts_are_those_of_all_calls_and_the_time_follows_from_the_pace(tmp_pa
     now[0] = 100.0 + known + 5
     tracking.pass_on(Tracing(5, 15, 1.0))
     assert told[-1] == Tracing(known + 5, known + 15, remaining_seconds=10.0)
+
+
+def test_each_search_that_shares_traces_is_counted_from_its_own_start(tmp_path: Path) -> None:
+    told, now = list[Event](), [100.0]
+    evaluator = new_evaluator(tmp_path, 8 * GIB)
+    tracking = Tracking(told.append, lambda: now[0])
+    tracking.search(evaluator)
+    now[0] = 200.0
+    tracking.search(Evaluator(evaluator.problem, evaluator.device, 9 * GIB, evaluator.traces))
+    before = evaluator.traces.count
+    now[0] = 205.0
+    tracking.pass_on(Tracing(5, 15, 1.0))
+    (further,) = (event.done - 5 for event in told[-1:] if isinstance(event, Tracing))
+    assert further < before / 2
+    assert told[-1] == Tracing(5 + further, 15 + further, remaining_seconds=10.0 * 5 / (5 + further))
 
 
 def test_what_is_still_to_be_traced_is_estimated_while_a_search_runs(tmp_path: Path) -> None:
