@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,10 @@ def _describe_type(alternative: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Enum):
         return ", ".join(str(member.value) for member in origin)
     if origin is list:
-        return "a list"
+        (item, *_) = (*get_args(alternative), Any)
+        return f"a list, each item {_describe_type(item)}" if dataclasses.is_dataclass(item) else "a list"
+    if dataclasses.is_dataclass(origin):
+        return f"a mapping with {', '.join(field.name for field in dataclasses.fields(origin))}"
     return _TYPE_WORDS.get(origin, "a mapping" if origin is dict else "another value")
 
 
@@ -70,8 +74,17 @@ def _accepts(alternative: Any, value: Any) -> bool:
     if isinstance(origin, type) and issubclass(origin, Enum):
         return value in [member.value for member in origin]
     if dataclasses.is_dataclass(origin):
-        return isinstance(value, dict)
+        return _can_be_made(origin, value)
     return origin is not type(None) and not (origin is str and isinstance(value, (dict, list)))
+
+
+def _can_be_made(kind: Any, value: Any) -> bool:
+    """Whether a mapping has the arguments that a dataclass needs, and no others."""
+    try:
+        inspect.signature(kind).bind(**value)
+    except TypeError:
+        return False
+    return True
 
 
 def _accepts_items(alternative: Any, origin: type, value: Any) -> bool:

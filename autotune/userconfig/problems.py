@@ -195,16 +195,18 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     for fault in read.faults:
         own = fault.unknown and written.may_be_own(fault.key)
         old = None if own else legacy_of(written.trainer, fault.key, written.given.get(fault.key))
+        may_be_taken = fault.unknown and written.command.takes_more and (old is None or old.never)
         if fault.unknown and _is_dropped(written, fault.key):
             what = old.sentence() if old is not None else _unknown(written, read, fault)
             yield finding(written, Severity.SILENT, fault.key, f"{what} {_drops(written)} it.")
+        elif may_be_taken:
+            message = f"{fault.key} is not a key of TRL's: {written.command.script} may take it, which cannot be known."
+            advice = f" {old.sentence()}" if old is not None else _similar(fault, read)
+            yield finding(written, Severity.NOTE, fault.key, f"{message}{advice}")
         elif old is not None:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
-        elif written.command.takes_more:
-            message = f"{fault.key} is not a key of TRL's: {written.command.script} may take it, which cannot be known."
-            yield finding(written, Severity.NOTE, fault.key, f"{message}{_similar(fault, read)}")
         else:
             yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
-from autotune.core.verdict import Outcome
+from autotune.core.verdict import Outcome, Severity
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.sources import Sources, sources
@@ -212,3 +212,39 @@ def test_a_part_of_a_split_is_no_split_to_train_on(find: Find) -> None:
 def test_a_split_to_evaluate_on_matters_only_in_an_evaluation(find: Find, files: list[str]) -> None:
     asked: dict[str, Any] = {"test_split_size": 0.1, "dataset_test_split": "validation"}
     assert find([entry(files[0])], **asked).evaluation is None
+
+
+MIXED = """\
+dataset_mixture:
+  datasets:
+    - id: hub/id
+      weight: 0.5
+  test_split_size: 0.1
+"""
+
+
+def test_a_mixture_as_open_r1_writes_it_is_told_with_what_trl_reads(write: Write, checked: Checked) -> None:
+    verdict = checked(config=str(write("sft", MIXED)), trainer="sft", fits=False)
+    (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert (verdict.outcome, found.line) == (Outcome.CANNOT_RUN, 8)
+    assert "It is open-r1's. Write its datasets as entries of datasets, with path for id" in found.message
+
+
+def test_a_mixture_may_be_a_key_of_a_script(write: Write, checked: Checked, script: str) -> None:
+    Path(script).write_text("from trl import SFTConfig, SFTTrainer, TrlParser\nTrlParser((Own,))\n", encoding="utf-8")
+    verdict = checked(command=("python", script, "--config", str(write("sft", MIXED))), fits=False)
+    assert verdict.outcome is Outcome.READ
+    assert any("may take it, which cannot be known. No release of TRL" in item.message for item in verdict.findings)
+
+
+@pytest.mark.parametrize("item", ["{id: hub/id, split: train}", "{name: en}", "hub/id"])
+def test_an_entry_that_trl_cannot_read_is_told_with_the_keys_that_it_reads(
+    item: str, write: Write, checked: Checked
+) -> None:
+    file = write("sft", "learning_rate: fast\n")
+    head, _, rest = file.read_text(encoding="utf-8").partition("  - path: json\n")
+    file.write_text(f"{head}  - {item}\n{rest.partition(chr(10))[2]}", encoding="utf-8")
+    verdict = checked(config=str(file), trainer="sft", fits=False)
+    wrong, other = (item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert (verdict.outcome, wrong.line, other.line) == (Outcome.CANNOT_RUN, 3, 7)
+    assert "takes a list, each item a mapping with path, name, data_dir, data_files, split, " in wrong.message
