@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +13,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.representatives import MOST, representatives
 from autotune.core.workload import Workload
+from autotune.errors import InputError
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.geometry import widest_of
@@ -34,6 +35,9 @@ PROMPT, COMPLETION = "prompt_ids", "completion_ids"
 
 NO_REWARD = "get_soft_overlong_punishment"
 """The default reward function: TRL's own, which depends only on a completion's length."""
+TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", NO_REWARD)
+"""The reward functions that TRL's scripts take by name (trl/scripts/grpo.py)."""
+REWARD_HINT = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(TRL_REWARDS)}."
 
 
 STAND_IN = "stand-in"
@@ -174,6 +178,17 @@ class Prompted(Trainer):
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
         rewards = (workload.rollouts.rewards or (NO_REWARD,)) if self.scores else ()
         return replace(plan, rewards=rewards, completions=assumed)
+
+
+def check_reward_names(names: Iterable[str]) -> None:
+    """Check that reward functions are named as TRL's scripts take them: by dotted path, or by TRL's own name.
+
+    Raises:
+        InputError: one is not.
+    """
+    unknown = [repr(name) for name in names if "." not in name and name not in TRL_REWARDS]
+    if unknown:
+        raise InputError(f"There is no reward function {' or '.join(unknown)} (reward_funcs).", hint=REWARD_HINT)
 
 
 def _completions(mean_tokens: int | None, lengths: LengthDistribution | None, most: int, drawn: int) -> Completions:

@@ -15,6 +15,7 @@ from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.distillation import TEACHER_LOADING
+from autotune.trainers.prompts import check_reward_names
 from autotune.userconfig.launch import PROCESS_OPTIONS, Launching
 from autotune.userconfig.written import WrittenConfig
 
@@ -26,7 +27,7 @@ _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 _NEAR_AS_BEST = 0.05
 _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 """A number without a point, which YAML 1.1 takes for text."""
-_STEPS = "max_steps"
+_STEPS, _REWARDS = "max_steps", "reward_funcs"
 _LOADING_FIELDS = ("model_init_kwargs", TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
 
@@ -38,7 +39,7 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
     config = read.configurations.get(find_trainer(written.trainer).config_class)
-    found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
+    found = [*_faults(written, read), *_rewards(written, read), *_legacy(written, read), *_silent(written, read)]
     faulty = {fault.key for fault in read.faults}
     given = {name: value for name, value in written.given.items() if name not in faulty}
     wrong = {item.key for item in found if item.severity is Severity.ERROR}
@@ -209,6 +210,16 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
         else:
             yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
+
+
+def _rewards(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
+    """Yield the names of reward functions that TRL's own command does not find; a script may have its own names."""
+    named = read.script.get(_REWARDS, written.given.get(_REWARDS))
+    if written.own_command and isinstance(named, list):
+        try:
+            check_reward_names(map(str, named))
+        except InputError as error:
+            yield of_error(written, error)
 
 
 def _unknown(written: WrittenConfig, read: ReadCommand, fault: Fault) -> str:

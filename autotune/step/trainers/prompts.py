@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
+from trl import rewards
 from trl.data_utils import is_conversational
-from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward, think_format_reward
 from trl.trainer.utils import is_async_callable
 
 from autotune.core.plan import TrainingPlan
@@ -26,19 +26,17 @@ from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import IMAGE_COLUMNS, check_images_in_every_row, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter
-from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT
+from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT, REWARD_HINT, TRL_REWARDS, check_reward_names
 
 COMPLETION_TOKENS = "autotune_completion_tokens"
 """Column with the number of tokens to generate for each completion of a row."""
 _SEED = 0
-# The names and settings of trl/scripts/grpo.py.
+# The settings of trl/scripts/grpo.py.
 _TRL_REWARDS: dict[str, Callable[..., Any]] = {
-    "accuracy_reward": accuracy_reward,
-    "reasoning_accuracy_reward": reasoning_accuracy_reward,
-    "think_format_reward": think_format_reward,
-    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+    **{name: getattr(rewards, name) for name in TRL_REWARDS},
+    NO_REWARD: rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
 }
-_MESSAGE_REWARDS = _TRL_REWARDS.keys() - {"get_soft_overlong_punishment"}
+_MESSAGE_REWARDS = _TRL_REWARDS.keys() - {NO_REWARD}
 """TRL's reward functions that read messages (``completion[0]["content"]``), which need conversational prompts."""
 
 _PASSED_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -87,6 +85,7 @@ class Prompted(Adapter):
                 where prompts are text; or TRL refuses the images of a row.
         """
         tokenizer, columns = trainer._tokenizer, trainer.train_dataset.column_names
+        check_reward_names(rollouts.rewards)
         for name in rollouts.rewards:
             reward_function(name)
             if dataset != NO_DATA:
@@ -181,20 +180,18 @@ def reward_function(name: str) -> Callable[..., Any]:
     Raises:
         InputError: it does not exist, or its module cannot be imported.
     """
+    check_reward_names([name])
     if name in _TRL_REWARDS:
         return _TRL_REWARDS[name]
     module, _, function = name.rpartition(".")
-    hint = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(_TRL_REWARDS)}."
-    if not module:
-        raise InputError(f"There is no reward function {name!r} (reward_funcs).", hint=hint)
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), function, None)
     except (Exception, SystemExit) as error:
-        raise InputError(f"The module of reward_funcs' {name} cannot be imported: {error}", hint=hint) from error
+        raise InputError(f"The module of reward_funcs' {name} cannot be imported: {error}", hint=REWARD_HINT) from error
     if not callable(found):
-        raise InputError(f"{module} has no function {function}, which reward_funcs names.", hint=hint)
+        raise InputError(f"{module} has no function {function}, which reward_funcs names.", hint=REWARD_HINT)
     reward: Callable[..., Any] = found
     return reward
 

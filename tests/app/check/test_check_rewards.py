@@ -13,7 +13,7 @@ import pytest
 
 import autotune
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.core.verdict import Outcome
+from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.script import Script
@@ -104,6 +104,24 @@ def test_a_name_that_is_no_path_has_to_be_one_of_trl(write: Write, checked: Chec
     verdict = checked(config=named(write("grpo", ""), "accuracy"), trainer="grpo", gpu=GPU)
     found = next(item for item in verdict.findings if "There is no reward function 'accuracy'" in item.message)
     assert (verdict.outcome, found.line) == (Outcome.CANNOT_RUN, 10)
+
+
+def test_all_names_that_trl_lacks_are_told_at_once_from_the_file_alone(write: Write, checked: Checked) -> None:
+    file = named(write("grpo", ""), "code", "format", "accuracy_reward", "my.own")
+    verdict = checked(config=file, trainer="grpo", fits=False)
+    (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert (verdict.outcome, verdict.exit_code, found.line) == (Outcome.CANNOT_RUN, 2, 10)
+    assert found.message.startswith("There is no reward function 'code' or 'format' (reward_funcs). Give a dotted path")
+    assert "one of accuracy_reward, " in found.message
+    # An option of the command takes one name, or several.
+    words = ("--config", named(write("grpo", ""), "my.own"), "--reward_funcs", "format")
+    assert checked(command=("trl", "grpo", *words), fits=False).outcome is Outcome.CANNOT_RUN
+
+
+def test_a_script_may_have_names_of_its_own(write: Write, checked: Checked, script: str) -> None:
+    Path(script).write_text("from trl import GRPOConfig, GRPOTrainer, TrlParser\n", encoding="utf-8")
+    words = ("python", script, "--config", named(write("grpo", ""), "code", "format"))
+    assert checked(command=words, fits=False).outcome is Outcome.READ
 
 
 def test_trl_counts_weights_against_functions(write: Write, checked: Checked) -> None:
