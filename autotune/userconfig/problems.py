@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autotune.core.configuration import Built, Configuration, Fault, ReadCommand
 from autotune.core.nested import mapping
@@ -50,7 +50,7 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
         for name, message in read.absent.items()
     )
     absent = read.refused.startswith(_ABSENT) and not here
-    if read.refused and not absent and not any(item.severity is Severity.ERROR for item in found):
+    if read.refused and not absent and not _follows(written, read.refused, found):
         found.append(refusal_finding(written, read.refused))
     last = 1 << 30
     return tuple(sorted(found, key=lambda item: item.line or last))
@@ -92,11 +92,10 @@ def of_building(written: WrittenConfig, built: Built, known: Sequence[Finding], 
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
     reported = {item.key for item in known if item.severity is not Severity.NOTE}
-    wrong, key = {item.key for item in known if item.severity is Severity.ERROR}, mentioned(written, built.refused)
     if built.refused.startswith(_ABSENT) and not here:
         message = f"On this machine it cannot be built: {_sentence(built.refused)}"
-        yield finding(written, Severity.NOTE, key, message)
-    elif built.refused and not (key in wrong or (wrong and not key)):
+        yield finding(written, Severity.NOTE, mentioned(written, built.refused), message)
+    elif built.refused and not _follows(written, built.refused, known):
         yield refusal_finding(written, built.refused)
     for warning in built.warnings:
         key = mentioned(written, warning)
@@ -160,6 +159,12 @@ def _is_dropped(written: WrittenConfig, key: str) -> bool:
 
 def _drops(written: WrittenConfig) -> str:
     return f"TRL's script, which {written.command.launcher or 'python'} starts here, drops"
+
+
+def _follows(written: WrittenConfig, refusal: str, known: Iterable[Finding]) -> bool:
+    """Return whether a refusal may follow from a known error: it mentions the same key, or no key of the user."""
+    wrong, key = {item.key for item in known if item.severity is Severity.ERROR}, mentioned(written, refusal)
+    return key in wrong or (bool(wrong) and not key)
 
 
 def refusal_finding(written: WrittenConfig, refusal: str) -> Finding:

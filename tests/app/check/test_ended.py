@@ -12,6 +12,14 @@ EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 GROUPS = "per_device_eval_batch_size: 4\n"
 
 
+def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, checked: Checked) -> None:
+    verdict = checked(config=str(write("sft", "max_lenght: 64\nsave_strategy: best\n")), trainer="sft", fits=False)
+    wrong = {item.line: item.message for item in verdict.findings if item.severity is Severity.ERROR}
+    assert [*wrong] == [8, 9]
+    assert "max_lenght is not a key of sft" in wrong[8]
+    assert "must be provided when using 'best'" in wrong[9]
+
+
 @pytest.mark.parametrize(
     ("trainer", "body", "words"),
     [
