@@ -80,6 +80,7 @@ class UnpairedPreference(Trainer):
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "completion": " a b", "label": True}
     ordered = True
+    fewest_rows = FEWEST_ROWS
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the sequence; TRL drops a row whose prompt alone fills the maximum length."""

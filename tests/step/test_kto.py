@@ -50,8 +50,10 @@ def request_of(found: Prepared, **args: object) -> ProbeRequest:
     return found.request(TrainingPlan("kto", {"use_cpu": True, "bf16": False, **sizes, **args}), SCHEDULE)
 
 
-def of_trl(found: Prepared, folder: Path, eval_dataset: Dataset | None = None, **args: Any) -> KTOTrainer:
-    """Return TRL's own trainer on the rows as the user wrote them."""
+def of_trl(
+    found: Prepared, folder: Path, eval_dataset: Dataset | None = None, rows: Dataset | None = None, **args: Any
+) -> KTOTrainer:
+    """Return TRL's own trainer on the rows as the user wrote them, or on others."""
     config = KTOConfig(
         str(folder), use_cpu=True, bf16=False, report_to="none", **{"per_device_train_batch_size": 5, **args}
     )
@@ -59,7 +61,7 @@ def of_trl(found: Prepared, folder: Path, eval_dataset: Dataset | None = None, *
         model=AutoModelForCausalLM.from_config(small_config()),
         ref_model=AutoModelForCausalLM.from_config(small_config()),
         args=config,
-        train_dataset=load_dataset("json", data_files=found.asked.dataset.data_files, split="train"),
+        train_dataset=rows or load_dataset("json", data_files=found.asked.dataset.data_files, split="train"),
         eval_dataset=eval_dataset,
         processing_class=small_tokenizer(),
     )
@@ -87,6 +89,18 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     assert {(shape.tokens, shape.beside) for shape in geometry.shapes} == {(own, kl) for _, own, kl in chosen}
     for rows, own, kl in seen:
         assert any(5 * shape.tokens >= rows * own and 5 * shape.beside >= rows * kl for shape in geometry.shapes)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_trl_trains_on_a_single_row_and_on_answers_of_one_kind(found: Prepared, count: int, tmp_path: Path) -> None:
+    rows = Dataset.from_list([{"prompt": "a b", "completion": f" c {i}", "label": True} for i in range(count)])
+    built = of_trl(found, tmp_path, rows=rows, max_steps=1)
+    assert built.train().global_step == 1
+
+
+def test_an_evaluation_of_which_trl_drops_all_rows_has_no_loss(found: Prepared, tmp_path: Path) -> None:
+    rows = Dataset.from_list([{"prompt": "a b " * 40, "completion": " c", "label": True}] * 2)
+    assert "eval_loss" not in of_trl(found, tmp_path, rows, max_length=64).evaluate()
 
 
 @pytest.mark.parametrize("rows", [2, 5, 7])

@@ -206,7 +206,7 @@ class Fitting:
         geometry = whole_geometry(trainer, plan, workload)
         if trainer.generates or drops_last:
             return plan, geometry
-        plan = plan.within_epoch(max(1, rows_of_epoch(plan, geometry, trainer, workload)))
+        plan = plan.within_epoch(max(trainer.fewest_rows, rows_of_epoch(plan, geometry, trainer, workload)))
         return plan, whole_geometry(trainer, plan, workload)
 
     def _remedy(self, answer: CheckAnswer, remedies: Remedies) -> Remedy | None:

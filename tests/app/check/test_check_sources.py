@@ -248,3 +248,10 @@ def test_an_entry_that_trl_cannot_read_is_told_with_the_keys_that_it_reads(
     wrong, other = (item for item in verdict.findings if item.severity is Severity.ERROR)
     assert (verdict.outcome, wrong.line, other.line) == (Outcome.CANNOT_RUN, 3, 7)
     assert "takes a list, each item a mapping with path, name, data_dir, data_files, split, " in wrong.message
+
+
+def test_kto_trains_on_a_dataset_of_one_row(write: Write, checked: Checked, tmp_path: Path) -> None:
+    row = {"prompt": "a b", "completion": " c d", "label": True}
+    rows = str(write_rows(tmp_path / "row.jsonl", [row]))
+    verdict = checked(config=str(write("kto", "")), trainer="kto", gpu="H100-80GB", dataset=rows)
+    assert verdict.outcome is Outcome.FITS, verdict.findings
