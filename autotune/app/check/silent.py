@@ -116,8 +116,11 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
         return
     found = max_length.limit_with(documents, length, strategy_of(plan))
     if found.rows_dropped == documents.rows:
-        message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
-        yield Finding(Severity.ERROR, message, "max_length")
+        message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}"
+        # TRL fails only where it needs the loss, as for the best checkpoint.
+        without = " An evaluation of no rows has no loss." if whose else ""
+        hint = f"{documents.first_kept:,} or more keep some."
+        yield Finding(Severity.ERROR, f"{message}; {hint}{without}", "max_length")
         return
     # TRL drops no row with images.
     drops = "drops" if images is None else "leaves nothing to train on of"

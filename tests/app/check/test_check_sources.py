@@ -255,3 +255,19 @@ def test_kto_trains_on_a_dataset_of_one_row(write: Write, checked: Checked, tmp_
     rows = str(write_rows(tmp_path / "row.jsonl", [row]))
     verdict = checked(config=str(write("kto", "")), trainer="kto", gpu="H100-80GB", dataset=rows)
     assert verdict.outcome is Outcome.FITS, verdict.findings
+
+
+def test_a_length_at_which_no_row_is_evaluated_is_told_with_one_that_keeps_some(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    (tmp_path / "rows").mkdir()
+    for split, words in (("train", 2), ("test", 200)):
+        pair = {"chosen": "a " * words, "rejected": "b " * words}
+        write_rows(tmp_path / "rows" / f"{split}.jsonl", [pair] * 4)
+    file = write("reward", f"dataset_name: {tmp_path / 'rows'}\neval_strategy: epoch\nmax_length: 64\n")
+    head, _, rest = file.read_text(encoding="utf-8").partition("datasets:\n")
+    file.write_text(head + rest.partition("data_files")[2].partition("\n")[2], encoding="utf-8")
+    verdict = checked(config=str(file), trainer="reward", gpu="H100-80GB")
+    (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert (verdict.outcome, found.line) == (Outcome.CANNOT_RUN, 7)
+    assert "leaves none of the 4 rows of the evaluation; 202 or more keep some. An evaluation of no" in found.message
