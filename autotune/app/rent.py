@@ -63,8 +63,7 @@ def rent(args: RentArguments) -> Rent:
     planned = [planned_machine(word, numbers[-1], args.num_machines) for word in words]
     check_network(args.network, planned)
     tracking = Tracking(excluding(args.listener, Ranked))
-    session = planned_traces(args, options, sources, planned, batch, tracking.pass_on)
-    with session as (workload, traces, _), tracking:
+    with planned_traces(args, options, sources, planned, batch, tracking.pass_on) as (workload, traces, _), tracking:
         survey = _Survey(args, options, workload, batch, traces, tracking, prices, numbers, len(words))
         offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]
     if survey.refused and all(offer.estimate is None for offer in offers):

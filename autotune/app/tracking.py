@@ -33,8 +33,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         self._clock = clock
         self._started_seconds = 0.0
         self._evaluator: Evaluator | None = None
-        self._usual = self._to_come = 0
-        self._earlier = self._earlier_new = 0
+        self._usual = self._to_come = self._earlier = self._earlier_new = 0
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         evaluator = self._evaluator
@@ -76,11 +75,9 @@ class Tracking(AbstractContextManager["Tracking"]):
         self._evaluator, self._started_seconds = evaluator, self._clock()
         self._earlier, self._earlier_new = evaluator.traces.count, evaluator.traces.new_count
         self._usual = min(_USUAL_CANDIDATES, limit, evaluator.problem.size)
-
-        def continues() -> bool:
-            return not evaluator.candidates or goes_on()
-
-        ended = search_by_traces(evaluator.problem, self, starts=starts, limit=limit, goes_on=continues)
+        ended = search_by_traces(
+            evaluator.problem, self, starts=starts, limit=limit, goes_on=lambda: not evaluator.candidates or goes_on()
+        )
         self._to_come = 0
         return ended
 
@@ -90,8 +87,8 @@ class Tracking(AbstractContextManager["Tracking"]):
         assert evaluator is not None
         found = evaluator.run(candidates)
         traced = len(evaluator.candidates)
-        own = evaluator.traces.count - self._earlier
-        self._to_come = own * max(0, self._usual - traced) // max(1, traced)
+        of_search = evaluator.traces.count - self._earlier
+        self._to_come = of_search * max(0, self._usual - traced) // max(1, traced)
         best = distinct((each for each in evaluator.ranked() if each.memory is not None), _RANKED_SHOWN)
         if best:
             self._listener(Ranked(best, evaluator.problem.baseline))
