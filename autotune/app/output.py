@@ -88,7 +88,14 @@ class Output:
                 copy.unlink(missing_ok=True)
 
     def probe(self, run: ProbeRun) -> Path:
-        """Return the folder of a run: ``7``, ``7-confirmation``, ``7-comparison-1``, ``7-comparison-1-baseline``, …."""
+        """Return the folder of a run: ``7``, ``7-confirmation``, ``7-comparison-1``, ``7-comparison-1-baseline``, ….
+
+        Raises:
+            InputError: the directory was removed, and the tokenised rows with it.
+        """
+        if not self.directory.is_dir():
+            hint = "Run the command again; a study elsewhere, of --storage, goes on with --resume."
+            raise InputError(f"The output directory {self.directory} was removed during the search.", hint=hint)
         name = str(run.number)
         if run.turn is not None:
             suffix = "" if run.turn.number == run.turn.winner else "-baseline"

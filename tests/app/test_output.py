@@ -123,6 +123,13 @@ def test_a_broken_memory_of_a_run_is_as_good_as_none(tmp_path: Path) -> None:
     assert made.remembered_budget() is None
 
 
+def test_no_probe_starts_in_a_directory_that_was_removed(tmp_path: Path) -> None:
+    made = open_output(tmp_path / "out")
+    made.directory.rmdir()
+    with pytest.raises(InputError, match="out was removed during the search"):
+        made.probe(ProbeRun(1, Candidate({}), Purpose.SEARCH, Schedule()))
+
+
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     candidate, schedule = Candidate({}), Schedule()
     turns = [ComparisonTurn(winner, number, pair) for winner in (7, 9) for pair in (0, 1) for number in (winner, 0)]

@@ -190,7 +190,7 @@ def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
     assert ended.returncode == 2
     assert "Did you mean packing?" in ended.stdout
     # The first of the two can be read.
-    assert f"{CONFIGURATION}: reads\n" in ended.stdout
+    assert f"{CONFIGURATION}: reads: no error was found" in ended.stdout
 
 
 def test_the_workflow_names_options_that_the_command_has() -> None:
