@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import inspect
 import itertools
-import pkgutil
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from math import isclose
 from pathlib import Path
 
@@ -17,31 +16,51 @@ import pytest
 from run import commands
 
 import autotune
-from autotune import core
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.core import dry_run
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.dry_run import CommandExit, DryRun, FailedAllocation, Followed, Loader, Refused, SourceLine, Span
 from autotune.core.epoch import Epoch
-from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Counts, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.explanation import Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.length_report import LengthLimit
+from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.rent import Offer, Rent
-from autotune.core.result import Choosable, Contribution, Result, Trial
+from autotune.core.result import BaseFile, Choosable, Contribution, LaterFailure, Result, Smallest, Trial
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
 from autotune.techniques import catalogue
 from tests.docs.pages import ROOT, code, pages, python_of
 
-OF_PLANS = [Plan, Epoch, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
-EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime]
-KINDS = {
-    "result": [Result, Choosable, Trial, Contribution],
-    "check": [Verdict, Need, Finding, Remedy, Verdicts],
-    "plan": [*OF_PLANS, *EXPLAINED],
-    "dry-run": [DryRun, Followed, Span, Loader, FailedAllocation, SourceLine, Refused, CommandExit],
+SECTIONS: Mapping[tuple[str, str], Sequence[type]] = {
+    ("result", ""): [Result, Smallest, BaseFile],
+    ("result", "recommended-and-baseline"): [Choosable],
+    ("result", "timeline"): [MemoryTimeline, Mark],
+    ("result", "trials"): [Trial, LaterFailure],
+    ("result", "contributions"): [Contribution],
+    ("documents", "plan"): [Plan, Change, Counts, LengthLimit],
+    ("documents", "rent"): [Rent],
+    ("documents", "offer"): [Offer],
+    ("documents", "bundle"): [PlannedBundle, ServerSplit],
+    ("documents", "estimate"): [Estimate],
+    ("documents", "epoch"): [Epoch],
+    ("documents", "memory"): [MemoryEstimate],
+    ("documents", "gpu"): [Gpu, GpuSpeeds],
+    ("documents", "explanation"): [Explanation, TracedPoint, PartPeak, PartTime],
+    ("documents", "check"): [Verdict, Need, Finding, Remedy, Verdicts],
+    ("documents", "dry-run"): [DryRun, Followed, Span, Loader, FailedAllocation, SourceLine, Refused, CommandExit],
 }
-DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in KINDS}
+"""By page and anchor of the heading, the documents whose keys the section lists."""
+PAGES = {"plan", "check", *(page for page, _ in SECTIONS)}
+DOCS = {page: (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES}
+
+
+def section(page: str, anchor: str) -> str:
+    """Return the text below a heading of a page, up to the next heading of that depth; the first without an anchor."""
+    parts = re.split(r"^## (.*)\n", DOCS[page], flags=re.MULTILINE)
+    titles = (re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in parts[1::2])
+    return dict(zip(titles, parts[2::2], strict=True))[anchor] if anchor else parts[0]
 
 
 GUIDE = [page for page in pages() if page.parent in (ROOT, ROOT / "docs")]
@@ -120,30 +139,28 @@ def test_no_two_rows_of_the_recorded_plan_are_alike() -> None:
     assert not any(all(isclose(mine, theirs, rel_tol=share) for mine, theirs, share in pair) for pair in pairs)
 
 
-@pytest.mark.parametrize(("page", "kind"), [(page, kind) for page, kinds in KINDS.items() for kind in kinds])
-def test_every_key_of_a_document_is_documented(page: str, kind: type) -> None:
-    documented = set(re.findall(r"`([a-z_0-9]+)`", DOCS[page]))
+@pytest.mark.parametrize(("place", "kind"), [(place, kind) for place, kinds in SECTIONS.items() for kind in kinds])
+def test_every_key_of_a_document_is_documented(place: tuple[str, str], kind: type) -> None:
+    documented = set(re.findall(r"`([a-z_0-9]+)`", section(*place)))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()
 
 
-@pytest.mark.parametrize("page", KINDS)
-def test_every_key_that_a_page_lists_is_of_a_document(page: str) -> None:
-    modules = (importlib.import_module(f"autotune.core.{each.name}") for each in pkgutil.iter_modules(core.__path__))
-    kinds = (kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind))
-    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    cells = re.findall(r"^\| ((?:`[\w.\[\]]+`(?:, )?)+) \|", DOCS[page], re.MULTILINE)
+@pytest.mark.parametrize("place", SECTIONS, ids="#".join)
+def test_every_key_that_a_section_lists_is_of_its_documents(place: tuple[str, str]) -> None:
+    known = {field.name for kind in SECTIONS[place] for field in dataclasses.fields(kind)}
+    cells = re.findall(r"^\| ((?:`[\w.\[\]]+`(?:, )?)+) \|", section(*place), re.MULTILINE)
     assert {name.rpartition(".")[2] for cell in cells for name in re.findall(r"`([^`]+)`", cell)} <= known
 
 
 def test_every_outcome_and_exit_code_of_a_check_is_documented() -> None:
-    assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`([a-z ]+)`", DOCS["check"]))
+    assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`([a-z ]+)`", section("documents", "check")))
     assert {int(code) for code in re.findall(r"^\| (\d) \|", DOCS["check"], re.MULTILINE)} == set(EXIT_CODES.values())
 
 
 def test_every_outcome_of_a_dry_run_is_documented() -> None:
-    keys = DOCS["dry-run"].partition("## The document of `--json`")[2]
+    keys = section("documents", "dry-run")
     assert [outcome.value for outcome in dry_run.EXIT_CODES if f"`{outcome.value}`" not in keys] == []
 
 
 def test_every_origin_of_an_estimate_is_documented() -> None:
-    assert all(f"`{origin}`" in DOCS["plan"] for origin in Origin)
+    assert all(f"`{origin}`" in section("documents", "estimate") for origin in Origin)
