@@ -8,6 +8,7 @@ from functools import cache
 
 from autotune.core.candidate import Choice
 from autotune.core.machine import Hardware, Machine
+from autotune.core.workload import ModelProfile
 from autotune.inspection.software import OPTIONAL
 from autotune.inspection.space_file import default_file, load
 from autotune.techniques import catalogue
@@ -22,6 +23,7 @@ from autotune.techniques.base import (
 from autotune.trainers import trainers
 from tests.contract.building import config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
+from tests.settings import workload
 
 # Devices that lack nothing, and as many as any choice takes: what is unavailable on them is so on every machine.
 NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2", "vllm": "0.31.0"}
@@ -30,14 +32,14 @@ EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), pro
 HEAD = """\
 # Techniques
 
-What autotune does with each technique for each of TRL's trainers, on eight GPUs with every package installed (generated
-from the code by `make docs`). `autotune techniques` explains each choice, and shows what this machine lacks.
+Support of each technique by trainer, on eight GPUs with every package installed (generated from the code by
+`make docs`). `autotune techniques` explains each choice, and shows what this machine lacks.
 
 | word | meaning |
 |---|---|
 | probed | measured by real training steps; traces predict its memory, and its time if the GPU's speeds are known |
 | on request | the same, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
-| partly planned | traces lack what [the exceptions](#exceptions) name |
+| partly planned | traces lack a part of its effect, see [the exceptions](#exceptions) |
 | not `choice` | no probe has that choice with this trainer |
 | `choice` restricted | only some combinations have it |
 | ignored | TRL does not use the field with this trainer, or it changes neither memory nor time |
@@ -46,27 +48,87 @@ from the code by `make docs`). `autotune techniques` explains each choice, and s
 
 Of a family of choices one is named: `r16` stands for every rank.
 
-A choice is exact (the training stays the same) with a trainer's default loss, apart from the exceptions.
-With other losses, further knobs change training, and are searched only with `--allow`:
+A choice is exact (the training stays the same) with a trainer's default loss, apart from the exceptions. Other losses
+depend on these knobs too, which are then searched only with `--allow`:
 
-- Losses over all rows of a micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's
-  with models whose class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of
-  experts) depend on `per_device_train_batch_size`, and the last two on `packing`; with SFT, the balance depends on
-  `pad_to_multiple_of` too.
-- Those over a whole generation (GRPO's `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on
-  `steps_per_generation`.
-- SFT's loss on several processes with `average_tokens_across_devices: false` depends on `per_device_train_batch_size`
-  and `packing`.
-- NEFTune's noise depends on the width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and
-  `pad_to_multiple_of`.
-- What depends on `packing` also depends on the `max_length` of rows that your own configuration packs.
-
+| configuration | trainers | knobs |
+|---|---|---|
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A configuration whose loss depends on knobs that are exact with the default loss.
+
+    Attributes:
+        words: the configuration, in the page.
+        trainers: those that have it; empty: all.
+        args: fields of one such configuration.
+        model: the model that is trained.
+        processes: number of training processes.
+    """
+
+    words: str
+    trainers: tuple[str, ...]
+    args: Mapping[str, object]
+    model: ModelProfile | None = None
+    processes: int = 1
+
+
+LOSSES = (
+    Loss("`loss_type` is or has `aot`, `aot_unpaired` or `sft`", ("dpo",), {"loss_type": "aot"}),
+    Loss("`loss_type: bnpo`", ("grpo",), {"loss_type": "bnpo"}),
+    Loss(
+        "`entropy_coef`, `use_adaptive_entropy` or `top_entropy_quantile`",
+        ("grpo",),
+        {"loss_type": "grpo", "entropy_coef": 0.1},
+    ),
+    Loss(
+        "`scale_rewards: batch` or `multi_objective_aggregation: normalize_then_sum`",
+        ("grpo",),
+        {"loss_type": "grpo", "scale_rewards": "batch"},
+    ),
+    Loss("`normalize_advantages`", ("rloo",), {"normalize_advantages": True}),
+    Loss(
+        "a model whose class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL",
+        ("sft",),
+        {},
+        dataclasses.replace(workload().model, accepts_loss_kwargs=False),
+    ),
+    Loss(
+        "`average_tokens_across_devices: false` with several processes",
+        ("sft",),
+        {"average_tokens_across_devices": False},
+        processes=2,
+    ),
+    Loss("`router_aux_loss_coef` of a mixture of experts", (), {"router_aux_loss_coef": 0.001}),
+    Loss("`neftune_noise_alpha`", (), {"neftune_noise_alpha": 5}),
+)
 
 
 def document() -> str:
     """Return the page."""
-    return HEAD + "\n".join([*_table(), "", *_effects(), *_exceptions(), *_guides()]) + "\n"
+    after = [
+        "",
+        "If such a loss depends on `packing`, and your own configuration packs rows, it also depends on `max_length`.",
+    ]
+    lines = [*_losses(), *after, "", *_table(), "", *_effects(), *_exceptions(), *_guides()]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _losses() -> Iterator[str]:
+    """Yield a row for each configuration and the trainers with the same knobs."""
+    for loss in LOSSES:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, known in trainers().items():
+            # The exceptions have the dependences of a trainer's default loss.
+            usual = () if loss.trainers else known.loss_depends_on({}).keys()
+            depends = known.loss_depends_on(loss.args, loss.model, loss.processes).keys() - usual
+            knobs = tuple(each.name for each in known.techniques if each.name in depends)
+            if knobs and name in (loss.trainers or (name,)):
+                alike.setdefault(knobs, []).append(name)
+        for knobs, names in alike.items():
+            yield f"| {loss.words} | {', '.join(names)} | {_listed(knobs)} |"
 
 
 def cell(technique: Technique, trainer: str) -> str:
