@@ -72,6 +72,26 @@ def summary(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     )
 
 
+def brief(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
+    """Return how many plans were within their stated errors of reserved memory and of time, for the README.
+
+    Args:
+        devices: as for :func:`summary`.
+    """
+    reserved = pairs(_together(devices), _PLANNED_KINDS[0], "reserved")
+    held = sum(abs(pair.error) <= pair.margin for pair in reserved)
+    within = [_within(machine) for machines in devices.values() for machine in machines]
+    near, timed = (sum(counts) for counts in zip(*within, strict=True))
+    worst = min(within, key=lambda one: one[0] / one[1])
+    margin = min(pair.margin for pair in reserved)
+    return (
+        f"{held} of {len(reserved)} plans are within the stated {margin:.0%} of probes on an "
+        f"{' and an '.join(devices)} in reserved memory, and {near} of {timed} within the stated {TIME_ERROR:.0%} in "
+        f"step time ({worst[0]} of {worst[1]} on the worst of {len(within)} machines; the CPU's share of these times "
+        "was fitted on the same machines)."
+    )
+
+
 def _within(outcomes: Sequence[Outcome]) -> tuple[int, int]:
     """Return how many planned times are within the stated error, and of how many."""
     times = pairs(outcomes, _PLANNED_KINDS[0], "step time")
