@@ -260,7 +260,7 @@ def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
     if not _is_of(_LIBRARIES[:1], getattr(trainer, "data_collator", None)):
         own = "data_collator"
     if own is not None:
-        raise InputError(f"The trainer has a {own} of its own, which is not traced.")
+        raise InputError(f"The trainer has its own {own}, which is not traced.")
 
 
 def _is_of(libraries: Collection[str], item: Any) -> bool:
@@ -288,7 +288,7 @@ def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:
     (kind, *own), (name, *copied) = map(_model_facts, (trainer.accelerator.unwrap_model(reference), model))
     alike = kind == name and (own[:1] == copied[:1] if trainer.is_fsdp_enabled else own == copied)
     if adapts or getattr(trainer, "precompute_ref_logps", False) or not alike:
-        raise InputError(f"The trainer has a reference model of its own ({kind}), which is not traced.")
+        raise InputError(f"The trainer has its own reference model ({kind}), which is not traced.")
 
 
 def _model_facts(model: Any) -> tuple[str, int, Any]:

@@ -171,7 +171,10 @@ class ProbeResult:
 
     def _recommended(self) -> Choosable:
         if self.document.recommended is None:
-            raise AutotuneError(f"There is no recommendation: the search ended with status {self.status.value}.")
+            raise AutotuneError(
+                f"There is no recommendation: the search ended with status {self.status.value}.",
+                hint="Its report.html, or the result in a notebook, has the reasons.",
+            )
         return self.document.recommended
 
     def _plan(self) -> TrainingPlan:

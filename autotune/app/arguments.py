@@ -149,7 +149,7 @@ class SearchArguments(Arguments):
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for
             trainers that generate them in groups. None: 8 per process, TRL's default.
         max_length (TOKENS): tokens to which rows are cut, or above which the trainer drops them. None: every choice of
-            the space that meets the token coverage.
+            the space that keeps the token coverage.
         token_coverage: share to keep of the dataset's tokens and of those in the loss. None: 0.99.
         allow (KNOB[,KNOB]): knobs whose choices that change training are searched too, such as ``lora``.
         fix (KNOB=VALUE): search only this choice of a knob.
@@ -205,8 +205,8 @@ class ProbeArguments(SearchArguments):
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for
             trainers that generate them in groups. None: that of ``base``; without it, 8 per process, TRL's default.
         token_coverage: share to keep of the dataset's tokens and of those in the loss. None: that of ``base``, or 0.99.
-        workers: number of candidates to probe at the same time, in one study: each on ``num_processes`` GPUs of its
-            own, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
+        workers: number of candidates to probe at the same time, in one study: each on its own ``num_processes``
+            GPUs, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
             ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.
         memory_budget: memory that each process may use, such as ``24GiB`` or in bytes. None: the free memory.
         exclude: knobs that stay at TRL's default, or at the value of ``base``.
@@ -274,7 +274,7 @@ class PlanArguments(PlannedArguments):
     """Arguments of :func:`autotune.plan`.
 
     Args:
-        num_processes: processes that train together, each on a GPU of its own. None: one, or one on each of this
+        num_processes: processes that train together, one per GPU. None: one, or one on each of this
             machine's GPUs.
         top: number of the best candidates to show; each was traced.
         explain: show how the estimate of one candidate is computed: the fastest that fits, or the baseline if nothing

@@ -159,7 +159,7 @@ def _check_known(base: UserBase, custom: frozenset[str], trainer: Trainer) -> No
         sizes = technique.impact.sets_sizes or any(map(of_groups, technique.writes))
         if technique.name in custom and (sizes or technique.name in _NEEDS_KNOWN_CHOICE):
             raise InputError(
-                f"{base.name}: {_as_written(base, technique)} is not a choice of {technique.name} that autotune knows.",
+                f"{base.name}: {_as_written(base, technique)} is not a supported choice of {technique.name}.",
                 hint=f"`autotune techniques` lists the choices; --fix {technique.name}=CHOICE replaces the value.",
             )
 

@@ -117,7 +117,7 @@ def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
     free_bytes = max(0, hardware.available_bytes - chosen.device_bytes)
     if free_bytes < context_bytes:
         yield (
-            f"`trl {trainer.name}` holds a CUDA context of its own on the first GPU while it trains, of up to "
+            f"`trl {trainer.name}` holds a second CUDA context on the first GPU while it trains, of up to "
             f"{format_bytes(context_bytes)}, and the recommendation leaves {format_bytes(free_bytes)} free: start "
             "train.py instead, or search with a --memory-budget that leaves room."
         )

@@ -136,8 +136,8 @@ def plan_options(args: PlannedArguments) -> Options:
     """
     length = args.seq_len
     if (args.dataset is None) == (length is None):
-        what = "neither a dataset nor a length" if args.dataset is None else "both a dataset and a length"
-        raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
+        given = "neither" if args.dataset is None else "both"
+        raise InputError(f"A plan needs a DATASET or --seq-len, and has {given}.", hint="Give one of them.")
     if length is None:
         return _with_teacher(checked_options(args))
     if args.evaluates:

@@ -71,7 +71,7 @@ class Output:
             except BlockingIOError as error:
                 raise InputError(
                     f"Another run writes to {self.directory}.",
-                    hint="To search together, give each an --output of its own, and the same --storage and --study.",
+                    hint="To search together, give each its own --output, and the same --storage and --study.",
                 ) from error
             except OSError as error:
                 # Some network file systems have no locks.

@@ -140,7 +140,7 @@ def _sources_with_base(args: ProbeArguments, options: Options, base: UserBase | 
     for option, value in (("--split", args.split), ("--dataset-config", args.dataset_config)):
         if value is not None and args.dataset is None:
             raise InputError(
-                f"{option} is of a DATASET, and the rows are those of {base.name}.",
+                f"{option} needs a DATASET: the rows are those of {base.name}.",
                 hint="Give a DATASET too, or write it in the file.",
             )
     if args.dataset is not None:

@@ -146,7 +146,7 @@ def _completion_sentences(handover: Handover) -> Iterator[str]:
         yield f"They are rewarded by {rewards}{start}."
     elif rewards:
         yield (
-            f"No reward function was named. {rewards}, which checks only length, stands in; replace it in reward_funcs."
+            f"No reward function was named: {rewards}, which checks only length, is used. Replace it in reward_funcs."
         )
 
 

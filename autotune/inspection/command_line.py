@@ -205,7 +205,7 @@ def _parse_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
     known = trainers().get(name)
     if known is None and name not in REMOVED:
         named = ", ".join(item.name for item in trainers().values() if item.has_command)
-        raise InputError(f"autotune does not know `trl {name}`.", hint=f"It knows {named}.")
+        raise InputError(f"autotune does not support `trl {name}`.", hint=f"It supports {named}.")
     if not find_trainer(name).has_command:
         raise InputError(f"TRL has no command `trl {name}`.", hint="Give the command that starts its script.")
     return Command(name, tuple(words[1:]), env=env, launcher=TRL)

@@ -168,7 +168,7 @@ def parse_budget(budget: str | int) -> int:
     budget_bytes = parse_size(budget)
     # A user who writes 24 means GiB.
     if budget_bytes < MIB:
-        raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
+        raise InputError(f"A memory budget of {budget_bytes} bytes is too small.", hint="Write for instance 24GiB.")
     return budget_bytes
 
 

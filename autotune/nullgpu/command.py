@@ -79,7 +79,8 @@ def run(
             words, env=variables, stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True
         )
     except OSError as error:
-        raise InputError(f"{command[0]} cannot be started: {error.strerror}.") from error
+        hint = "Give a program on PATH, or its path."
+        raise InputError(f"{command[0]} cannot be started: {error.strerror}.", hint=hint) from error
     try:
         ending = _wait(process, folder, timeout_seconds)
     finally:

@@ -47,7 +47,7 @@ def find_trainer(name: str) -> Trainer:
         if removed
         else f"autotune does not support the trainer {name!r}."
     )
-    raise InputError(message, hint=f"autotune knows {', '.join(trainers())}.")
+    raise InputError(message, hint=f"Supported are {', '.join(trainers())}.")
 
 
 @cache

@@ -90,7 +90,7 @@ class SupervisedFineTuning(Trainer):
             how = f"{model.architecture} averages its loss over the tokens of each micro-batch, whose number varies"
             found |= dict.fromkeys((ROWS, PACKING), how)
         if processes > 1 and args.get(TOKENS_OF_ALL) is False:
-            how = f"{TOKENS_OF_ALL}: false divides the loss of each process by the tokens of its own documents"
+            how = f"{TOKENS_OF_ALL}: false divides the loss of each process by its own number of tokens"
             found |= dict.fromkeys((ROWS, PACKING), how)
         if args.get("packing") and PACKING in found:
             found[MaxLength.name] = found[PACKING]

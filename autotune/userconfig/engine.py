@@ -91,7 +91,7 @@ def engine_args(
     found: dict[str, object] = {}
     kind = str(document.get("distributed_type", "NO"))
     if kind not in _KINDS:
-        raise UnreadError(f"distributed_type: {kind} is not known to autotune: DDP, FSDP2 and DeepSpeed are.")
+        raise UnreadError(f"distributed_type: {kind} is not supported: DDP, FSDP2 and DeepSpeed are.")
     deepspeed, stage = deepspeed_document(document, config, accumulation), None
     if deepspeed is not None:
         found["deepspeed"] = with_auto(deepspeed, config, processes)

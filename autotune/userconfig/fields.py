@@ -100,7 +100,7 @@ def user_plan(
     for name in sorted(_fields(trainer, only_sizes=True) & args.keys()):
         size = args[name]
         if isinstance(size, int) and not isinstance(size, bool) and size < 1:
-            raise InputError(f"autotune does not know the micro-batches of {name}={size}.")
+            raise InputError(f"{name}={size} is not supported.", hint="Write 1 or more.")
     args |= _accelerator_args(config)
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
@@ -172,7 +172,7 @@ def trainer_of(config: Configuration) -> Trainer:
     found = next((item for item in trainers().values() if item.config_class == config.kind), None)
     if found is None:
         known = ", ".join(item.config_class for item in trainers().values())
-        raise InputError(f"{config.kind} is not a configuration that autotune knows.", hint=f"It knows {known}.")
+        raise InputError(f"{config.kind} is not a supported configuration.", hint=f"Supported are {known}.")
     return found
 
 
@@ -188,7 +188,7 @@ def configuration_of(config: object) -> Configuration:
     known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise InputError(
-            f"{names[0]} is not a configuration that autotune knows.",
+            f"{names[0]} is not a supported configuration.",
             hint="Give a YAML file, the words of a command, or one of TRL's configurations, such as a trl.DPOConfig.",
         )
     kind = next((name for name in names if name in known), names[0])
@@ -235,12 +235,14 @@ def _order_assumption(config: Configuration, trainer: Trainer) -> tuple[str, ...
     # LengthGroupedSampler of transformers counts a single column of tokens; its BatchRebalanceSampler varies rows.
     by_length = any(form.tokenized and len(form.columns) == 1 for form in trainer.formats)
     if trainer.ordered or not (order == _IN_ORDER or (order == "group_by_length" and by_length)):
-        raise InputError(f"autotune does not support {_ORDER}={order} for {trainer.label}.")
+        raise InputError(
+            f"autotune does not support {_ORDER}={order} for {trainer.label}.", hint=f"Leave out {_ORDER}."
+        )
     return (f"speeds are for rows in random order, and {_ORDER}={order} makes other micro-batches",)
 
 
 def _unknown_effect(what: str, hint: str = "") -> InputError:
-    return InputError(f"autotune does not know the effect of {what} on memory.", hint=hint)
+    return InputError(f"The effect of {what} on memory is not known.", hint=hint)
 
 
 def _json(name: str, value: object) -> object:
@@ -268,7 +270,7 @@ def _check_template(path: object) -> None:
         return
     raise InputError(
         f"{CHAT_TEMPLATE}={path} is not a template file ({' or '.join(_TEMPLATE_FILES)}) here. From a model, TRL also "
-        "takes tokens and resizes the vocabulary, whose effect on memory autotune does not know.",
+        "takes tokens and resizes the vocabulary, whose effect on memory is not known.",
         hint="Save the template alone to a file, and name that.",
     )
 

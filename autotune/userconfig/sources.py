@@ -200,10 +200,16 @@ def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, strea
         )
     shares = [item.get("fraction") is not None for item in items]
     if any(shares) and (streams or not all(shares)):
-        reason = "TRL refuses fraction with streaming." if streams else "TRL needs fraction in all datasets or in none."
-        raise InputError(reason)
+        if streams:
+            raise InputError("TRL refuses fraction with streaming.", hint="Leave out one of them.")
+        raise InputError(
+            "Some datasets have a fraction, and TRL needs it in all or in none.", hint="Write fraction: 1.0."
+        )
     if any(shares) and not any(item["fraction"] for item in items):
-        raise InputError("fraction is 0 for all datasets, and TRL divides by the sum of their fractions.")
+        raise InputError(
+            "fraction is 0 for all datasets, and TRL divides by the sum of their fractions.",
+            hint="Write a fraction above 0 for one of them.",
+        )
     for item in items:
         _check_without_secrets(item)
         places = DatasetSource("", "", mixture=(item,)).places
@@ -325,7 +331,7 @@ def rewards_of(read: ReadCommand, config: Configuration, *, by_command: str = ""
     names = named_rewards(read)
     if by_command and not names:
         raise InputError(
-            f"reward_funcs names no reward function, and `{by_command}` has none of its own to score completions.",
+            f"reward_funcs names no reward function, and `{by_command}` needs one to score completions.",
             hint="Name one, such as reward_funcs: [my_rewards.length].",
         )
     weights = config.values.get(_WEIGHTS)

@@ -103,7 +103,7 @@ def read_written(config: str | None, trainer: str | None = None, command: Sequen
     if named is not None and trained and trained != named:
         raise InputError(f"The command trains with {trained}, and --trainer is {named}.", hint="Leave out --trainer.")
     if trained and found.trainer is None:
-        raise UnreadError(f"{found.script} trains with {trained}, which autotune does not know.")
+        raise UnreadError(f"{found.script} trains with {trained}, which autotune does not support.")
     file = mask_secrets(read_yaml(found.config)) if found.config is not None else None
     if file is not None and found.parser == TRL_PARSER and not _OF_ACCELERATE.isdisjoint(file.values):
         raise InputError(

@@ -125,7 +125,7 @@ def test_the_error_of_a_check_has_each_sentence_once() -> None:
         (lambda: autotune.estimate("m", NOTHING, shape=TEXT, gpu="T4"), "An item of shape cannot be '8'."),
         (
             lambda: autotune.check({"packing": True}),
-            "dict is not a configuration that autotune knows. Give a YAML file,",
+            "dict is not a supported configuration. Give a YAML file,",
         ),
         (
             lambda: autotune.probe("m", "d", trainer="grpo", reward_funcs=[NO_TEXT]),

@@ -241,7 +241,7 @@ def test_a_context_of_trls_own_command_that_may_not_fit_beside_the_winner_is_tol
     card = replace(GPU, hardware=replace(GPU.hardware, memory_bytes=1000 + free_bytes, used_by_others_bytes=0))
     winner = record(1, shown, shown)
     found = result_of(outcome_of(winner, winner=winner), problem(setting(machine=card)), FACTS)
-    assert any("`trl sft` holds a CUDA context of its own" in note for note in found.notes) == told
+    assert any("`trl sft` holds a second CUDA context" in note for note in found.notes) == told
 
 
 def test_a_default_that_fits_and_keeps_too_few_tokens_is_no_peak_of_what_does_not_fit() -> None:

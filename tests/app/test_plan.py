@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("traces_by_formula")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "neither a dataset nor a length"),
-        ({"dataset": "rows.jsonl", "seq_len": 8}, "both a dataset and a length"),
+        ({}, "needs a DATASET or --seq-len, and has neither"),
+        ({"dataset": "rows.jsonl", "seq_len": 8}, "needs a DATASET or --seq-len, and has both"),
         (
             {"dataset": "a.jsonl", "eval_dataset": "b.jsonl", "trainer": "online_dpo"},
             "OnlineDPOTrainer cannot be evalu",

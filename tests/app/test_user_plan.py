@@ -222,7 +222,7 @@ def test_what_cannot_be_sent_to_another_process_is_named() -> None:
 
 
 def test_the_configuration_of_another_trainer_is_refused() -> None:
-    with pytest.raises(InputError, match="TrainingArguments is not a configuration that autotune knows") as raised:
+    with pytest.raises(InputError, match="TrainingArguments is not a supported configuration") as raised:
         plan_of(TrainingArguments(use_cpu=True))
     assert "SFTConfig" in raised.value.hint
 

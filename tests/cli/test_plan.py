@@ -55,9 +55,9 @@ def plan(*words: object) -> int:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "There is no MODEL. See autotune plan --help."),
-        ("MODEL --gpu T4", "There is neither a dataset nor a length. Give a DATASET, or --seq-len N."),
-        ("MODEL rows.jsonl --seq-len 8", "There is both a dataset and a length."),
+        ("", "autotune plan needs a MODEL. See autotune plan --help."),
+        ("MODEL --gpu T4", "A plan needs a DATASET or --seq-len, and has neither. Give one of them."),
+        ("MODEL rows.jsonl --seq-len 8", "A plan needs a DATASET or --seq-len, and has both."),
         ("MODEL --seq-len -5", "A length of -5 tokens is not possible. It lies between 1 and 16,777,216."),
         ("MODEL --seq-len 1000000000000", "A length of 1000000000000 tokens is not possible."),
         ("MODEL --seq-len many", "invalid int value: 'many'"),

@@ -77,7 +77,7 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
         ("M D --gpu all --explain", "--explain is for one plan"),
         ("M D --gpu all --top 3", "--top is for one plan"),
         ("M D --gpu T4 --num-processes many", "'many' is neither a number nor auto"),
-        ("M --gpu all", "There is neither a dataset nor a length."),
+        ("M --gpu all", "A plan needs a DATASET or --seq-len, and has neither."),
         ("M --seq-len 8 --gpu all --prices nowhere.yaml", "nowhere.yaml does not exist"),
         ("M --seq-len 8 --gpu all --num-processes 8 --global-batch-size 12", "Take a multiple of 8."),
         ("M D --gpu T4 --network fast", "invalid float value: 'fast'"),

@@ -65,7 +65,7 @@ def test_a_module_is_the_same_as_the_command() -> None:
         (["trl"], "trains nothing"),
         (["trl", "ppo"], "since release 1.13"),
         (["trl", "online_dpo"], "TRL has no command `trl online_dpo`"),
-        (["trl", "orpo"], "autotune does not know `trl orpo`"),
+        (["trl", "orpo"], "autotune does not support `trl orpo`"),
         (["accelerate", "config"], "`accelerate config` starts no training"),
         (["accelerate", "launch", "--num_processes", "2"], "There is no script"),
         (["python", "nowhere.py"], "nowhere.py cannot be read"),

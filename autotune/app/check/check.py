@@ -278,9 +278,11 @@ def check_options(args: CheckArguments) -> None:
         InputError: two options contradict each other, one cannot be used, or a package is missing or unsupported.
     """
     if args.probe and args.gpu is not None:
-        raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
+        raise InputError(
+            "--probe runs on this machine's device, and --gpu names one to trace for.", hint="Leave out one."
+        )
     if args.timeout is not None and not args.probe:
-        raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
+        raise InputError("--timeout ends the run of --probe.", hint="Give both, or neither.")
     for name in (name for name in _FIT_OPTIONS if name in args.settings and not args.fits):
         given = f"{option(name)} has no effect with {option('fits')}"
         raise InputError(f"{given}, which only reads.", hint="Leave out one of the two.")

@@ -55,7 +55,7 @@ def silent_findings(
             yield from _rows(plan, profile, whose)
     rows = setting.workload.dataset
     if keys_set.get(_ANSWERS) is True and rows.trainable_tokens == rows.documents.tokens:
-        message = f"{_ANSWERS} has no effect on rows without a prompt of their own: the loss counts every token."
+        message = f"{_ANSWERS} has no effect on rows without a separate prompt: the loss counts every token."
         yield Finding(Severity.SILENT, message, _ANSWERS)
     yield from _mixing(plan, setting)
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.pop("fix_legacy", False):
         return _fix(words, options)
     if "output" in options:
-        raise InputError("--output is where --fix-legacy writes.", hint="Give both, or neither.")
+        raise InputError("--output names the file that --fix-legacy writes.", hint="Give both, or neither.")
     as_json = options.pop("json", False)
 
     from autotune.app.check.check import check_each

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments: those of ``autotune.plan`` and ``autotune.rent``."""
     add_options(parser, RentArguments, PlanArguments, optional=("model",))
     parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
-    add_json(parser, "the plan, with the estimates that the table would show,")
+    add_json(parser, "the plan with the estimates of the table")
     parser.add_argument("--all", action="store_true", help="with --json: all traced candidates")
 
 
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.get("gpu") == _LIST:
         return _list(as_json=as_json)
     if options.get("model") is None:
-        raise InputError("There is no MODEL.", hint="See autotune plan --help.")
+        raise InputError("autotune plan needs a MODEL.", hint="See autotune plan --help.")
 
     if options.get("gpu") == ALL or options.get("num_processes") == AUTO:
         for name in (name for name in options if name in _FOR_ONE_PLAN):

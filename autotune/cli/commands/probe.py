@@ -14,7 +14,7 @@ from autotune.errors import InputError, UnwrittenError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
-    "Trains a few real steps with one configuration after another, each in a process of its own, and writes the "
+    "Trains a few real steps with one configuration after another, each in its own process, and writes the "
     "fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
 )
 _GROUPS = {
@@ -57,7 +57,7 @@ def epilog() -> str:
         f"--effort takes:\n{indented(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 a candidate is recommended, 1 nothing fits, or every probe failed,\n"
-        "2 the input cannot be used, 3 a limit ended the search before that was known"
+        "2 the input cannot be used, 3 a limit ended the search before any probe decided"
     )
 
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         missing = "DATASET" if "model" in options else "MODEL, DATASET"
         raise InputError(
             f"The following arguments are required: {missing}.",
-            hint="Or a configuration that names them, with --base. See autotune probe --help.",
+            hint="Give them, or --base with a configuration that names them. See autotune probe --help.",
         )
 
     from autotune.api.probe import probe

@@ -9,7 +9,7 @@ from autotune.cli.arguments import add_json, add_options, options_of, trainer_na
 
 SUMMARY = "list the knobs, their choices, and which of them this machine supports"
 DESCRIPTION = (
-    "Lists every knob: its choices, their effect on training, their requirements, and if this machine meets them."
+    "Lists every knob: its choices, their effect on training, their requirements, and which of them this machine lacks."
 )
 
 

@@ -124,7 +124,7 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
             f"The teacher {source.name} has a vocabulary of {size:,} tokens, and {request.model.name} one of "
             f"{expected:,}: TRL compares the two models' distributions over all tokens.",
             hint="Take a teacher with the same tokenizer and vocab_size; for others TRL has GOLD, which autotune does "
-            "not know.",
+            "not support.",
         )
     return profile
 

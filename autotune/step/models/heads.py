@@ -69,7 +69,7 @@ def _language_model(config: Any, name: str) -> str:
         )
     if names[0] not in _LANGUAGE_MODELS or not hasattr(transformers, names[0]):
         raise InputError(
-            f"{names[0]}, the architecture of {name}, is not a causal language model that transformers knows.",
+            f"{names[0]}, the architecture of {name}, is not a causal language model of transformers.",
             hint="Give a model whose architecture ends with ForCausalLM, or a newer transformers.",
         )
     return str(names[0])

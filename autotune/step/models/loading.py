@@ -115,7 +115,7 @@ def _check_not_quantized(config: Any, source: ModelSource) -> None:
     if quantization:
         method = quantization.get("quant_method", "a method without a name")
         raise UnreadError(
-            f"The weights of {source.name} are quantised in its checkpoint ({method}), which autotune does not know.",
+            f"The weights of {source.name} are quantised in its checkpoint ({method}), which is not supported.",
             hint="Name the model that they were made of; load_in_4bit or load_in_8bit quantises it when it is loaded.",
         )
 

@@ -154,7 +154,7 @@ def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
     more = {"options": options, "peft_config": adapter, "ref_model": own}
     training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", **more)
     assert preflight._trainer_of(training.state) is training
-    with pytest.raises(InputError, match=r"a reference model of its own \(LlamaForCausalLM\), which is not traced"):
+    with pytest.raises(InputError, match=r"its own reference model \(LlamaForCausalLM\), which is not traced"):
         preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
 
 

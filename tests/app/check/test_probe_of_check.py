@@ -78,7 +78,7 @@ def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (CheckArguments("config.yaml", timeout="90s"), "--timeout ends the run of --probe, and there is none"),
+        (CheckArguments("config.yaml", timeout="90s"), "--timeout ends the run of --probe"),
         (CheckArguments("config.yaml", timeout="soon", probe=True), "'soon' is not a duration"),
         (CheckArguments("config.yaml", timeout=0, probe=True), "A time-out of 0 seconds is not possible"),
         (CheckArguments("config.yaml", imports=True, fits=False), "--import has no effect with --no-fit"),

@@ -39,7 +39,7 @@ def test_a_script_with_a_trainer_that_autotune_does_not_know_may_run(checked: Ch
     words = ("python", str(script), "--max_steps", "1")
     verdict = checked(command=words, fits=False)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.reason == f"{script} trains with CPOTrainer, which autotune does not know."
+    assert verdict.reason == f"{script} trains with CPOTrainer, which autotune does not support."
     assert f"`autotune dry-run --gpu NAME -- python {script} --max_steps 1` runs" in messages(verdict)
     named = checked(command=words, trainer="dpo", fits=False)
     assert named.outcome is Outcome.CANNOT_RUN

@@ -117,5 +117,5 @@ def _innermost(loader: Any) -> Any:
     while hasattr(holder, "batch_sampler"):
         holder = holder.batch_sampler
     if type(holder) is not data.BatchSampler:
-        raise UnorderedError(f"its batches are made by a batch sampler of its own, {type(holder).__name__}")
+        raise UnorderedError(f"its batches are made by a custom batch sampler, {type(holder).__name__}")
     return holder
