@@ -173,7 +173,7 @@ def test_how_tokens_are_drawn_is_told_to_the_trace_and_how_many_are_is_refused_b
     plan = plan_of(GRPOConfig(**asked, generation_kwargs={"top_k": 20}))
     assert plan.args["generation_kwargs"] == {"top_k": 20}
     for name in ("max_new_tokens", "num_beams"):
-        with pytest.raises(InputError, match=f"the effect of generation_kwargs' {name}=4 on memory"):
+        with pytest.raises(InputError, match=f"The effect of generation_kwargs' {name}=4 on memory"):
             plan_of(GRPOConfig(**asked, generation_kwargs={"top_k": 20, name: 4}))
 
 
