@@ -202,9 +202,7 @@ def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, strea
     if any(shares) and (streams or not all(shares)):
         if streams:
             raise InputError("TRL refuses fraction with streaming.", hint="Leave out one of them.")
-        raise InputError(
-            "Some datasets have a fraction, and TRL needs it in all or in none.", hint="Write fraction: 1.0."
-        )
+        raise InputError("TRL needs fraction in all datasets or in none.", hint="Write fraction: 1.0 for the others.")
     if any(shares) and not any(item["fraction"] for item in items):
         raise InputError(
             "fraction is 0 for all datasets, and TRL divides by the sum of their fractions.",
