@@ -13,11 +13,12 @@ GROUPS = "per_device_eval_batch_size: 4\n"
 
 
 def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, checked: Checked) -> None:
-    verdict = checked(config=str(write("sft", "max_lenght: 64\nsave_strategy: best\n")), trainer="sft", fits=False)
-    wrong = {item.line: item.message for item in verdict.findings if item.severity is Severity.ERROR}
-    assert [*wrong] == [8, 9]
-    assert "max_lenght is not a key of sft" in wrong[8]
-    assert "must be provided when using 'best'" in wrong[9]
+    file = write("grpo", "per_device_train_batch_size: 6\nmax_lenght: 64\n")
+    verdict = checked(config=str(file), trainer="grpo", fits=False)
+    wrong = [item for item in verdict.findings if item.severity is Severity.ERROR]
+    assert [item.line for item in wrong] == [9, 12]
+    assert "must be divisible by num_generations" in wrong[0].message
+    assert "max_lenght is not a key of grpo" in wrong[1].message
 
 
 @pytest.mark.parametrize(
