@@ -22,7 +22,7 @@ from autotune.inspection.software import REQUIRED
 from autotune.planning.tracing.cache import DEFAULT_LIMIT_BYTES
 from autotune.planning.vllm import OVERHEAD_BYTES, SLEEPING_BYTES
 from autotune.reporting import comparison
-from autotune.study import MOST_TRACED, explore, improvement, proposals
+from autotune.study import explore, improvement, proposals
 from autotune.study.problem import Sharing
 from autotune.study.trial_documents import MAX_DEATHS
 from autotune.techniques import context_parallel
@@ -60,7 +60,7 @@ FIGURES = [
     ("docs/probing.md", f"TRL packs {PACKED_AT_ONCE:,} rows at a time"),
     ("docs/plan.md", f"until {improvement._PATIENCE} candidates brought none"),
     ("docs/plan.md", f"none promises {100 * improvement._MIN_IMPROVEMENT:g} %"),
-    ("docs/plan.md", f"At most {MOST_TRACED} candidates are traced"),
+    ("docs/plan.md", f"At most {improvement.MOST_TRACED} candidates are traced"),
     ("docs/plan.md", f"after steps of {listed(map(Fraction, SHARES))} of its length"),
     ("docs/plan.md", f"{PACKED_AT_ONCE:,} documents are packed"),
     ("docs/plan.md", f"±{100 * TIME_ERROR:.0f} %. With ~ it is ±{100 * HOST_BOUND_ERROR:.0f} %"),
