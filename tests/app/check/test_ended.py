@@ -74,7 +74,7 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
         ("grpo", "top_entropy_quantile: -1.0\n", "top_entropy_quantile ends the training: RuntimeError: quantile() q"),
         ("grpo", f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n", "include_for_metrics ends the training"),
         ("grpo", f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n", "metric_for_best_model ends the training"),
-        ("rloo", "accelerator_config: {dispatch_batches: true}\n", "Can only find the batch size of tensors but got"),
+        ("rloo", "accelerator_config: {dispatch_batches: true}\n", "tensors but got"),
         ("online_dpo", "remove_unused_columns: true\n", "ends the training: ValueError: No columns in the dataset"),
         ("online_dpo", "beta: [0.1, 0.2]\n", "beta ends the training: TypeError: list indices must be integers"),
     ],
