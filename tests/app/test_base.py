@@ -242,7 +242,7 @@ def test_what_trl_fills_in_is_not_said_by_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [4, 9])
 def test_generations_that_are_neither_a_part_nor_a_multiple_of_a_step_are_told(steps: int, tmp_path: Path) -> None:
     base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
-    with pytest.raises(InputError, match=f"steps_per_generation: {steps} is not a choice"):
+    with pytest.raises(InputError, match=f"steps_per_generation: {steps} is not a supported choice"):
         started(base, of=replace(workload(), trainer="grpo"))
 
 

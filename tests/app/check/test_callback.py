@@ -187,7 +187,7 @@ def test_a_step_that_is_not_trl_s_own_is_not_traced(
 ) -> None:
     monkeypatch.setitem(CLASSES, "sft", (kind, *CLASSES["sft"][1:]))
     training = built("sft", small_model_directory, rows("sft"), tmp_path, "4GiB", **more)
-    with pytest.raises(InputError, match=f"has a {own} of its own") if own else nullcontext():
+    with pytest.raises(InputError, match=f"has its own {own}") if own else nullcontext():
         preflight._check_own_step(training, evaluates=evaluates)
 
 
@@ -311,7 +311,7 @@ def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
 def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() -> None:
     with pytest.raises(InputError, match=r"when_unsure cannot be 'stop'\. It is pass or fail"):
         autotune.PreflightCallback(when_unsure="stop")  # type: ignore[arg-type]
-    budgets: dict[str | int, str] = {"24 gigs": "'24 gigs' is not", -5: "-5 is not a size", 24: "24 bytes holds"}
+    budgets: dict[str | int, str] = {"24 gigs": "'24 gigs' is not", -5: "-5 is not a size", 24: "24 bytes is too small"}
     for budget, message in budgets.items():
         with pytest.raises(InputError, match=message):
             autotune.PreflightCallback(memory_budget=budget)

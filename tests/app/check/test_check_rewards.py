@@ -159,7 +159,7 @@ def test_a_reward_model_is_not_read() -> None:
 
 
 def test_trl_s_own_command_needs_a_reward_function_and_a_script_may_have_its_own() -> None:
-    with pytest.raises(InputError, match=r"reward_funcs names no reward function, and `trl grpo` has none"):
+    with pytest.raises(InputError, match=r"reward_funcs names no reward function, and `trl grpo` needs one"):
         rewards_of(read(), config(), by_command="trl grpo", imports=False)
     assert rewards_of(read(), config(), imports=False).built == (NO_REWARD,)
 

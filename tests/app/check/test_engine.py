@@ -298,7 +298,7 @@ def test_weights_alone_are_saved_by_fsdp_where_they_are_gathered() -> None:
 
 
 def test_what_trains_by_another_engine_is_not_taken_for_replicas() -> None:
-    with pytest.raises(UnreadError, match="distributed_type: MEGATRON_LM is not known"):
+    with pytest.raises(UnreadError, match="distributed_type: MEGATRON_LM is not supported"):
         engine_args({"distributed_type": "MEGATRON_LM", "num_processes": 8}, NOTHING)
 
 
