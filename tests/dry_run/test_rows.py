@@ -133,7 +133,7 @@ class OfOwn(BatchSampler):
     ("loader", "reason"),
     [
         (DataLoader(Endless(), batch_size=2), "iterated, and has no rows by index"),
-        (DataLoader(LENGTHS, batch_sampler=OfOwn(SequentialSampler(LENGTHS), 2, False)), "a custom batch sampler, OfOwn"),
+        (DataLoader(LENGTHS, batch_sampler=OfOwn(SequentialSampler(LENGTHS), 2, False)), "batch sampler, OfOwn"),
         (DataLoader(LENGTHS, batch_size=None), "makes no batches"),
         (DataLoader({"a": 1}, batch_size=1, sampler=["a"]), "yields no numbers of rows"),
         (DataLoader(LENGTHS, batch_size=2), "no field with a length"),
