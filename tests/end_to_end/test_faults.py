@@ -148,7 +148,7 @@ def test_a_removed_output_folder(made: Made, tmp_path: Path) -> None:
     search = made(tmp_path)
     running = search.begin("--storage", f"sqlite:///{tmp_path}/study.db")
     shutil.rmtree(search.output)
-    assert "was removed" in fails_in_a_sentence(running)
+    assert " removed" in fails_in_a_sentence(running)
     goes_on(search, {})
     # The study has the first probe.
     assert not (search.output / "probes" / "0" / "reply.json").exists()

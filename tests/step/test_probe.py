@@ -88,10 +88,13 @@ def test_random_and_pretrained_weights_need_the_same_memory(prober: Prober, mode
     assert random.peak_bytes == pytest.approx(pretrained.peak_bytes, abs=16 * MIB)
 
 
+@pytest.mark.parametrize("made_again", [False, True])
 def test_rows_that_were_removed_are_no_result_of_a_candidate(
-    job_server: JobServer, small_workload: Workload, tmp_path: Path
+    job_server: JobServer, small_workload: Workload, tmp_path: Path, made_again: bool
 ) -> None:
     request = replace(probe_request(small_workload, plan()), tokenized_directory=str(tmp_path / "gone"))
+    if made_again:
+        (tmp_path / "gone").mkdir()
     with pytest.raises(InputError, match=f"The tokenised rows in {tmp_path / 'gone'} were removed. Go on with"):
         probe(job_server, request, tmp_path / "probe")
 

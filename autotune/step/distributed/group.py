@@ -119,8 +119,12 @@ def _mesh_size(mesh: Any, name: str) -> int:
     return int(mesh[name].size()) if name in (names or ()) else 1
 
 
-def leave_group() -> None:
-    """Leave the group once all ranks are done."""
+def wait_for_ranks() -> None:
+    """Wait until all ranks are done.
+
+    The group stays until the process exits. Destroyed earlier, it could wait forever for its own thread: DDP's reducer
+    destroys gloo's group with Python's lock held, and that thread may need the lock to free tensors (PyTorch 2.13,
+    ``ProcessGroupGloo::~ProcessGroupGloo`` and ``AsyncWork::~AsyncWork``).
+    """
     if dist.is_initialized():
         dist.barrier()
-        dist.destroy_process_group()

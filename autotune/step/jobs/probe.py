@@ -9,13 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from datasets.config import DATASET_STATE_JSON_FILENAME
 
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan, allocator_settings
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError
-from autotune.step.distributed.group import leave_group, prepare_rank
+from autotune.step.distributed.group import prepare_rank, wait_for_ranks
 from autotune.step.job import JobContext, lacks_space, log_error
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
@@ -35,7 +36,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
         Exception: a disk is full. Neither error is the candidate's result.
     """
     for rows in filter(None, (request.tokenized_directory, request.evaluation_directory)):
-        if not Path(rows).is_dir():
+        # A map of datasets that writes its cache at that moment makes the directory again.
+        if not (Path(rows) / DATASET_STATE_JSON_FILENAME).is_file():
             raise InputError(f"The tokenised rows in {rows} were removed.", hint="Go on with --resume.")
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
@@ -49,7 +51,7 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)
         trainer = train(request, context.folder, progress)
-        leave_group()
+        wait_for_ranks()
     except Exception as error:
         # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
