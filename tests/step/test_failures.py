@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets.config import DATASET_STATE_JSON_FILENAME
 
 from autotune.core.exchange import read_reply, write_request
 from autotune.core.measurement import OutOfMemory
@@ -46,6 +47,7 @@ def test_a_full_disk_in_a_training_is_no_result_of_its_candidate(
 
     monkeypatch.setitem(probe.__globals__, "train", full)
     model = ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
+    (tmp_path / DATASET_STATE_JSON_FILENAME).touch()
     asked = ProbeRequest(plan(), model, "cpu", str(tmp_path), BRIEF)
     with pytest.raises(OSError, match="No space left"):
         probe(asked, JobContext(tmp_path, 0.0))
