@@ -18,8 +18,9 @@ from autotune.app.report import read_result, result_file
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
-from autotune.emit.files import json_text
-from autotune.emit.rows import ACCELERATE_ARGUMENTS, TrainingRows, training_rows
+from autotune.emit.arguments import ACCELERATE_ARGUMENTS
+from autotune.emit.document import json_text
+from autotune.emit.rows import TrainingRows, training_rows
 from autotune.errors import AutotuneError
 from autotune.reporting.page.markdown import markdown_page
 from autotune.reporting.probe import probe_report

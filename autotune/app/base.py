@@ -71,7 +71,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         choices[_ROWS] = _rows(trainer, candidate, here)
     coverage = options.token_coverage
     if not options.coverage_asked and _LENGTH not in options.allowed:
-        coverage = _coverage(nearest.candidate, setting)
+        coverage = least_coverage(nearest.candidate, setting)
     return Start(
         Base(
             base.name,
@@ -191,12 +191,6 @@ def _is_replaceable(technique: Technique, candidate: Candidate, setting: Setting
     option = option_of(technique, choice)
     exact = technique.effect(choice, candidate, setting) is Effect.EXACT
     return exact and (option is None or option.replaceable)
-
-
-def _coverage(candidate: Candidate, setting: Setting) -> float:
-    workload = setting.workload
-    profiles = (replace(setting, workload=replace(workload, dataset=profile)) for profile in workload.profiles)
-    return min(least_coverage(candidate, each) for each in profiles)
 
 
 def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:

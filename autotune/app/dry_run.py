@@ -17,7 +17,7 @@ from autotune.confidential import hidden_values, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
 from autotune.core.dry_run import SCHEMA, CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
 from autotune.core.events import StageStarted
-from autotune.core.files import scratch_folder
+from autotune.core.scratch import scratch_folder
 from autotune.errors import InputError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import read_yaml

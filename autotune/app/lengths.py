@@ -6,9 +6,9 @@ from pathlib import Path
 
 from autotune.app.arguments import LengthsArguments
 from autotune.app.public import taking
-from autotune.app.requests import WorkloadReader
-from autotune.core.files import scratch_folder
+from autotune.app.workload import WorkloadReader
 from autotune.core.length_report import LengthReport, length_report
+from autotune.core.scratch import scratch_folder
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source

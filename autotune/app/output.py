@@ -15,8 +15,8 @@ from pathlib import Path
 
 from autotune.core.json_text import read_json
 from autotune.core.text import decodable, printable
+from autotune.emit.arguments import short_name
 from autotune.emit.files import write_text
-from autotune.emit.rows import short_name
 from autotune.errors import InputError
 from autotune.inspection.paths import user_path
 from autotune.study.problem import ProbeRun, Purpose

@@ -35,7 +35,7 @@ from autotune.core.explanation import Explanation, Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
-from autotune.emit.handover import server_text
+from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget

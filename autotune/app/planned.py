@@ -14,7 +14,8 @@ from stat import S_ISREG
 from autotune.app.arguments import PlannedArguments
 from autotune.app.options import Options
 from autotune.app.problem import attentions
-from autotune.app.requests import WorkloadReader, traces_of
+from autotune.app.requests import traces_of
+from autotune.app.workload import WorkloadReader
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.lengths import LengthDistribution

@@ -10,8 +10,8 @@ from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.estimate import Estimate
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
+from autotune.emit.figures import planned as handover_of
 from autotune.emit.files import check_writable
-from autotune.emit.handover import planned as handover_of
 from autotune.emit.rows import copies_rows
 from autotune.emit.serving import with_server_address
 from autotune.errors import InputError

@@ -17,9 +17,9 @@ from autotune.app.output import default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
-from autotune.app.requests import WorkloadReader
 from autotune.app.search import Run, check_study, storage_of, worker_servers
 from autotune.app.workers.together import search_together
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init

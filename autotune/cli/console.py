@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 
 from rich.console import Console
 
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from autotune.reporting.document import Document
 from autotune.reporting.terminal import show
 

@@ -1,16 +1,12 @@
-"""Writes files and directories atomically, finds the user's cache, and makes temporary folders for jobs and rows."""
+"""Writes files and directories atomically, and finds the user's cache."""
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
-import platform
 import secrets
 import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +15,6 @@ from autotune.errors import InputError
 
 # A partial file or directory that has not changed for this long is no longer being written.
 _ABANDONED_SECONDS = 86_400.0
-# With the machine's name: on a shared file system, a lock may not be visible to other machines.
-_PREFIX = f"autotune-scratch-{platform.node()}-"
-_LOCK = "in-use"
 
 
 def cache_directory() -> Path:
@@ -78,32 +71,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a new temporary folder, removed when it is closed, or by a later process if this one is killed."""
-    _remove_abandoned()
-    # A job that is being killed may still write.
-    folder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
-    part, lock = Path(folder.name, f"{_LOCK}.part"), Path(folder.name, _LOCK)
-    file = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
-    weakref.finalize(folder, os.close, file)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(file, fcntl.LOCK_EX)
-        # Locked before another process can find it.
-        part.rename(lock)
-    return folder
-
-
-def is_temporary(folder: Path) -> bool:
-    """Return whether a folder is inside one of :func:`scratch_folder`."""
-    system = Path(tempfile.gettempdir())
-    return any(each.parent == system and each.name.startswith(_PREFIX) for each in folder.parents)
-
-
-def _remove_abandoned() -> None:
-    """Remove the folders whose locks are released, since their processes were killed."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{glob.escape(_PREFIX)}*/{_LOCK}"):
-        with suppress(OSError), lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)

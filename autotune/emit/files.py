@@ -1,24 +1,15 @@
-"""Writes the files of a bundle atomically, formats JSON and comments in them; errors have a hint for the user."""
+"""Writes the files of a bundle atomically; errors have a hint for the user."""
 
 from __future__ import annotations
 
 import errno
-import json
-import re
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.core.codec import encode
 from autotune.core.files import remove_partial_files, written_atomically
-from autotune.core.text import printable
 from autotune.errors import InputError
-
-# JSON strings contain no line breaks, so this matches no list inside a string.
-_NUMBERS = re.compile(r"\[\n([\d\s.,eE+-]+)\]")
-_WIDTH = 100
 
 
 @contextmanager
@@ -85,35 +76,3 @@ def _cannot_write(file: Path, error: OSError, option: str = "--output") -> Input
     else:
         hint = f"Choose another directory with {option}."
     return InputError(f"{file} cannot be written: {error.strerror or error}.", hint=hint)
-
-
-def json_text(document: object) -> str:
-    """Return a dataclass as JSON, keys in the order of its fields, with a newline at the end.
-
-    A list of numbers is one line. A dataclass with a property ``written`` is replaced by the property's value.
-    """
-    encoded = encode(getattr(document, "written", document))
-    text = json.dumps(encoded, indent=2, ensure_ascii=False, allow_nan=False)
-    return _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
-
-
-def wrap_comment(sentence: str, first_prefix: str = "", other_prefix: str = "") -> str:
-    """Return a sentence as lines of a comment.
-
-    Args:
-        first_prefix: prefix of the first line.
-        other_prefix: prefix of the other lines.
-    """
-    return textwrap.fill(
-        one_line(sentence),
-        _WIDTH,
-        initial_indent=first_prefix,
-        subsequent_indent=other_prefix,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def one_line(sentence: str) -> str:
-    """Return a sentence escaped so that it cannot end a YAML, shell or Python comment early."""
-    return printable(sentence.replace("\n", " "))

@@ -1,4 +1,4 @@
-"""The arguments of ``trl`` for a plan, with the location of its rows: the user's own, or a copy, which it writes."""
+"""Locates the training rows of a bundle's configuration: the user's own, or a copy, which it writes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.text import uncompressed
 from autotune.core.workload import DatasetSource, Workload
 from autotune.core.yaml_text import yaml_text
 from autotune.emit.files import remove, write_text, written
-from autotune.inspection.dataset import builder_of
 from autotune.trainers import Trainer, find_trainer
 
 if TYPE_CHECKING:
@@ -33,12 +31,6 @@ ROW_ARGUMENTS = (
     "streaming", "test_split_size",
 )  # fmt: skip
 """Arguments of ``trl`` that select the rows to train on, and how they are loaded."""
-PEFT_CONFIG = "peft_config.json"
-"""The bundle's adapter file, if the adapter is PEFT's own JSON."""
-THREADS = "OMP_NUM_THREADS"
-"""Environment variable for the CPU threads of a process."""
-ACCELERATE_ARGUMENTS = frozenset({"deepspeed", "parallelism_config"})
-"""Arguments of a plan that go to accelerate's file instead (:mod:`autotune.emit.launch`)."""
 
 
 @dataclass(frozen=True)
@@ -177,39 +169,3 @@ def _batches(tokenized_directory: Path) -> Iterator[pa.RecordBatch]:
     for data_file in state["_data_files"]:
         with pa.memory_map(str(tokenized_directory / data_file["filename"])) as source:
             yield from pa.ipc.open_stream(source)
-
-
-def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
-    """Return the arguments of ``trl TRAINER``: model and data first, then what the plan sets."""
-    source, args = workload.model_source, find_trainer(plan.trainer).written_args(plan)
-    # The script reads the adapter from a file, not from TRL's arguments.
-    model = {name: value for name, value in plan.model.items() if not (plan.peft and name == "use_peft")}
-    return {
-        "model_name_or_path": source.name,
-        **({"model_revision": source.revision} if source.revision != "main" else {}),
-        **rows.arguments(),
-        # A relative name, so that it stays valid when the bundle is moved.
-        "output_dir": f"{short_name(source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}",
-        **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
-        **model,
-        **{name: value for name, value in args.items() if name not in ACCELERATE_ARGUMENTS},
-    }
-
-
-def thread_variables(threads: int | None) -> dict[str, str]:
-    """Return the variable for the CPU threads of each process, which every launcher passes on.
-
-    Without it, a process has one thread, even for an optimizer on the host (accelerate 1.15, ``commands/launch.py``;
-    torch, ``distributed/run.py``). ``num_cpu_threads_per_process`` reaches neither DeepSpeed's processes
-    (``prepare_deepspeed_cmd_env``) nor those of ``accelerate launch train.py``.
-
-    Args:
-        threads: None if the machine's cores are unknown; the launcher then decides.
-    """
-    return {THREADS: str(threads)} if threads is not None else {}
-
-
-def short_name(name: str) -> str:
-    """Return the last part of a hub id or a path, without the ending of a data file."""
-    path = uncompressed(name)
-    return path.name if builder_of(path) is None else path.stem

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.core.bundle import ServerSplit
 from autotune.core.plan import TrainingPlan
-from autotune.emit.files import one_line
+from autotune.emit.comment import one_line
 
 SERVE, TRAIN = "serve.sh", "train.sh"
 """The files of a bundle that start a vLLM server and the training that uses it."""

@@ -14,7 +14,6 @@ from typing import Generic, TypeVar
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError
-from autotune.core.files import is_temporary
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.measurement import Measurement, combine_ranks
 from autotune.core.protocol import (
@@ -31,6 +30,7 @@ from autotune.core.protocol import (
     SpeedsRequest,
 )
 from autotune.core.ranks import rank_variables, reserved_port
+from autotune.core.scratch import is_temporary
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import PackingCheck, Workload

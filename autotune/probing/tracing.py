@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from autotune.core.events import Listener, Tracing
-from autotune.core.files import scratch_folder
+from autotune.core.scratch import scratch_folder
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace

@@ -96,7 +96,7 @@ class Lora(Technique):
             instead = f"r{match['rank']}-attention-dora"
             return f"PEFT has no DoRA for experts whose weights are one parameter; {instead} does not adapt them"
         if match and match["language"] and not model.language_modules:
-            return "this model has no vision tower"
+            return "this model has no vision tower with a separate language model"
         if match and match["language"] and model.fused_experts:
             return "PEFT trains the vision tower too, since the weights of all experts are one parameter"
         if match and match["attention"] and not _modules(match, model):

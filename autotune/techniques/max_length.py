@@ -34,8 +34,10 @@ _CACHED = 256
 
 
 def least_coverage(candidate: Candidate, setting: Setting) -> float:
-    """Return the smaller share, 0 to 1, that a candidate keeps of the dataset's tokens and of those in the loss."""
-    return 1.0 if _cuts_loss_inputs(setting) else _least_coverage(setting.workload.dataset.documents, candidate)
+    """Return the smallest share, 0 to 1, that a candidate keeps of the tokens that a maximum length cuts."""
+    if _cuts_loss_inputs(setting):
+        return 1.0
+    return min(_least_coverage(documents, candidate) for documents in setting.workload.cut_by_length.values())
 
 
 def limit_with(documents: Documents, length: int, packing: Choice) -> LengthLimit:

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
-from autotune.core.heaviest import Loads, block_rows, heaviest, heaviest_blocks
+from autotune.core.blocks import block_rows
+from autotune.core.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer

@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.blocks import blocks_of
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
-from autotune.core.heaviest import Loads, blocks_of, heaviest_blocks
+from autotune.core.heaviest import Loads, heaviest_blocks
 from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import PRECOMPUTE, StepProgram

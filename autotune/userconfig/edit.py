@@ -15,9 +15,10 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
 from autotune.core.yaml_text import yaml_text
+from autotune.emit.arguments import THREADS, thread_variables
 from autotune.emit.files import write_text
 from autotune.emit.launch import ACCELERATE, FROM_TRAINER_ARGUMENTS, PRECISION, launch_files, launch_keys
-from autotune.emit.rows import ROW_ARGUMENTS, THREADS, TrainingRows, thread_variables
+from autotune.emit.rows import ROW_ARGUMENTS, TrainingRows
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, apply_edits, edited_values, unified_diff
 from autotune.probing import JobServer

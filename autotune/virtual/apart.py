@@ -19,7 +19,8 @@ from pathlib import Path
 import dill
 import torch
 
-from autotune.core.files import scratch_folder, written_atomically
+from autotune.core.files import written_atomically
+from autotune.core.scratch import scratch_folder
 from autotune.virtual.records import Trace
 
 _REQUEST, _REPLY = "request", "reply"

@@ -13,7 +13,8 @@ import numpy as np
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import problem_of
-from autotune.app.requests import WorkloadReader, probe_request
+from autotune.app.requests import probe_request
+from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
 from autotune.core.heaviest import Loads, heaviest

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.app.requests import WorkloadReader
+from autotune.app.workload import WorkloadReader
 from autotune.core.length_report import length_report
 from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import Job, PrepareRequest

@@ -13,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 from autotune.app.planned import planned_machine
-from autotune.app.requests import WorkloadReader, probe_request
+from autotune.app.requests import probe_request
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.protocol import ProbeRequest

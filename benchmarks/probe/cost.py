@@ -24,7 +24,8 @@ from pathlib import Path
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import problem_of
-from autotune.app.requests import WorkloadReader, probe_request
+from autotune.app.requests import probe_request
+from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS
 from autotune.core.events import ignore

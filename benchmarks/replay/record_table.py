@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.problem import attentions, global_batch_of
-from autotune.app.requests import WorkloadReader, probe_request
+from autotune.app.requests import probe_request
+from autotune.app.workload import WorkloadReader
 from autotune.core.effort import EFFORTS
 from autotune.core.events import ignore
 from autotune.inspection.dataset import dataset_source

@@ -12,7 +12,7 @@ import pytest
 from autotune.app.arguments import PlanArguments
 from autotune.app.options import plan_options
 from autotune.app.planned import planned_workload
-from autotune.app.requests import WorkloadReader
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import Event, StageStarted
 from autotune.core.workload import PackingCheck, Workload
 from autotune.inspection.dataset import dataset_source

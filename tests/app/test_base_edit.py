@@ -13,7 +13,8 @@ import yaml
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import ALLOCATOR_VARIABLES, TrainingPlan
-from autotune.emit.rows import TrainingRows, thread_variables
+from autotune.emit.arguments import thread_variables
+from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.userconfig.base import UserBase
 from autotune.userconfig.edit import EditTarget, edited_text, edits_of, values_after

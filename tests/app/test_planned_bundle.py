@@ -20,7 +20,7 @@ from autotune.core.machine import Hardware
 from autotune.core.verdict import Outcome
 from autotune.core.workload import DatasetSource
 from autotune.emit.bundle import write_planned_bundle
-from autotune.emit.handover import planned as handed_over
+from autotune.emit.figures import planned as handed_over
 from autotune.errors import InputError, UnwrittenError
 from autotune.units import GIB
 from tests.emit.planned_bundles import a_bundle

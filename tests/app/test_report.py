@@ -12,7 +12,7 @@ import autotune
 from autotune.app.report import read_result, report, write_result
 from autotune.core.codec import encode
 from autotune.core.result import BaseFile, Result, Timelines
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.units import MIB
 from tests.app.test_outcome import BASELINE, WINNER, result

@@ -14,9 +14,9 @@ import pytest
 
 from autotune.core.events import Event, Tracing, ignore
 from autotune.core.exchange import write_reply, write_request
-from autotune.core.files import scratch_folder
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import LOG_FILE, Failure, Job
+from autotune.core.scratch import scratch_folder
 from autotune.core.traced import Peak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError

@@ -13,7 +13,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.result import Choosable
 from autotune.core.spread import Interval, prediction_interval
 from autotune.core.status import ProbeStatus
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from benchmarks.probe import promise
 from tests.reporting.examples import a_choosable, a_result, nothing_fits
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.boundary import run
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from tests.reporting.examples import a_result
 
 

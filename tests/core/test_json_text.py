@@ -12,8 +12,8 @@ from autotune.core.codec import DecodeError, decode
 from autotune.core.json_text import read_json
 from autotune.core.spread import Interval
 from autotune.errors import InputError
-from autotune.inspection.dataset import check_lines
 from autotune.inspection.model import model_source
+from autotune.inspection.rows import check_lines
 from autotune.techniques.peft_config import PeftConfig
 
 HOSTILE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 
 
 @dataclass(frozen=True)

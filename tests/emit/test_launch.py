@@ -23,9 +23,11 @@ from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.emit.handover import measured, provenance
+from autotune.emit.arguments import thread_variables, training_arguments
+from autotune.emit.figures import measured
+from autotune.emit.handover import provenance
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
-from autotune.emit.rows import thread_variables, training_arguments, training_rows
+from autotune.emit.rows import training_rows
 from autotune.techniques import find
 from autotune.trainers import find_trainer
 from autotune.units import GIB

@@ -24,7 +24,7 @@ from autotune.core.codec import decode
 from autotune.core.machine import Hardware
 from autotune.core.plan import Launch
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
-from autotune.emit.handover import SERVER_TIMEOUT, planned
+from autotune.emit.figures import SERVER_TIMEOUT, planned
 from autotune.units import GIB
 from tests.emit.planned_bundles import ARGS, MODEL, SPLIT, a_bundle
 from tests.reporting.examples import a_workload

@@ -221,10 +221,10 @@ def test_a_compressed_file_loads_alone_and_in_a_folder(tmp_path: Path, name: str
 
 def test_zstandard_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "data.jsonl.zst", b"\x28\xb5\x2f\xfd and more")
-    monkeypatch.setattr("autotune.inspection.dataset.find_spec", lambda _: None)
+    monkeypatch.setattr("autotune.inspection.rows.find_spec", lambda _: None)
     with pytest.raises(InputError, match="without the package zstandard"):
         dataset_source(file)
-    monkeypatch.setattr("autotune.inspection.dataset.find_spec", lambda _: object())
+    monkeypatch.setattr("autotune.inspection.rows.find_spec", lambda _: object())
     assert dataset_source(file).path == "json"
 
 

@@ -99,7 +99,7 @@ PICTURED = """
     import json, sys
     from pathlib import Path
     from autotune.app.planned import planned_machine
-    from autotune.app.requests import WorkloadReader
+    from autotune.app.workload import WorkloadReader
     from autotune.core.events import ignore
     from autotune.inspection.dataset import dataset_source
     from autotune.inspection.model import model_source

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.requests import WorkloadReader
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.gpus import find_gpu

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Gemma2PreTrainedModel
 
 from autotune.core.protocol import CheckPackingRequest
 from autotune.core.workload import ModelSource, PackingCheck
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from autotune.errors import InputError
 from autotune.probing import JobServer, check_packing
 from autotune.step.jobs.check_packing import _check

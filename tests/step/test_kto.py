@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from trl import KTOConfig, KTOTrainer
 
 from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.heaviest import block_rows, blocks_of, heaviest_blocks
+from autotune.core.blocks import block_rows, blocks_of
+from autotune.core.heaviest import heaviest_blocks
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest, ProbeRequest

@@ -13,7 +13,7 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from autotune.core.heaviest import block_rows
+from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import PRECOMPUTE
 from autotune.step.rows import quantile_indices

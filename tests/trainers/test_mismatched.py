@@ -9,6 +9,7 @@ import pytest
 
 from autotune.core.plan import TrainingPlan
 from autotune.techniques import find
+from autotune.techniques.max_length import least_coverage
 from autotune.trainers import find_trainer
 from tests.trainers.prepared import Prepared, prepared_rows
 
@@ -58,6 +59,14 @@ def test_the_length_of_a_coverage_keeps_that_share_of_the_pairs(
         for name, each in {"cut": plan, "whole": replace(plan, args={**plan.args, "max_length": None})}.items()
     )
     assert kept >= share * all_of
+
+
+def test_a_user_s_own_length_keeps_as_much_as_it_keeps_of_the_pairs(alternating: Prepared) -> None:
+    longest = alternating.workload.dataset.lengths.longest
+    own = alternating.candidate({"max_length": longest, "per_device_train_batch_size": 4})
+    kept = least_coverage(own, alternating.setting)
+    assert kept < 1.0
+    assert KTO.illegal(own, replace(alternating.setting, token_coverage=kept)) is None
 
 
 def test_a_length_that_cuts_the_pairs_of_whole_rows_is_refused(alternating: Prepared) -> None:

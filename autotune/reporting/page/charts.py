@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from html import escape
 
 from autotune.reporting.document import Charts, Document, Plane, Point, memory_axis
-from autotune.reporting.page.step_charts import Chart, Figure, scale, step_charts, vertical_line
+from autotune.reporting.page.drawing import Chart, Figure, scale, vertical_line
+from autotune.reporting.page.step_charts import step_charts
 from autotune.units import counted, format_bytes, format_rate
 
 # The colour-blind-safe colours of Okabe and Ito (https://jfly.uni-koeln.de/color/); marks differ as well.

@@ -1,4 +1,4 @@
-"""The charts of memory through one step, stacked by category, and parts of Plotly figures that other charts share."""
+"""The charts of memory through one step, stacked by category."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, pairwise
-from typing import Any
 
 from autotune.core.memory_timeline import AT_REST, OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Step, memory_axis
-from autotune.units import GIB, MIB, format_bytes, format_share
+from autotune.reporting.page.drawing import Chart, Figure, horizontal_limit, scale
+from autotune.units import format_bytes, format_share
 
 OUTSIDE, _OTHER = "outside tensors", "other"
 # The colours of Okabe and Ito again, one for each part, from the bottom of the stack to its top.
@@ -31,60 +31,6 @@ _NARROWEST = 0.05
 """Least width of a stretch, as a share of the chart."""
 _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
 """The columns of a legend: two of them on a telephone."""
-Figure = Mapping[str, Any]
-"""Plotly's figure; colours are names of the style sheet's variables."""
-LIMIT = "var(--limit)"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart.
-
-    Attributes:
-        name: its HTML id.
-        caption: its content in sentences, for screen readers.
-        tall: whether it needs more height than others, such as for slanted names.
-    """
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-    tall: bool = False
-
-
-def vertical_line(at: float, label: str, anchor: str) -> Figure:
-    """Return a dashed vertical line with a label for Plotly's layout; ``anchor`` is the label's ``xanchor``."""
-    return {
-        "shapes": [
-            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
-             "line": {"color": LIMIT, "width": 2, "dash": "dash"}}
-        ],
-        "annotations": [
-            {"x": at, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": anchor, "text": label,
-             "showarrow": False, "font": {"color": LIMIT}}
-        ],
-    }  # fmt: skip
-
-
-def horizontal_limit(at: float, label: str) -> Figure:
-    """Return a dashed horizontal line with a label above it for Plotly's layout."""
-    return {
-        "shapes": [
-            {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": at, "y1": at, "line": line}
-            # The lower line is a border between the upper one and the areas that it crosses.
-            for line in ({"color": "var(--page)", "width": 4}, {"color": LIMIT, "width": 2, "dash": "dash"})
-        ],
-        "annotations": [
-            {"x": 0, "xref": "paper", "y": at, "xanchor": "left", "yanchor": "bottom", "text": label,
-             "showarrow": False, "font": {"color": LIMIT}, "bgcolor": "var(--page)"}
-        ],
-    }  # fmt: skip
-
-
-def scale(sizes: Sequence[float]) -> tuple[int, str]:
-    """Return the unit for sizes, in bytes, and its name."""
-    return (GIB, "GiB") if max(sizes) >= GIB else (MIB, "MiB")
 
 
 def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:

@@ -28,7 +28,8 @@ from trl.scripts.utils import DatasetConfig
 from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
-from autotune.inspection.dataset import check_file, check_row_count, nested_rows_hint
+from autotune.inspection.dataset import check_file
+from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.data.columns import check_complete, check_flags, check_tokens
 from autotune.step.data.remarks import is_written_messages
 from autotune.step.hub import loading_error

@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from autotune.core.heaviest import block_rows
+from autotune.core.blocks import block_rows
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.run.worst import next_narrower, unpadded, worst_order

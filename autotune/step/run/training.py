@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
 
-from autotune.core.heaviest import block_rows
+from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest

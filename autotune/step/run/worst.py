@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.core.heaviest import block_rows, heaviest, heaviest_blocks
+from autotune.core.blocks import block_rows
+from autotune.core.heaviest import heaviest, heaviest_blocks
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation
 

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
-from autotune.core.heaviest import block_rows
+from autotune.core.blocks import block_rows
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes
 from autotune.step.trainers.reference import OnTokenizedRows, WithReference

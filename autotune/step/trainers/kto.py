@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from trl import KTOConfig, KTOTrainer
 
-from autotune.core.heaviest import block_rows, blocks_of, worst_blocks
+from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths

@@ -13,7 +13,7 @@ from autotune.app.check.fix import fix_legacy
 from autotune.confidential import PLACEHOLDER
 from autotune.core.codec import encode
 from autotune.core.verdict import Outcome
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from autotune.userconfig.written import read_written
 from tests.app.check.conftest import Checked, Write, cache_of
 

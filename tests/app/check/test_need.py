@@ -13,7 +13,7 @@ from autotune.core.configuration import Configuration
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.setting import Wishes
 from autotune.core.verdict import Need, Outcome, Source, Verdict
-from autotune.emit.files import json_text
+from autotune.emit.document import json_text
 from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
