@@ -87,8 +87,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         assert evaluator is not None
         found = evaluator.run(candidates)
         traced = len(evaluator.candidates)
-        of_search = evaluator.traces.count - self._earlier
-        self._to_come = of_search * max(0, self._usual - traced) // max(1, traced)
+        self._to_come = (evaluator.traces.count - self._earlier) * max(0, self._usual - traced) // max(1, traced)
         best = distinct((each for each in evaluator.ranked() if each.memory is not None), _RANKED_SHOWN)
         if best:
             self._listener(Ranked(best, evaluator.problem.baseline))
