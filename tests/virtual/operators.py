@@ -65,7 +65,8 @@ def _database() -> Any:
     # A package of PyTorch's own tests, of which the database needs one name.
     sys.modules.setdefault("expecttest", SimpleNamespace(TestCase=TestCase))  # type: ignore[arg-type]
     from torch.testing._internal import common_methods_invocations as database
-    from torch.testing._internal import common_optimizers
+    from torch.testing._internal import common_optimizers, common_utils
+    from torch.testing._internal.opinfo import core
 
     for name, module in list(sys.modules.items()):
         for side, (small, large) in _SIDES.items() if name.startswith("torch.testing._internal") else ():
@@ -73,6 +74,8 @@ def _database() -> Any:
                 setattr(module, side, large)
     # It would restore the state of the random number generator, which takes memory.
     database.wrapper_set_seed = lambda function, *args, **words: function(*args, **words)
+    # For each operator it would look for a test of PyTorch's own in every frame, among all modules that are imported.
+    core.extract_test_fn = common_utils.extract_test_fn = lambda: None
     return SimpleNamespace(operators=database.op_db, optimizers=common_optimizers.optim_db)
 
 
