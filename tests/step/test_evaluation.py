@@ -101,7 +101,6 @@ def built(request: ProbeRequest, folder: Path) -> Any:
     return build_trainer(request, rows, folder, Progress(request.schedule, METERS["cpu"]()))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 16])
 @pytest.mark.parametrize(
     ("trainer", "args"),
     [
@@ -118,29 +117,30 @@ def built(request: ProbeRequest, folder: Path) -> Any:
     ids=str,
 )
 def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated(
-    workload_of: MakeWorkload, tmp_path: Path, trainer: str, args: dict[str, object], rows: int
+    workload_of: MakeWorkload, tmp_path: Path, trainer: str, args: dict[str, object]
 ) -> None:
     texts = long_tailed_texts(11, longest_words=60)
     evaluated = tokens(EVALUATED) if trainer == "sft" else preference_rows(texts)
     found = workload_of(trainer, tokens(TRAINED) if trainer == "sft" else preference_rows(texts[::-1]), evaluated)
-    request = request_of(found, {**args, "per_device_eval_batch_size": rows}, trainer)
-    real, known = built(request, tmp_path), find_adapter(trainer)
+    real, known = built(request_of(found, args, trainer), tmp_path), find_adapter(trainer)
     # In the order of a random sampler too: evaluation may be given rows in another order.
     shuffled = real.eval_dataset.shuffle(seed=1)
-    batches = [batch for data in (None, shuffled) for batch in real.get_eval_dataloader(data)]
-    largest = worst_order(evaluated_sizes(real, known), evaluation_batch_rows(real, known), known.collation(real))
-    chosen = [real.data_collator([real.eval_dataset[int(row)] for row in order]) for order in largest]
-    most = max(known.rows_and_tokens(real, batch)[1] for batch in chosen)
-    drawn = [known.rows_and_tokens(real, batch)[1] for batch in batches]
-    assert max(drawn) <= most
-    flat = "packing" in args or "padding_free" in args
-    if not flat:
-        # Padded rows: the micro-batch that has the longest row is as large, unless that is the last and not full.
-        longest = int(np.argmax(evaluated_sizes(real, known).widest))
-        full = longest < len(real.eval_dataset) // evaluation_batch_rows(real, known) * evaluation_batch_rows(
-            real, known
-        )
-        assert max(drawn) == most or not full
+    for rows in (1, 3, 4, 16):
+        real.args.per_device_eval_batch_size = rows
+        sizes, of_batch = evaluated_sizes(real, known), evaluation_batch_rows(real, known)
+        drawn = [
+            known.rows_and_tokens(real, batch)[1]
+            for data in (None, shuffled)
+            for batch in real.get_eval_dataloader(data)
+        ]
+        largest = worst_order(sizes, of_batch, known.collation(real))
+        chosen = [real.data_collator([real.eval_dataset[int(row)] for row in order]) for order in largest]
+        most = max(known.rows_and_tokens(real, batch)[1] for batch in chosen)
+        assert max(drawn) <= most, rows
+        if "packing" not in args and "padding_free" not in args:
+            # Padded rows: the micro-batch with the longest row is as large, unless that is the last and not full.
+            full = int(np.argmax(sizes.widest)) < len(real.eval_dataset) // of_batch * of_batch
+            assert max(drawn) == most or not full, rows
 
 
 # The four longest rows to evaluate on, of 64, 57, 52 and 45 tokens, padded to the longest.
