@@ -12,6 +12,7 @@ from tests.small import write_rows
 
 GPU = "H100-80GB"
 IMPORTS = "from trl import ModelConfig, SFTConfig, SFTTrainer, ScriptArguments, TrlParser\n"
+EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 
 
 @pytest.fixture
@@ -150,11 +151,7 @@ def test_a_script_may_find_its_model_rows_and_rewards_by_itself(
         (IMPORTS.replace("ModelConfig, ", ""), "use_peft: true\n", "no ModelConfig, so what it does with use_peft"),
         (f"{IMPORTS}class Own(SFTTrainer):\n    def compute_loss(self): ...\n", "", "uses compute_loss, so a step may"),
         (f"{IMPORTS}SFTTrainer(data_collator=None)\n", "", "uses data_collator"),
-        (
-            f"{IMPORTS}SFTTrainer(compute_metrics=len)\n",
-            "eval_strategy: epoch\ntest_split_size: 0.2\n",
-            "uses compute_metrics",
-        ),
+        (f"{IMPORTS}SFTTrainer(compute_metrics=len)\n", EVALUATED, "uses compute_metrics"),
     ],
 )
 def test_a_model_an_adapter_or_a_step_that_a_script_makes_itself_cannot_be_known(
@@ -165,7 +162,14 @@ def test_a_model_an_adapter_or_a_step_that_a_script_makes_itself_cannot_be_known
     verdict = checked(command=command, gpu=GPU)
     assert (verdict.outcome, reason in verdict.reason) == (Outcome.UNKNOWN, True), verdict.reason
     assert checked(command=command, fits=False).outcome is Outcome.READ
+
+
+@pytest.mark.parametrize("keys", ["", "use_peft: true\n", EVALUATED])
+def test_a_script_with_trl_s_own_model_adapter_and_step_is_checked(
+    keys: str, checked: Checked, script: Path, write: Write
+) -> None:
     script.write_text(IMPORTS, encoding="utf-8")
+    command = ("python", str(script), "--config", str(write("sft", f"max_length: 32\n{keys}")))
     assert checked(command=command, gpu=GPU).outcome is Outcome.FITS
 
 
