@@ -338,11 +338,6 @@ CASES = (
         RUNS_NOT,
         {"per_device_train_batch_size ends": 0, "num_iterations ends": 1},
     ),
-    _case(
-        "grpo: tokens of high entropy, and how each is drawn",
-        "top_entropy_quantile: 0.2\ngeneration_kwargs: {top_k: 20, do_sample: true}\n",
-        FITS,
-    ),
     _case("grpo: rewards scaled by nothing", "scale_rewards: none_\n", RUNS_NOT, {"scale_rewards ends": 0}),
     _case("grpo: no clipping by null", "max_grad_norm: null\n", RUNS_NOT, {"max_grad_norm ends the training": 0}),
     _case("grpo: no temperature", "temperature: 0.0\n", RUNS_NOT, {"temperature ends the training": 0}),

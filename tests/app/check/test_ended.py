@@ -10,6 +10,7 @@ from tests.app.check.conftest import Checked, Write
 
 EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 GROUPS = "per_device_eval_batch_size: 4\n"
+DRAWN = "log_completions: true\ntop_entropy_quantile: 0.5\ngeneration_kwargs: {top_k: 20, do_sample: true}\n"
 
 
 def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, checked: Checked) -> None:
@@ -96,10 +97,11 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         ("dpo", f"{EVALUATED}lr_scheduler_type: reduce_lr_on_plateau\neval_accumulation_steps: 1\n"),
         (
             "grpo",
-            f"{EVALUATED}{GROUPS}metric_for_best_model: reward\nlog_completions: true\ntop_entropy_quantile: 0.5\n",
+            f"{EVALUATED}{GROUPS}{DRAWN}metric_for_best_model: reward\nremove_unused_columns: true\n",
         ),
         ("kto", "accelerator_config: {dispatch_batches: true}\nauto_find_batch_size: true\n"),
-        ("online_dpo", "beta: [0.1]\n"),
+        # Norms are logged without a limit.
+        ("online_dpo", "beta: [0.1]\nmax_grad_norm: .inf\n"),
         # PyTorch checks the default of its optimizers, and transformers gives the value to groups of parameters.
         pytest.param("sft", "weight_decay: -1.0\n", marks=pytest.mark.nightly),
         pytest.param("sft", "optim: sgd\nadam_beta1: 2.0\n", marks=pytest.mark.nightly),
@@ -108,9 +110,6 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         ),
         pytest.param("sft", "max_steps: 3\nnum_train_epochs: .inf\n", marks=pytest.mark.nightly),
         pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
-        ("grpo", "remove_unused_columns: true\n"),
-        # Norms are logged without a limit.
-        ("sft", "max_grad_norm: .inf\n"),
     ],
 )
 def test_arguments_with_which_trl_trains_fit(trainer: str, body: str, write: Write, checked: Checked) -> None:
