@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -33,20 +33,26 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", CONFIGURATIONS)
-def test_a_shape_and_its_rows_are_a_workload_of_the_published_size(
-    shape: str, tmp_path: Path, job_server: JobServer
-) -> None:
+def prepared(server: JobServer, shape: str, lengths: Iterable[int], folder: Path) -> Workload:
+    """Return a shape and rows of some lengths as autotune reads them."""
     configuration = CONFIGURATIONS[shape]
-    model = write_model(tmp_path / shape, configuration)
-    rows = write_rows(tmp_path / "rows.jsonl", suite.long_tailed_lengths(), configuration["vocab_size"])
-    request = PrepareRequest(
-        model_source(str(model), "random"), dataset_source(str(rows)), "sft", str(tmp_path / "tokenized")
-    )
-    reply: Workload = prepare(job_server, request, tmp_path / "prepare")
+    model = write_model(folder / shape, configuration)
+    rows = write_rows(folder / "rows.jsonl", lengths, configuration["vocab_size"])
+    source = model_source(str(model), "random")
+    request = PrepareRequest(source, dataset_source(str(rows)), "sft", str(folder / "tokenized"))
+    return prepare(server, request, folder / "prepare")
+
+
+@pytest.mark.parametrize("shape", CONFIGURATIONS)
+def test_a_shape_is_a_model_of_the_published_size(shape: str, tmp_path: Path, job_server: JobServer) -> None:
+    reply = prepared(job_server, shape, [8], tmp_path)
     assert reply.model.parameters == pytest.approx(PARAMETERS[shape], rel=0.01)
-    assert reply.model.layers == configuration["num_hidden_layers"]
-    assert reply.dataset.lengths.longest > 10 * reply.dataset.lengths.quantile(0.25)
+    assert reply.model.layers == CONFIGURATIONS[shape]["num_hidden_layers"]
+
+
+def test_the_lengths_of_its_rows_have_a_long_tail(tmp_path: Path, job_server: JobServer) -> None:
+    lengths = prepared(job_server, min(CONFIGURATIONS), suite.long_tailed_lengths(), tmp_path).dataset.lengths
+    assert lengths.longest > 10 * lengths.quantile(0.25)
 
 
 def test_every_search_is_of_a_shape_that_there_is() -> None:
