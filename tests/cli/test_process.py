@@ -74,9 +74,14 @@ def test_a_reader_that_goes_away_is_no_error_and_not_nothing_fits(words: list[st
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+# Streams are opened before the words are read. The last two write to the one that is closed.
 @pytest.mark.parametrize(
-    ("words", "code"), [(["lengths", "M", "D"], 0), (["probe", "M", "D", "--json"], 0), (["probe"], 2)]
+    ("words", "code", "closed"),
+    [
+        *((["lengths", "M", "D"], 0, closed) for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")),
+        (["probe", "M", "D", "--json"], 0, ">&-"),
+        (["probe"], 2, "2>&-"),
+    ],
 )
 def test_a_closed_stream_changes_no_exit_code(words: list[str], code: int, closed: str) -> None:
     command = ["bash", "-c", f'exec "$@" {closed}', "-", *with_an_api(words)]
