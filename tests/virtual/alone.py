@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import tests.metadata  # noqa: F401 for the processes of jobs
 from autotune.probing import JobServer
 from autotune.probing.server import load_reply
 from autotune.step.job import JobContext
