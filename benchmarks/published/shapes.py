@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from autotune.inspection.gpus import listed_gpu
 from benchmarks.published.metamathqa import training
 from benchmarks.published.tables import load
 from benchmarks.published.trainings import SHAPES, VOCABULARY, Step, hugging_face, mpt, plain_gpt
@@ -21,9 +22,11 @@ _COPIED_BYTES = 8
 All bfloat16: the gradients of a layer's parameters are concatenated, as the backward pass of the split of its flat
 parameter, and divided before they are reduced (``_reduce_grad`` of torch/distributed/fsdp/_runtime_utils.py).
 """
-_TRITON = {"attention": 0.37, "backward_attention": 0.68, "attention_tokens": 220.0}
-"""Rates of FlashAttention 1 in Triton on an A100, which llm-foundry's rows ran (``attn_impl`` of
-scripts/train/benchmarking/submit_benchmarks.py), by `operators.md`."""
+_TRITON_OF_FLASH = {"attention": 0.37 / 0.66, "backward_attention": 0.68 / 0.75}
+"""Rates of FlashAttention 1 in Triton, which llm-foundry's rows ran (``attn_impl`` of
+scripts/train/benchmarking/submit_benchmarks.py), as multiples of FlashAttention 2's: on an A100 by `operators.md`, and
+taken to be the same on an H100, for which both lack instructions."""
+_TRITON_TOKENS = 220.0
 _GPT3 = {"1.3": (2048, 16, 24), "2.7": (2560, 32, 32)}
 _BERT: Mapping[str, Mapping[str, Any]] = {
     "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -43,8 +46,8 @@ _NEUSIGHT: Mapping[str, tuple[str, str, int, Mapping[str, Any]]] = {
     ),
 }  # fmt: skip
 _CARDS = {
-    "a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "A100-80G": "A100-80GB", "NVIDIA_L4": "L4",
-    "NVIDIA_H100_80GB_HBM3": "H100-SXM", "Tesla_V100-PCIE-32GB": "V100-PCIe-32GB",
+    "a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "h100_80gb": "H100-SXM", "A100-80G": "A100-80GB",
+    "NVIDIA_L4": "L4", "NVIDIA_H100_80GB_HBM3": "H100-SXM", "Tesla_V100-PCIE-32GB": "V100-PCIe-32GB",
     "NVIDIA_A100_80GB_PCIe": "A100-PCIe-80GB",
 }  # fmt: skip
 
@@ -57,6 +60,8 @@ class Published:
         seconds: of an optimizer step, as measured.
         gpu: name in the catalogue; "" where it is not in it.
         layers: of the whole model.
+        training: the same for rows that differ in the GPU and, where it is named, the batch alone.
+        rows: of a step, where rows of one training differ in it.
         step: returns the passes of a micro-batch with so many layers; None where the setting is not known.
         phase: the part of the trace that counts; "": all of it.
         micro_batches: of an optimizer step.
@@ -73,6 +78,8 @@ class Published:
     seconds: float
     gpu: str
     layers: int = 0
+    training: str = ""
+    rows: int = 1
     step: Callable[[int], Step] | None = None
     phase: str = ""
     micro_batches: int = 1
@@ -106,13 +113,22 @@ def _mpt(row: Published) -> Published:
     return replace(
         row,
         layers=layers,
+        training=row.name,
         step=lambda count: mpt(width, heads, count, rows, tokens, checkpoints=words[5] == "on"),
         micro_batches=int(words[4]),
-        rates=_TRITON,
+        rates=_triton(row.gpu),
         gathered_bytes=2 * parameters,
         copied_bytes=_COPIED_BYTES * parameters,
         updated_bytes=4 * parameters // row.gpus,
     )
+
+
+def _triton(card: str) -> Mapping[str, Any]:
+    gpu = listed_gpu(card)
+    assert gpu is not None
+    assert gpu.speeds is not None
+    shares = {name: ratio * getattr(gpu.speeds.achieved, name) for name, ratio in _TRITON_OF_FLASH.items()}
+    return {**shares, "attention_tokens": _TRITON_TOKENS, "attention_kernels": {}}
 
 
 def _flash_attention(row: Published) -> Published:
@@ -134,6 +150,7 @@ def _neusight(row: Published) -> Published:
     return replace(
         row,
         layers=layers,
+        training=words[0],
         step=lambda count: hugging_face(kind, {**settings, key: count}, rows, tokens, torch.float32),
     )
 
@@ -146,6 +163,8 @@ def _lambda(row: Published) -> Published:
     return replace(
         row,
         layers=layers,
+        training=f"BERT-{words[1]} {tokens}",
+        rows=rows,
         step=lambda count: hugging_face(
             "BertForQuestionAnswering", {**settings, "num_hidden_layers": count}, rows, tokens, torch.float16
         ),
