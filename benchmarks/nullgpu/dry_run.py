@@ -35,7 +35,7 @@ _GRPO = {
     "num_generations": 4,
     "max_completion_length": 48,
     "beta": 0.04,
-    "reward_funcs": ["think_format_reward"],
+    "reward_funcs": ["get_soft_overlong_punishment"],
 }
 
 
