@@ -43,7 +43,8 @@ class Pace:
 
     Attributes:
         launch_seconds: host time for one operator of a module, Python and autograd included. It depends on the host: on
-            those four, 40, 50, 52 and 56 µs (44). PEFT's method comparison, to which nothing was fitted, agrees with 30
+            those four, 40, 50, 52 and 56 µs (44). Of published speeds, to which nothing was fitted, PEFT's method
+            comparison agrees with 30, and Lit-GPT's 7B and 13B in bfloat16 with 51 to 56
             (`benchmarks/published/speeds.md`).
         hooked: 1.1 (1.4 in a forward pass, 1.5 in the recomputation).
         selective: 2.2 (2.8 and 3.4).

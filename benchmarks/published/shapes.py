@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -45,6 +47,8 @@ _NEUSIGHT: Mapping[str, tuple[str, str, int, Mapping[str, Any]]] = {
          "max_position_embeddings": 2048, "word_embed_proj_dim": 2048},
     ),
 }  # fmt: skip
+_ALPACA_TOKENS = {1: 120, 2: 170, 4: 220}
+"""Tokens of the longest of so many rows of Alpaca, on average: assumed. The host takes longer than the device."""
 _CARDS = {
     "a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "h100_80gb": "H100-SXM", "A100-80G": "A100-80GB",
     "NVIDIA_L4": "L4", "NVIDIA_H100_80GB_HBM3": "H100-SXM", "Tesla_V100-PCIE-32GB": "V100-PCIe-32GB",
@@ -188,10 +192,28 @@ def _peft(row: Published) -> Published:
     return replace(row, layers=layers, step=step, phase="average")
 
 
+def _litgpt(row: Published) -> Published:
+    if find_spec("lit_gpt") is None:
+        return row
+    # It needs bitsandbytes.
+    from benchmarks.published import litgpt
+
+    table = load("litgpt")
+    settings = {**table.loop, **next(each.settings for each in table.rows if each.name == row.name)}
+    settings["longest"] = _ALPACA_TOKENS[settings["micro_batch"]]
+    layers = import_module("lit_gpt").Config.from_name(settings["model"]).n_layer
+
+    def step(count: int) -> Step:
+        return litgpt.training({**settings, "lora": {**settings["lora"], "n_layer": count}}, lambda _: None)
+
+    return replace(row, layers=layers, step=step, phase=litgpt.ITERATION)
+
+
 _READERS: Mapping[str, Callable[[Published], Published]] = {
     "llm-foundry": _mpt,
     "FlashAttention-2": _flash_attention,
     "NeuSight": _neusight,
     "Lambda": _lambda,
     "PEFT": _peft,
+    "Lit-GPT": _litgpt,
 }
