@@ -18,6 +18,8 @@ from autotune.virtual.work import operator_work
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _CHECKPOINT = torch.utils.checkpoint.__file__
+# Operators of bitsandbytes that its functions call outside of a module's.
+_KERNELS = "optimizer_update", "dequantize_blockwise"
 # Depths of frames as seen from `_code`: what calls the mode's handler, and the caller of that.
 _ENGINE_AT, _MODE_AT = 3, 4
 
@@ -30,7 +32,7 @@ def caller_of(func: Any, *, in_backward: bool) -> Caller:
         in_backward: whether autograd's engine runs; a recomputation counts.
     """
     if func.namespace == "bitsandbytes":
-        return Caller.UPDATE if "optimizer_update" in operator_name(func) else Caller.LIBRARY
+        return Caller.KERNEL if any(name in operator_name(func) for name in _KERNELS) else Caller.LIBRARY
     if torch.is_grad_enabled():
         if _hooks(False) is None:
             return Caller.MODULE

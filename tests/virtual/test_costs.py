@@ -191,12 +191,13 @@ def test_the_time_of_a_launch_depends_on_its_caller() -> None:
     assert time.seconds == pytest.approx(8.0, rel=1e-3)
 
 
-def test_an_optimizers_kernels_of_a_library_are_launched_faster_than_others() -> None:
+def test_kernels_of_an_optimizer_and_of_quantised_scales_are_launched_faster_than_a_4_bit_modules() -> None:
     pytest.importorskip("bitsandbytes")
-    updates = (torch.ops.bitsandbytes.optimizer_update_8bit_blockwise, torch.ops.bitsandbytes.optimizer_update_32bit)
-    assert {caller_of(update.default, in_backward=False) for update in updates} == {Caller.UPDATE}
+    ops = torch.ops.bitsandbytes
+    kernels = ops.optimizer_update_8bit_blockwise, ops.optimizer_update_32bit, ops.dequantize_blockwise
+    assert {caller_of(kernel.default, in_backward=False) for kernel in kernels} == {Caller.KERNEL}
     assert caller_of(torch.ops.bitsandbytes.dequantize_4bit.default, in_backward=False) is Caller.LIBRARY
-    assert Pace().host_seconds(Caller.UPDATE) < Pace().host_seconds(Caller.LIBRARY)
+    assert Pace().host_seconds(Caller.KERNEL) < Pace().host_seconds(Caller.LIBRARY)
 
 
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:
