@@ -12,7 +12,7 @@ from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import EVALUATE, MICRO_BATCH
+from autotune.core.program import EVALUATE, MICRO_BATCH, PRECOMPUTE
 from autotune.core.setting import Setting
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
@@ -155,6 +155,9 @@ class SizedPlan:
             own = [(fits[at].forecast(micro_batches, self.plan.expandable_segments), weight) for at, weight in sizes]
             mean = mean_times(own, self.plan.pass_share)
             forecast = forecast.with_phase(phase, mean, per_step) if forecast is not None else mean
+            if phase == EVALUATE:
+                # A reference also passes over the rows to evaluate on, which may be longer.
+                forecast = forecast.with_higher(PRECOMPUTE, mean)
         assert forecast is not None
         return forecast
 

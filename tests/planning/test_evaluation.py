@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.lengths import LengthDistribution
-from autotune.core.plan import TrainingPlan
-from autotune.core.program import EVALUATE
+from autotune.core.plan import PASS_ROWS, TrainingPlan
+from autotune.core.program import EVALUATE, PRECOMPUTE
 from autotune.core.setting import Wishes
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.traced import TraceReply
@@ -18,7 +18,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.single import TracedPlan, trace_request
+from autotune.planning.single import SizedPlan, TracedPlan, trace_request
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import trace
@@ -120,6 +120,32 @@ def test_evaluation_at_another_shape_follows_from_few_layers(target: str, worker
     in_steps = [item for item in whole[trained].sections if item.part != part]
     steps = max(max(item.totals) for item in in_steps)
     assert max(sum(levels.values()) for levels in others) == pytest.approx(steps, rel=0.005)
+
+
+def test_a_pass_of_the_reference_is_as_large_as_the_longest_rows_of_training_and_evaluation(
+    worker: Worker, tmp_path: Path
+) -> None:
+    source = ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
+    here = setting(machine=GPU, of=replace(workload(), model_source=source))
+    pass_of_many: dict[str, object] = {"precompute_ref_log_probs": True, PASS_ROWS: 32, "eval_strategy": "epoch"}
+    plan = TrainingPlan("dpo", {"per_device_train_batch_size": 1, "bf16": True, **pass_of_many})
+    short, long = Shape(1, 32), Shape(1, 200)
+    replies = {
+        shape: trace(worker, trace_request(plan, Layout.PADDED, shape, 2, here, H100), tmp_path / str(shape.tokens))
+        for shape in (short, long)
+    }
+    part = Part(PRECOMPUTE, Occurrence.BEFORE)
+    passes = {shape: section for shape, reply in replies.items() for section in reply.sections if section.part == part}
+    fits = {(Layout.PADDED, shape): Fit({2: reply}, 2) for shape, reply in replies.items()}
+    for trained, evaluated in ((short, long), (long, short)):
+        geometry, evaluation = (
+            BatchGeometry(Layout.PADDED, shape, (Typical(shape),), 64.0, 1.0, 64) for shape in (trained, evaluated)
+        )
+        sized = SizedPlan(plan, replace(geometry, evaluation=evaluation))
+        foretold = sized.forecast(fits, (Layout.PADDED, trained))
+        assert sum(foretold.stretches[part, False].highest[1].values()) == max(passes[long].totals)
+        # It counts as part of training in the pass over the rows to train on alone.
+        assert foretold.times[part].busiest_seconds == pytest.approx(passes[trained].time.busiest_seconds * 1 / 32 / 3)
 
 
 @pytest.mark.slow

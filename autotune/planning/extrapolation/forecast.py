@@ -196,6 +196,17 @@ class Forecast:
             return forecast
         return replace(forecast, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
 
+    def with_higher(self, phase: str, other: Forecast) -> Forecast:
+        """Return this forecast with the memory of a phase of another one, if that is higher; its time stays."""
+        own, others = (
+            max(
+                (sum(stretch.highest[1].values()) for at, stretch in each.stretches.items() if at[0].phase == phase),
+                default=0,
+            )
+            for each in (self, other)
+        )
+        return replace(self.with_phase(phase, other, 1.0), times=self.times) if others > own else self
+
 
 def mean_times(forecasts: Sequence[tuple[Forecast, float]], pass_share: float) -> Forecast:
     """Return the first forecast with the weighted mean of all forecasts' times of a step.
