@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import SERVED, notes_on_images
 from autotune.core.batch_geometry import BatchGeometry
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import BEST_METRIC, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
@@ -22,7 +22,7 @@ from autotune.userconfig.candidate import NearestCandidate
 _HALF = ("bfloat16", "float16")
 # Keys of trl.ModelConfig, by their beginnings, that are read only if another one is true.
 _SWITCHED = {"use_peft": ("lora_", "use_rslora", "use_dora"), "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant")}
-_ANSWERS = "completion_only_loss"
+_ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -43,11 +43,10 @@ def silent_findings(
         keys_set: the keys that the user wrote.
         drops_last: the configuration's ``dataloader_drop_last``.
     """
-    epoch, at_once = rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
+    epoch = rows_of_epoch(plan, geometry, trainer, setting.workload)
     yield Finding(Severity.NOTE, _step(plan, geometry, trainer, epoch, drops_last=drops_last))
-    if drops_last and epoch < at_once:
-        message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(epoch, 'row')}, and one of all"
-        yield Finding(Severity.ERROR, f"{message} processes {at_once:,}.", "dataloader_drop_last")
+    if drops_last:
+        yield from _without_micro_batch(plan, geometry, epoch, trainer, setting.workload, keys_set)
     yield from _left_out(plan, trainer, setting.workload)
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         yield from (Finding(Severity.SILENT, remark) for remark in profile.remarks)
@@ -66,6 +65,39 @@ def silent_findings(
     images = notes_on_images(plan.model.get("attn_implementation"), setting.workload)
     yield from (Finding(Severity.NOTE, note) for note in images)
     yield from _rules(plan, trainer, setting, nearest)
+
+
+def _without_micro_batch(
+    plan: TrainingPlan,
+    geometry: BatchGeometry,
+    epoch: int,
+    trainer: Trainer,
+    workload: Workload,
+    keys_set: Mapping[str, object],
+) -> Iterator[Finding]:
+    """Yield that ``dataloader_drop_last`` leaves no micro-batch of the training, or of the evaluation.
+
+    Args:
+        epoch: rows of an epoch.
+    """
+    at_once = plan.rows * plan.data_ranks
+    if epoch < at_once:
+        message = f"{_DROPS} leaves no micro-batch: an epoch has {counted(epoch, 'row')}, and one of all processes"
+        yield Finding(Severity.ERROR, f"{message} {at_once:,}.", _DROPS)
+    if workload.evaluation is None or geometry.evaluation is None or trainer.generates:
+        return
+    every = workload.evaluation.documents.rows
+    rows = round(geometry.evaluation.rows * (workload.rows_split_off or every) / every)
+    at_once = plan.count("per_device_eval_batch_size") * plan.data_ranks
+    if rows < at_once:
+        # transformers looks for the metric of the best checkpoint after each evaluation (`_determine_best_metric`).
+        fails = any(keys_set.get(name) for name in ("load_best_model_at_end", BEST_METRIC))
+        message = f"{_DROPS} leaves no micro-batch of an evaluation, which has no loss then: it has"
+        yield Finding(
+            Severity.ERROR if fails else Severity.SILENT,
+            f"{message} {counted(rows, 'row')}, and one of all processes {at_once:,}.",
+            _DROPS,
+        )
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from autotune.app.check.silent import silent_findings
+from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.setting import Setting
+from autotune.core.verdict import Finding, Severity
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import NearestCandidate
@@ -20,16 +22,19 @@ ZERO2: Mapping[str, object] = {"deepspeed": {"zero_optimization": {"stage": 2}}}
 FSDP2: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2}}
 
 
-def findings(
+def findings_of(
     plan: TrainingPlan, here: Setting, given: Mapping[str, object] | None = None, *, drops_last: bool = False
-) -> str:
+) -> list[Finding]:
     trainer = find_trainer(plan.trainer)
     known = NearestCandidate(problem(here, trainer=plan.trainer).baseline, frozenset())
     geometry = whole_geometry(trainer, plan, here.workload)
-    return "\n".join(
-        item.message
-        for item in silent_findings(plan, geometry, trainer, here, known, given or {}, drops_last=drops_last)
-    )
+    return list(silent_findings(plan, geometry, trainer, here, known, given or {}, drops_last=drops_last))
+
+
+def findings(
+    plan: TrainingPlan, here: Setting, given: Mapping[str, object] | None = None, *, drops_last: bool = False
+) -> str:
+    return "\n".join(item.message for item in findings_of(plan, here, given, drops_last=drops_last))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +106,30 @@ def test_an_epoch_has_the_steps_that_the_loader_has_rows_for(
     sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": accumulated}
     plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(ranks))
     assert f"an epoch has {steps} steps." in findings(plan, here, drops_last=drops_last)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "given", "severity"),
+    [
+        (16, 1, {}, None),
+        (15, 1, {}, Severity.SILENT),
+        (16, 2, {}, Severity.SILENT),
+        (15, 1, {"load_best_model_at_end": True}, Severity.ERROR),
+        (15, 1, {"metric_for_best_model": "loss"}, Severity.ERROR),
+    ],
+    ids=str,
+)
+def test_an_evaluation_of_too_few_rows_has_no_loss(
+    rows: int, ranks: int, given: Mapping[str, object], severity: Severity | None
+) -> None:
+    known = workload()
+    profile = replace(known.dataset, lengths=LengthDistribution({100: rows}))
+    here = setting(of=replace(known, evaluation=profile, evaluation_source=known.dataset_source))
+    plan = plan_with(here, {"packing": "none", "per_device_train_batch_size": 1, "per_device_eval_batch_size": 16})
+    plan = replace(plan, launch=Launch(ranks))
+    found = [item for item in findings_of(plan, here, given, drops_last=True) if "has no loss" in item.message]
+    assert [item.severity for item in found] == ([] if severity is None else [severity])
+    assert all(f"it has {rows} rows, and one of all processes {16 * ranks}." in item.message for item in found)
 
 
 @pytest.mark.parametrize(
