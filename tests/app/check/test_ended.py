@@ -11,6 +11,8 @@ from tests.app.check.conftest import Checked, Write
 EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 GROUPS = "per_device_eval_batch_size: 4\n"
 DRAWN = "log_completions: true\ntop_entropy_quantile: 0.5\ngeneration_kwargs: {top_k: 20, do_sample: true}\n"
+DROPS_LAST = "dataloader_drop_last: true\n"
+FEW_TRAINED = "eval_strategy: epoch\ntest_split_size: 36\nper_device_train_batch_size: 2\n"
 
 
 def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, checked: Checked) -> None:
@@ -110,6 +112,9 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         ),
         pytest.param("sft", "max_steps: 3\nnum_train_epochs: .inf\n", marks=pytest.mark.nightly),
         pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
+        # The rows fill micro-batches, which those of the tiny training do not.
+        ("sft", f"packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n{DROPS_LAST}"),
+        ("sft", f"{FEW_TRAINED}per_device_eval_batch_size: 32\nmetric_for_best_model: loss\n{DROPS_LAST}"),
     ],
 )
 def test_arguments_with_which_trl_trains_fit(trainer: str, body: str, write: Write, checked: Checked) -> None:
