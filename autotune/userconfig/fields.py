@@ -41,6 +41,12 @@ _GENERATION = "generation_kwargs"
 # type (transformers 5.23, `_get_dtype`).
 _TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
+_STORAGE, _STORED = "bnb_4bit_quant_storage", "uint8"
+# Keys of transformers' BitsAndBytesConfig that trl.ModelConfig has no field for, with their defaults.
+_BITSANDBYTES: Mapping[str, object] = {
+    "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False, "llm_int8_skip_modules": None,
+    "llm_int8_threshold": 6.0,
+}  # fmt: skip
 
 
 @cache
@@ -279,7 +285,11 @@ def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") 
     hint = "Write changes of the model into its config.json, or let autotune probe measure it."
     # use_cache: Trainer sets it for the trained model by its argument, and TRL turns it off except in generation.
     unused = frozenset() if isinstance(trainer_of(config), Prompted) else frozenset({"use_cache"})
-    return _check_each(config, field, fields_of_kind("loading", "traced") | fields_of_kind("loading") | unused, hint)
+    keys = _check_each(config, field, fields_of_kind("loading", "traced") | fields_of_kind("loading") | unused, hint)
+    placed = keys.get("device_map")
+    if isinstance(placed, Mapping) and placed.keys() != {""}:
+        raise _unknown_effect(f"{field}' device_map={placed!r}", "Leave it out.")
+    return keys
 
 
 def _check_each(
@@ -331,8 +341,8 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
     method = str(getattr(facts.get("quant_method"), "value", facts.get("quant_method", "bitsandbytes")))
     if method != "bitsandbytes":
         raise InputError(f"Quantisation by {method} is not supported.", hint="transformers' BitsAndBytesConfig is.")
-    for name in ("llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"):
-        if facts.get(name):
+    for name, default in _BITSANDBYTES.items():
+        if facts.get(name) not in (default, None, []):
             raise _unknown_effect(f"BitsAndBytesConfig({name}={facts[name]!r})")
     if facts.get("load_in_8bit"):
         return {**words, "load_in_8bit": True}, ()
@@ -343,6 +353,8 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
         "bnb_4bit_quant_type": facts.get("bnb_4bit_quant_type") or "fp4",
         "use_bnb_nested_quant": bool(facts.get("bnb_4bit_use_double_quant")),
     }
+    stored = str(facts.get(_STORAGE) or _STORED).removeprefix("torch.")
+    words |= {_STORAGE: stored} if stored != _STORED else {}
     computes = str(facts.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
     same = computes == dtype
     return words, () if same else (f"4-bit weights are expanded to {dtype}, as TRL would, not to {computes}",)
