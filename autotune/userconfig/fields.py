@@ -146,9 +146,16 @@ def smoke_test_arguments(config: Configuration, names: Collection[str]) -> Mappi
     # Rows that TRL takes as they are, are not packed either.
     if mapping(config.values.get("dataset_kwargs")).get("skip_prepare_dataset"):
         left_out.add("packing")
+    keys: Mapping[str, str] = training["keys_not_in_smoke_test"]
+    values = {
+        name: {key: item for key, item in value.items() if key != keys.get(name)}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in config.values.items()
+    }
     return {
         name: value
-        for name, value in config.values.items()
+        for name, value in values.items()
         if name in names
         and name not in left_out
         and not name.startswith(tuple(training["beginnings_not_in_smoke_test"]))
