@@ -14,6 +14,7 @@ from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Finding, Severity
 from autotune.emit.bundle import PLAN, RESULT, UNFINISHED
+from autotune.techniques.traits import MEASURED_FIELDS
 
 _Document = TypeVar("_Document")
 DOCUMENTS = (RESULT, PLAN)
@@ -48,7 +49,7 @@ def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) ->
 def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) -> bool:
     """Return whether a configuration has the values of a bundle's plan, and sets no other field that affects a step."""
     differing = (name for name in plan.args if config.values.get(name) != config.defaults.get(name))
-    further = {name for name in differing if name not in known.args} - _DERIVED_FIELDS
+    further = {name for name in differing if name not in known.args} - _DERIVED_FIELDS - MEASURED_FIELDS
     model = {name: value for name, value in known.model.items() if value not in (None, False)}
     return (
         not further

@@ -90,7 +90,11 @@ def user_plan(
     """
     trainer = trainer_of(config)
     own, traced = trainer.config_fields, traced_fields(trainer)
-    without_effect = fields_of_kind("training") | fields_of_kind("evaluation") | own.without_effect | own.assumed.keys()
+    assumed: Mapping[str, str] = {**tables()["training"]["assumed"], **own.assumed}
+    without_effect = fields_of_kind("training") | own.without_effect | assumed.keys()
+    without_effect |= fields_of_kind("evaluation", "traced")
+    if not evaluates:
+        without_effect |= fields_of_kind("evaluation")
     _check(config, traced | without_effect | {_ORDER}, tuple(fields_of_kind("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, fields_of_kind("generation"))
@@ -112,7 +116,7 @@ def user_plan(
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
     assumptions += _order_assumption(config, trainer)
-    assumptions += tuple(text for name, text in own.assumed.items() if config.values.get(name) and name not in known)
+    assumptions += tuple(text for name, text in assumed.items() if config.values.get(name) and name not in known)
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
         args |= {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
@@ -171,7 +175,7 @@ def keeps_order(config: Configuration) -> bool:
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
     """Return the fields of a trainer's configuration that affect a step, including sizes."""
-    sizes = _fields(trainer, only_sizes=True) - fields_of_kind("evaluation")
+    sizes = _fields(trainer, only_sizes=True) - fields_of_kind("evaluation", "traced")
     written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
     return fields_of_kind("training", "traced") | trainer.config_fields.traced | written | sizes
 

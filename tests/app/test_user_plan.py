@@ -7,36 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from peft import LoraConfig, PrefixTuningConfig
 from peft.tuners.tuners_utils import check_target_module_exists
-from transformers import BitsAndBytesConfig, TrainingArguments
-from trl import DistillationConfig, DPOConfig, GRPOConfig, KTOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
+from transformers import TrainingArguments
+from trl import DistillationConfig, DPOConfig, GRPOConfig, KTOConfig, RewardConfig, RLOOConfig, SFTConfig
 from trl.experimental.online_dpo import OnlineDPOConfig
 
 from autotune.core.batch_geometry import Layout
-from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
 from autotune.step.objects import config as traced_config
 from autotune.step.objects import peft_config as traced_peft_config
-from autotune.step.objects import quantization_config as traced_quantization
 from autotune.trainers import find_trainer
 from autotune.trainers.kto import POLICY_KL
-from autotune.userconfig.fields import UserPlan, configuration_of, peft_words
+from autotune.userconfig.fields import configuration_of
 from autotune.userconfig.fields import user_plan as of_configuration
-
-
-def sft(**options: Any) -> SFTConfig:
-    """Return a configuration that can be made on a machine without a GPU."""
-    return SFTConfig(**{"use_cpu": True, "bf16": False, "report_to": "none", **options})
-
-
-def user_plan(config: object, peft_config: object | None) -> UserPlan:
-    return of_configuration(configuration_of(config), peft_words(peft_config))
-
-
-def plan_of(config: object, peft_config: object | None = None) -> TrainingPlan:
-    return user_plan(config, peft_config).plan
+from tests.app.configured import plan_of, sft, user_plan
 
 
 @pytest.mark.parametrize("config_class", [GRPOConfig, RLOOConfig])
@@ -91,6 +76,7 @@ def test_the_default_configuration_comes_to_trls_defaults() -> None:
         {"gradient_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
         {"activation_offloading": True},
         {"optim": "adafactor", "optim_args": "scale_parameter=False"},
+        {"optim": "sgd", "weight_decay": 0.1},
         {"use_liger_kernel": True, "liger_kernel_config": {"rope": False}},
         {"loss_type": "dft"},
         {"neftune_noise_alpha": 5.0},
@@ -114,7 +100,7 @@ def test_what_a_step_depends_on_reaches_the_traced_trainer(options: dict[str, An
 @pytest.mark.parametrize(
     "options",
     [
-        {"learning_rate": 1.0, "num_train_epochs": 9, "lr_scheduler_type": "cosine", "warmup_steps": 10},
+        {"learning_rate": 1.0, "lr_scheduler_type": "cosine", "warmup_steps": 10},
         {"dataset_num_proc": 4, "eos_token": "</s>", "dataset_text_field": "words"},
         {"logging_steps": 1, "save_strategy": "no", "run_name": "x", "seed": 3, "output_dir": "elsewhere"},
         {"dataloader_num_workers": 2, "ddp_timeout": 60, "hub_model_id": "a/b"},
@@ -125,6 +111,19 @@ def test_what_no_step_depends_on_changes_nothing(options: dict[str, Any]) -> Non
     plain = plan_of(sft()).args
     changed = {name: value for name, value in plan_of(sft(**options)).args.items() if plain.get(name) != value}
     assert changed == {}
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(1, 1), (4, 1 / 4)])
+def test_the_pass_of_a_reference_is_shared_by_the_epochs_of_the_configuration(epochs: int, share: float) -> None:
+    config = DPOConfig(use_cpu=True, bf16=False, num_train_epochs=epochs, precompute_ref_log_probs=True)
+    assert plan_of(config).pass_share == share
+
+
+def test_rows_that_an_evaluation_keeps_on_the_device_are_not_planned() -> None:
+    config = configuration_of(sft(include_for_metrics=["inputs"], eval_strategy="epoch"))
+    assert of_configuration(config, {}).plan == plan_of(sft())
+    with pytest.raises(InputError, match=r"include_for_metrics=\['inputs'\]\) on memory is not known"):
+        of_configuration(config, {}, evaluates=True)
 
 
 def strange(config: Any, name: str) -> Any:
@@ -138,7 +137,8 @@ def test_of_the_installed_trl_only_devices_and_another_models_template_are_refus
     # The arguments of loading have rules of their own.
     names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
     assert {name for name in names if is_refused(strange(sft(), name))} == {
-        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "train_sampling_strategy",
+        "chat_template_path", "debug", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+        "train_sampling_strategy",
     }  # fmt: skip
 
 
@@ -253,6 +253,10 @@ def test_rows_lie_end_to_end_as_trl_lays_them(options: dict[str, Any], flat: boo
             "the loss counts every token, including those that completion_only_loss excludes",
         ),
         ({"eval_strategy": "steps", "eval_steps": 5}, "evaluation is left out"),
+        (
+            {"full_determinism": True},
+            "traces have the workspaces that a GPU's libraries take without full_determinism",
+        ),
     ],
 )
 def test_what_the_configuration_alone_cannot_tell_is_said(options: dict[str, Any], assumption: str) -> None:
@@ -310,52 +314,6 @@ def test_adapters_of_a_reward_model_keep_their_task(task: str | None) -> None:
     rebuilt = traced_peft_config(plan_of(RewardConfig(use_cpu=True, bf16=False), given))
     assert rebuilt is not None
     assert (rebuilt.task_type, rebuilt.modules_to_save) == (given.task_type, given.modules_to_save)
-
-
-def test_types_and_attention_of_the_model_are_taken_over() -> None:
-    loading = {"dtype": torch.bfloat16, "attn_implementation": "eager", "device_map": "auto"}
-    words = plan_of(sft(model_init_kwargs=loading)).model
-    assert (words["dtype"], words["attn_implementation"]) == ("bfloat16", "eager")
-    assert set(words) <= {field.name for field in dataclasses.fields(ModelConfig)}
-
-
-def test_what_would_change_the_model_while_it_is_loaded_is_refused() -> None:
-    with pytest.raises(InputError, match="num_hidden_layers=2"):
-        plan_of(sft(model_init_kwargs={"num_hidden_layers": 2}))
-    with pytest.raises(InputError, match="subfolder='other'"):
-        plan_of(sft(model_init_kwargs={"subfolder": "other"}))
-
-
-def test_four_bit_weights_are_traced_as_they_are_given() -> None:
-    given = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    user = user_plan(sft(model_init_kwargs={"dtype": "bfloat16", "quantization_config": given}), None)
-    rebuilt = traced_quantization(user.plan)
-    assert rebuilt is not None
-    assert rebuilt.to_dict() == given.to_dict()
-    assert user.assumptions == ()
-
-
-def test_a_type_to_compute_in_that_is_not_the_models_is_said_to_be_left_out() -> None:
-    given = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float16)
-    user = user_plan(sft(model_init_kwargs={"dtype": "bfloat16", "quantization_config": given}), None)
-    assert user.assumptions == ("4-bit weights are expanded to bfloat16, as TRL would, not to float16",)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, "Quantisation by gptq is not supported"),
-        ({"load_in_8bit": True, "llm_int8_skip_modules": ["lm_head"]}, "llm_int8_skip_modules"),
-    ],
-)
-def test_quantisation_that_is_not_understood_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        plan_of(sft(model_init_kwargs={"quantization_config": given}))
 
 
 def test_a_configuration_of_kto_keeps_what_decides_its_passes() -> None:
