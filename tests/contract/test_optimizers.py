@@ -22,7 +22,7 @@ UPDATES = ("first update", "second update")
 
 def peaks(optim: str, numbers: Mapping[str, float]) -> list[int]:
     """Return the peak of each update of a few weights, by PyTorch's own allocator."""
-    args = TrainingArguments(use_cpu=True, optim=optim, **numbers)  # type: ignore[arg-type]
+    args = TrainingArguments(use_cpu=True, optim=optim, **numbers)
     kind, kwargs = Trainer.get_optimizer_cls_and_kwargs(args)
 
     def run(device: torch.device) -> None:

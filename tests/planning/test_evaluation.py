@@ -145,7 +145,9 @@ def test_a_pass_of_the_reference_is_as_large_as_the_longest_rows_of_training_and
         foretold = sized.forecast(fits, (Layout.PADDED, trained))
         assert sum(foretold.stretches[part, False].highest[1].values()) == max(passes[long].totals)
         # It counts as part of training in the pass over the rows to train on alone.
-        assert foretold.times[part].busiest_seconds == pytest.approx(passes[trained].time.busiest_seconds * 1 / 32 / 3)
+        time = passes[trained].time
+        assert time is not None
+        assert foretold.times[part].busiest_seconds == pytest.approx(time.busiest_seconds / 32 / 3)
 
 
 @pytest.mark.slow
