@@ -112,10 +112,12 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         ),
         pytest.param("sft", "max_steps: 3\nnum_train_epochs: .inf\n", marks=pytest.mark.nightly),
         pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
-        # It needs a GPU.
-        ("sft", "gradient_checkpointing_kwargs: {offload: true}\n"),
-        # The rows fill micro-batches, which those of the tiny training do not.
-        ("sft", f"packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n{DROPS_LAST}"),
+        # The tiny training is on a CPU, and its rows fill no micro-batches, which these do.
+        (
+            "sft",
+            f"packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n{DROPS_LAST}"
+            "gradient_checkpointing_kwargs: {offload: true}\n",
+        ),
         ("sft", f"{FEW_TRAINED}per_device_eval_batch_size: 32\nmetric_for_best_model: loss\n{DROPS_LAST}"),
     ],
 )
