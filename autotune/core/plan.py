@@ -164,6 +164,11 @@ class TrainingPlan:
         return self.steps_per_generation * (self.number("num_iterations") or 1)
 
     @property
+    def generates_within_steps(self) -> bool:
+        """Whether completions are also generated between the micro-batches of a step, when gradients exist."""
+        return self.micro_batches_per_generation % self.micro_batches != 0
+
+    @property
     def epochs(self) -> float:
         """Number of epochs; ``max_steps`` is ignored."""
         epochs = float(str(self.args.get(EPOCHS) or _EPOCHS))

@@ -75,21 +75,28 @@ class Groups(Generating):
         return {**super().sizes_at(layout, shape), "steps_per_generation": TRACED_GENERATION, "num_generations": 2}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if the plan computes them.
+        """Return a plan for a trace, in which generations begin with steps or not, as in the plan.
 
-        Dataset rows of the shape are those of a whole generation batch of the plan.
+        Old log-probabilities are computed if the plan computes them. Dataset rows of the shape are those of a whole
+        generation batch of the plan.
         """
         traced = super().traced_plan(plan, layout, shape)
-        args, uses = {**traced.args, "num_iterations": 1}, TRACED_GENERATION
+        args, iterations, uses = dict(traced.args), 1, TRACED_GENERATION
         if shape.chosen and not shape.evaluated:
             batch = plan.steps_per_generation
             groups = gcd(self.copies(plan), shape.rows * batch * plan.data_ranks)
             # At least two micro-batches, since further ones need more memory than the first.
             iterations = 1 if batch > 1 else TRACED_GENERATION
-            args |= {"steps_per_generation": batch, "num_generations": groups, "num_iterations": iterations}
+            args |= {"steps_per_generation": batch, "num_generations": groups}
             uses = batch * iterations
-        # With one more micro-batch, steps and generation batches are not aligned.
-        args["gradient_accumulation_steps"] = uses if _aligned(plan) else uses + 1
+        micro_batches = uses
+        if plan.generates_within_steps:
+            # Two generations in a step; unless the plan is aligned, the second is in part for the next step.
+            micro_batches += uses if _aligned(plan) else 1
+        elif not _aligned(plan):
+            # A generation for two steps.
+            iterations *= 2
+        args |= {"num_iterations": iterations, "gradient_accumulation_steps": micro_batches}
         if plan.evaluates:
             # One group per micro-batch, for any number of rows.
             args["num_generations_eval"] = shape.rows
@@ -98,14 +105,11 @@ class Groups(Generating):
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program in which generations come before the micro-batches that train on them."""
         old = self.compares_with_old(plan, aligned=_aligned(plan))
-        return StepProgram(
-            in_step=(
-                GENERATION,
-                *((OLD_PASS,) if old else ()),
-                *((REFERENCE_PASS,) if plan.args.get("beta") else ()),
-                SCORING,
-            )
-        )
+        reference = (REFERENCE_PASS,) if plan.args.get("beta") else ()
+        generation = (GENERATION, *((OLD_PASS,) if old else ()), *reference, SCORING)
+        if plan.generates_within_steps:
+            return StepProgram(leading=generation)
+        return StepProgram(in_step=generation)
 
     def runs_by_command(self, plan: TrainingPlan) -> bool:
         """Return whether ``trl NAME --config`` accepts a plan: a single process must evaluate whole groups.

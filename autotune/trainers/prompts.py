@@ -102,7 +102,9 @@ class Prompted(Trainer):
     def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return prompts and completions, each padded to the longest of their generation batch."""
         steps, iterations = plan.steps_per_generation, plan.number("num_iterations") or 1
-        generations = plan.micro_batches / plan.micro_batches_per_generation
+        # Within a step, generations lead micro-batches, and are counted for each of these.
+        led = 1 if plan.generates_within_steps else plan.micro_batches
+        generations = led / plan.micro_batches_per_generation
         multiple, assumed = plan.pad_multiple, plan.completions
         assert assumed is not None
         most = rounded_up(plan.count(self.most_field), multiple)

@@ -180,9 +180,13 @@ def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as
     assert trace(run, target="cpu").device_peak.bytes == of_arrays.device_peak.bytes
 
 
-def test_images_of_two_generations_are_held_where_one_is_divided_among_many_micro_batches(tmp_path: Path) -> None:
-    """They are there a third time, as they were generated, which is the most that a step holds here."""
-    many = {"steps_per_generation": 24, "gradient_accumulation_steps": 24, "num_generations": 2}
+@pytest.mark.parametrize("micro_batches", [24, 48])
+def test_images_of_two_generations_are_held_where_one_is_divided_among_many_micro_batches(
+    micro_batches: int, tmp_path: Path
+) -> None:
+    """They are there a third time, as they were generated, which is the most that a step of 24 holds here; that of 48
+    generates a second time, when gradients exist."""
+    many = {"steps_per_generation": 24, "gradient_accumulation_steps": micro_batches, "num_generations": 2}
     args = {"per_device_train_batch_size": 1, "max_completion_length": 6, "bf16": False, **CHECKPOINTED, **many}
     plan = TrainingPlan("grpo", args, rewards=("get_soft_overlong_punishment",))
     processor, second = small_processor("qwen2_5_vl"), step_name(1)

@@ -47,9 +47,12 @@ class StepSize:
     def executed_uses(self, *, whole: bool) -> int:
         """Return the number of consecutive executed micro-batches on rows drawn at once.
 
-        If rows are drawn for several steps that are not run whole, only the executed micro-batches of each step count.
+        If rows are drawn for several steps that are not run whole, only the executed micro-batches of each step count;
+        if they are drawn several times in a step that is not run whole, each executed micro-batch is on its own rows.
         """
         in_step, uses = self.executed(whole=whole), self.drawn.uses
+        if in_step < self.micro_batches and uses % self.micro_batches:
+            return 1
         return uses if uses <= in_step else in_step * max(1, uses // self.micro_batches)
 
 

@@ -32,7 +32,9 @@ class OnTokenizedPrompts(_Trl):
     """TRL's trainer on tokenised prompts with given lengths of their completions.
 
     The model generates until the longest completion has its length; the others are cut. If only some micro-batches of a
-    step are run, TRL counts the skipped ones too, so that it generates at the same steps as in whole training.
+    step are run, TRL counts the skipped ones too, so that it generates at the same steps as in whole training. If a
+    step has several generations, each micro-batch that is run follows one, and the second finds gradients, as in
+    training.
 
     Attributes:
         plan: the training plan.
@@ -65,9 +67,12 @@ class OnTokenizedPrompts(_Trl):
         return SequentialSampler(dataset)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a micro-batch; after the last one of a step, count the skipped ones."""
+        """Train on a micro-batch; count the skipped ones after the last one of a step, or up to a generation."""
         loss = super().training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients:
+        in_part = self.args.gradient_accumulation_steps < self.plan.micro_batches
+        if in_part and self.plan.generates_within_steps:
+            self._step += -self._step % self.plan.micro_batches_per_generation
+        elif self.accelerator.sync_gradients:
             self._step += self.skipped_micro_batches
         return loss
 
