@@ -72,7 +72,7 @@ class _Generation:
     def _step(self, new: int = 1, times: int = 1, **inputs: Any) -> Any:
         """Generate ``new`` tokens, and count the time of the decoding loop ``times`` times."""
         config = copy.deepcopy(self._config)
-        config.max_new_tokens = config.min_new_tokens = new
+        config.max_new_tokens = new
         config.return_dict_in_generate = True
         kind: Any = type(self._model)
         loop = kind._sample

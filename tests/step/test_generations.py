@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from trl import GRPOTrainer
 
 from autotune.core.measurement import Schedule
@@ -21,16 +22,23 @@ from autotune.planning.single import trace_request
 from autotune.probing import JobServer, trace
 from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace as trace_job
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
+from autotune.step.trainers import find_adapter
+from autotune.step.trainers.prompts import Prompted as CompletesPrompts
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
-from autotune.trainers.prompts import GENERATION, NO_REWARD
+from autotune.trainers.prompts import GENERATION, NO_REWARD, Prompted
+from autotune.virtual import trace as run_virtually
 from tests.contract.building import built
-from tests.small import long_tailed_texts
+from tests.small import long_tailed_texts, small_config, small_tokenizer, write_small_model
 from tests.step.requests import trained
 from tests.trainers.prepared import Prepared, prepared_rows
+from tests.virtual.reference import run_on_cpu
 
 SCHEDULE = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=600.0)
 TOKENS = 4
+ROWS, VOCABULARY = 16, 16_384
 GRPO = find_trainer("grpo")
 # Micro-batches of a step, micro-batches of a generation batch, and iterations over it.
 STEPS = ((2, 2, 1), (4, 2, 1), (3, 2, 1), (2, 1, 1), (2, 4, 1), (1, 2, 2), (4, 1, 2))
@@ -90,14 +98,22 @@ def test_generations_of_probes_and_traces_find_gradients_where_those_of_trl_do(
     reply = traced(prompts, plan, tmp_path)
 
     assert any(noted) is expected
-    held = {
-        section.part.occurrence: max(section.levels.get("gradient", (0,)))
-        for section in reply.sections
-        if section.part.phase == GENERATION
-    }
+    held = gradients(reply)
     assert any(held.values()) is expected
     weights = 4 * prompts.reply.model.parameters
     assert held.get(Occurrence.FURTHER, 0) == (weights if expected else 0)
+
+
+def gradients(reply: TraceReply) -> Mapping[Occurrence, int]:
+    """Return the most bytes of gradients that are held in generations, at the start of steps and within."""
+    generations = [each for each in reply.sections if each.part.phase == GENERATION]
+    return {each.part.occurrence: max(each.levels.get("gradient", (0,))) for each in generations}
+
+
+def test_vllm_generates_beside_gradients_too(prompts: Prepared, tmp_path: Path) -> None:
+    plan = plan_of((4, 2, 1))
+    reply = traced(prompts, replace(plan, args={**plan.args, "use_vllm": True}), tmp_path)
+    assert gradients(reply) == {Occurrence.FIRST: 0, Occurrence.FURTHER: 4 * prompts.reply.model.parameters}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -121,6 +137,45 @@ def test_a_step_has_as_many_generations_as_trl_s(step: tuple[int, int, int], pro
     (per_step,) = [phase.per_step for phase in prompts.geometry(plan).apart if phase.phase == GENERATION]
     led = micro_batches if GENERATION in GRPO.program(plan).leading else 1
     assert per_step * led == micro_batches / (together * iterations)
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation", "online_dpo"])
+def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(trainer: str, tmp_path: Path) -> None:
+    """The scores of a wide vocabulary are most of it. In TRL's training, random completions do not end this early."""
+    known, adapter = find_trainer(trainer), find_adapter(trainer)
+    assert isinstance(known, Prompted)
+    assert isinstance(adapter, CompletesPrompts)
+    model = write_small_model(tmp_path / "model", vocab_size=VOCABULARY)
+    config = small_config(vocab_size=VOCABULARY)
+    rows: list[Any] = [{"prompt": "memory" + " memory" * 11}] * 16
+    method = adapter.methods[GENERATION]
+    sizes = {"per_device_train_batch_size": ROWS // adapter.completions_per_row, known.most_field: TOKENS}
+    args: dict[str, Any] = {**sizes, "gradient_checkpointing": False}
+    args |= {"num_generations": 2} if "num_generations" in known.fields else {}
+    args |= {"max_length": 64} if trainer == "online_dpo" else {}
+    generate = getattr(adapter.trainer, method)
+
+    def generating(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(GENERATION):
+            return generate(self, *args, **kwargs)
+
+    def train(_: torch.device) -> None:
+        with mock.patch.object(adapter.trainer, method, generating):
+            built(trainer, model, tmp_path / "trl", rows=rows, max_steps=1, **args).train()
+
+    real = run_on_cpu(train, phases=GENERATION)[GENERATION]
+
+    found = prepared_rows(known, rows, model, tmp_path / "rows")
+    plan = known.completed(TrainingPlan(trainer, {"use_cpu": True, "bf16": False, **args}), found.workload)
+    geometry = found.geometry(plan)
+    (shape,) = [phase.worst for phase in geometry.apart if phase.phase == GENERATION]
+    made = TracedRows(known.traced_rows(geometry.layout, shape, 1.0))
+    steps = traced_training(known.traced_plan(plan, geometry.layout, shape), config, small_tokenizer(), made)
+    phase = next(each for each in run_virtually(steps, target="cpu").phases if each.name == GENERATION)
+
+    needed = real.peak_bytes - real.start_bytes
+    assert needed > 3 * 4 * VOCABULARY * ROWS
+    assert phase.device_peak.bytes - phase.start_bytes == pytest.approx(needed, rel=0.02)
 
 
 @pytest.mark.parametrize(("micro_batches", "finds"), [(2, False), (4, True)])

@@ -15,7 +15,13 @@ from trl.generation import vllm_generation
 from autotune.core.plan import TrainingPlan
 from autotune.step.images.sizes import COLUMNS
 from autotune.step.trainers.base import Drawing
-from autotune.step.trainers.prompts import COMPLETION_TOKENS, Prompted, default_completion_tokens, require_generated
+from autotune.step.trainers.prompts import (
+    COMPLETION_TOKENS,
+    NO_TOKEN,
+    Prompted,
+    default_completion_tokens,
+    require_generated,
+)
 from autotune.step.trainers.vllm import FixedCompletions, set_completion_tokens, with_random_weights
 from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
 from autotune.virtual import UnsupportedError, is_tracing
@@ -99,13 +105,15 @@ class OnTokenizedPrompts(_Trl):
         if self.use_vllm:
             set_completion_tokens(self.vllm_generation, longest)
         else:
-            self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+            self.generation_config.max_new_tokens, self.generation_config.eos_token_id = longest, NO_TOKEN
             if getattr(self, "use_transformers_continuous_batching", False):
                 if is_tracing():
                     raise UnsupportedError(_CONTINUOUS_BATCHING)
-                # Continuous batching ignores `min_new_tokens`; -1 means no EOS token (`init_continuous_batching`).
+                # No EOS token (`init_continuous_batching`).
                 self.generation_config.eos_token_id = -1
-        result = super()._generate_single_turn(*args, **kwargs)
+        # TRL cuts completions after the first of these.
+        with mock.patch.object(self, "eos_token_ids", [NO_TOKEN]):
+            result = super()._generate_single_turn(*args, **kwargs)
         # GRPO also returns the sampler's log-probabilities, if there are any; RLOO returns completions alone.
         completions, *logprobs = result if isinstance(result, tuple) else (result,)
         for row, tokens in zip(completions, self._completion_tokens, strict=True):

@@ -16,7 +16,13 @@ from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import TOKEN, Collation
-from autotune.step.trainers.prompts import COMPLETION_TOKENS, Prompted, default_completion_tokens, require_generated
+from autotune.step.trainers.prompts import (
+    COMPLETION_TOKENS,
+    NO_TOKEN,
+    Prompted,
+    default_completion_tokens,
+    require_generated,
+)
 from autotune.step.trainers.vllm import merges_weights, with_random_weights
 from autotune.trainers.online_dpo import COMPLETIONS
 from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN, SYNCHRONISATION
@@ -50,7 +56,7 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
             return *self._vllm_stand_in(longest), None
         if self.use_vllm:
             return *self._generate_with_vllm(prompts, images, longest), None
-        self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+        self.generation_config.max_new_tokens, self.generation_config.eos_token_id = longest, NO_TOKEN
         with (
             mock.patch.object(self, "processing_class", self._padded_prompts),
             mock.patch.object(online_dpo_trainer, "truncate_right", self._end_completions),
@@ -94,11 +100,13 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         return tensors
 
     def _end_completions(self, ids: Any, ends: Sequence[int], padding: int) -> Any:
-        """Put an EOS token at each completion's length, then truncate as TRL does."""
+        """Put an EOS token at each completion's length, and truncate there as TRL does."""
         require_generated(ids.shape[1], int(self._completion_tokens.max()))
         last = np.arange(ids.shape[1]) == self._completion_tokens[:, None] - 1
         last[self._completion_tokens == ids.shape[1]] = False
-        return truncate_right(torch.where(adopt({"last": last})["last"].to(ids.device), ends[0], ids), ends, padding)
+        ended = torch.where(adopt({"last": last})["last"].to(ids.device), NO_TOKEN, ids)
+        truncated, mask = truncate_right(ended, [NO_TOKEN], padding)
+        return torch.where(truncated == NO_TOKEN, ends[0], truncated), mask
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return super()._forward(*args, **kwargs) if torch.is_grad_enabled() else self.reference_pass(*args, **kwargs)

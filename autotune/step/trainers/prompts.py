@@ -30,6 +30,9 @@ from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT, REWARD_HINT
 
 COMPLETION_TOKENS = "autotune_completion_tokens"
 """Column with the number of tokens to generate for each completion of a row."""
+NO_TOKEN = 2**31 - 1
+"""Token id beyond every vocabulary. If only it ends completions, all are generated to the maximum length, as real ones
+may be. ``min_new_tokens`` has that effect, too, but computes the scores of all tokens three more times."""
 _SEED = 0
 # The settings of trl/scripts/grpo.py.
 _TRL_REWARDS: dict[str, Callable[..., Any]] = {
