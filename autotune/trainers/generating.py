@@ -85,4 +85,4 @@ class Generating(Prompted):
         prompts, present = self.rows_per_generation(plan), workload.dataset.documents.rows
         if prompts > present:
             return f"a generation batch needs {prompts} prompts, and the dataset has {present}"
-        return None
+        return super().refused(plan, workload)

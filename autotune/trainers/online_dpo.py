@@ -110,7 +110,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return a reason if the plan evaluates."""
         if plan.evaluates:
             return f"{self.trainer_class} has no evaluation: it would pass the raw prompts to the model"
-        return None
+        return super().refused(plan, workload)
 
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return the unintended loss if completions leave no room for prompts.

@@ -14,6 +14,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.representatives import MOST, representatives
 from autotune.core.workload import Workload
 from autotune.errors import InputError
+from autotune.techniques.vllm import COLOCATE, SERVER
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.geometry import widest_of
@@ -40,6 +41,7 @@ TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_rew
 REWARD_HINT = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(TRL_REWARDS)}."
 
 
+_MODE = "vllm_mode"
 STAND_IN = "stand-in"
 """The value of ``vllm_mode`` in a trace, in which a stand-in for a vLLM server returns completions."""
 
@@ -150,7 +152,7 @@ class Prompted(Trainer):
         args = dict(traced.args)
         if args.get("use_vllm"):
             args.pop("vllm_enable_sleep_mode", None)
-            args["vllm_mode"] = STAND_IN
+            args[_MODE] = STAND_IN
         return replace(traced, args=args, rewards=(NO_REWARD,) * len(plan.rewards))
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
@@ -169,6 +171,13 @@ class Prompted(Trainer):
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of prompts that are completed together, which may differ in length."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return a reason for a mode of vLLM that TRL does not have, which a trace replaces."""
+        mode = plan.args.get(_MODE, COLOCATE)
+        if plan.args.get("use_vllm") and mode not in (COLOCATE, SERVER):
+            return f"TRL has no {_MODE}={mode}: it takes {COLOCATE} or {SERVER}"
+        return None
 
     def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
         """Return all columns of the dataset, since reward functions may read them."""

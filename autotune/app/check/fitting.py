@@ -57,6 +57,8 @@ _ENDS_A_STEP = {
     "Could not find the transformer layer class": (
         "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
     ),
+    # trl/trainer/grpo_trainer.py; before, smoke tests leave out what needs vLLM.
+    "Unknown vLLM importance sampling level": "vllm_importance_sampling_mode ends the first step.",
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
     # autotune/virtual/unsupported.py

@@ -80,6 +80,21 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
         ("rloo", "accelerator_config: {dispatch_batches: true}\n", "tensors but got"),
         ("online_dpo", "remove_unused_columns: true\n", "ends the training: ValueError: No columns in the dataset"),
         ("online_dpo", "beta: [0.1, 0.2]\n", "beta ends the training: TypeError: list indices must be integers"),
+        (
+            "online_dpo",
+            "use_vllm: true\nvllm_mode: colocated\n",
+            "TRL has no vllm_mode=colocated: it takes colocate or server",
+        ),
+        (
+            "grpo",
+            "use_vllm: true\nvllm_mode: colocated\n",
+            "TRL has no vllm_mode=colocated: it takes colocate or server",
+        ),
+        (
+            "grpo",
+            "use_vllm: true\nvllm_importance_sampling_mode: token\n",
+            "vllm_importance_sampling_mode ends the first step. Unknown vLLM importance sampling level: token",
+        ),
     ],
 )
 def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, write: Write, checked: Checked) -> None:
