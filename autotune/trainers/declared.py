@@ -81,6 +81,7 @@ class Declared:
         config_fields: the fields of its configuration, which determine its techniques.
         stand_in: columns of a row that replaces data if a length is given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of random rows.
+        shuffled_by: the switch for random order, if the trainer ignores ``train_sampling_strategy``.
         fewest_rows: the smallest micro-batch, in rows, that TRL accepts with every loss; a dataset may have fewer rows.
         generates: whether it trains on completions that the model generates.
         scores: whether reward functions score these completions.
@@ -113,6 +114,7 @@ class Declared:
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
+    shuffled_by: ClassVar[str | None] = None
     fewest_rows: ClassVar[int] = 1
     generates: ClassVar[bool] = False
     scores: ClassVar[bool] = False

@@ -35,6 +35,8 @@ class Generating(Prompted):
     """
 
     counted = COMPLETIONS
+    # Rows are drawn by TRL's own sampler (``trl.trainer.utils.RepeatSampler``).
+    shuffled_by = "shuffle_dataset"
     most_field = "max_completion_length"
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:

@@ -246,16 +246,18 @@ def _order_assumption(config: Configuration, trainer: Trainer) -> tuple[str, ...
     Raises:
         InputError: TRL has no such order for the trainer's rows, or the order changes the sizes of micro-batches.
     """
-    order = config.values.get(_ORDER)
-    if order == config.defaults.get(_ORDER):
+    field = trainer.shuffled_by or _ORDER
+    order = config.values.get(field)
+    if order == config.defaults.get(field):
         return ()
     # LengthGroupedSampler of transformers counts a single column of tokens; its BatchRebalanceSampler varies rows.
     by_length = any(form.tokenized and len(form.columns) == 1 for form in trainer.formats)
-    if trainer.ordered or not (order == _IN_ORDER or (order == "group_by_length" and by_length)):
+    supported = field != _ORDER or order == _IN_ORDER or (order == "group_by_length" and by_length)
+    if trainer.ordered or not supported:
         raise InputError(
             f"autotune does not support {_ORDER}={order} for {trainer.label}.", hint=f"Leave out {_ORDER}."
         )
-    return (f"speeds are for rows in random order, and {_ORDER}={order} makes other micro-batches",)
+    return (f"speeds are for rows in random order, and {field}={order} makes other micro-batches",)
 
 
 def _unknown_effect(what: str, hint: str = "") -> InputError:

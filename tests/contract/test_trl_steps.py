@@ -1,4 +1,4 @@
-"""Contract with TRL: the optimizer steps of an epoch that generates, and what divides the loss of a step."""
+"""Contract with TRL: steps and order of an epoch that generates, and what divides the loss of a step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.workload import ModelSource
 from autotune.step.data.profile import model_profile
 from autotune.trainers import find_trainer
+from autotune.userconfig.fields import configuration_of, user_plan
 from tests.contract.building import built
 from tests.small import write_small_model
 
@@ -98,3 +99,22 @@ def test_the_balance_of_experts_counts_padding_that_no_mask_marks(flat: bool, tm
     made = (built("sft", model, tmp_path, rows=[SHORT, LONG], **each) for each in sized)
     plain, padded = (gradient(trainer, (0, 1)) for trainer in made)
     assert torch.allclose(plain, padded, rtol=1e-3, atol=1e-6) is not flat
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation"])
+def test_trainers_that_generate_at_once_are_shuffled_by_a_switch_of_their_own(
+    trainer: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"memory {number}"} for number in range(24)]
+
+    def drawn(**order: object) -> tuple[list[int], tuple[str, ...]]:
+        made = built(trainer, small_model_directory, tmp_path, rows=rows, **order)
+        return [*made._get_train_sampler()], user_plan(configuration_of(made.args), {}).assumptions
+
+    usual, unsaid = drawn()
+    assert unsaid == ()
+    for order in ("sequential", "group_by_length", "batch_rebalance"):
+        assert drawn(train_sampling_strategy=order) == (usual, ())
+    in_order, (told,) = drawn(shuffle_dataset=False)
+    assert in_order == sorted(usual) != usual
+    assert "random order, and shuffle_dataset=False makes other micro-batches" in told
