@@ -38,6 +38,8 @@ GROUPS_FIELDS = GENERATING_FIELDS | ConfigFields(
         "beta", "num_generations", "num_iterations", "steps_per_generation", "transformers_continuous_batching_config",
         "use_transformers_continuous_batching", "use_transformers_paged",
     }),
+    # Reward functions read the columns.
+    reading=frozenset({"remove_unused_columns"}),
 )  # fmt: skip
 """The fields of GRPO's and RLOO's configurations."""
 

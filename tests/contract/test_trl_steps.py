@@ -1,7 +1,8 @@
-"""Contract with TRL: steps and order of an epoch that generates, and what divides the loss of a step."""
+"""Contract with TRL: steps and order of an epoch that generates, what divides the loss of a step, and rewards."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import transformers
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.workload import ModelSource
+from autotune.core.workload import ModelSource, Rollouts
+from autotune.errors import InputError
 from autotune.step.data.profile import model_profile
+from autotune.step.trainers.prompts import reward_function
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import configuration_of, user_plan
 from tests.contract.building import built
 from tests.small import write_small_model
+from tests.trainers.prepared import prepared_rows
 
 SHORT, LONG = {"text": "memory is one"}, {"text": "memory is one and the batch was all that speed had of a length"}
 PROMPTS = 37
@@ -107,7 +111,7 @@ def test_trainers_that_generate_at_once_are_shuffled_by_a_switch_of_their_own(
 ) -> None:
     rows = [{"prompt": f"memory {number}"} for number in range(24)]
 
-    def drawn(**order: object) -> tuple[list[int], tuple[str, ...]]:
+    def drawn(**order: Any) -> tuple[list[int], tuple[str, ...]]:
         made = built(trainer, small_model_directory, tmp_path, rows=rows, **order)
         return [*made._get_train_sampler()], user_plan(configuration_of(made.args), {}).assumptions
 
@@ -118,3 +122,22 @@ def test_trainers_that_generate_at_once_are_shuffled_by_a_switch_of_their_own(
     in_order, (told,) = drawn(shuffle_dataset=False)
     assert in_order == sorted(usual) != usual
     assert "random order, and shuffle_dataset=False makes other micro-batches" in told
+
+
+@pytest.mark.parametrize("removes", [False, True])
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+def test_reward_functions_get_no_column_that_is_removed(
+    trainer: str, removes: bool, small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reading_rewards.py").write_text(
+        "def judge(completions, solution, **_):\n    return [1.0] * len(solution)"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows, reading = [{"prompt": "memory", "solution": "batch"}] * 4, {"remove_unused_columns": removes}
+    made = built(trainer, small_model_directory, tmp_path / "out", rows=rows, remove_unused_columns=removes)
+    made.reward_funcs = [reward_function("reading_rewards.judge")]
+    with pytest.raises(TypeError, match="solution") if removes else nullcontext():
+        made.train()
+    rollouts, refused = Rollouts(rewards=("reading_rewards.judge",)), r"removes solution, which .*judge"
+    with pytest.raises(InputError, match=refused) if removes else nullcontext():
+        prepared_rows(find_trainer(trainer), rows, small_model_directory, tmp_path, rollouts=rollouts, reading=reading)

@@ -92,7 +92,7 @@ class Prompted(Adapter):
         for name in rollouts.rewards:
             reward_function(name)
             if dataset != NO_DATA:
-                check_columns(name, columns)
+                check_columns(name, columns, _removed_columns(trainer))
                 _check_messages(name, trainer.train_dataset)
         if rollouts.column is not None and rollouts.column not in columns:
             raise InputError(
@@ -199,13 +199,24 @@ def reward_function(name: str) -> Callable[..., Any]:
     return reward
 
 
-def check_columns(name: str, columns: Collection[str]) -> None:
+def _removed_columns(trainer: Any) -> Collection[str]:
+    """Return the dataset's columns that TRL removes before it calls reward functions."""
+    if not trainer.args.remove_unused_columns:
+        return ()
+    trainer._set_signature_columns_if_needed()
+    return set(trainer.train_dataset.column_names).difference(trainer._signature_columns)
+
+
+def check_columns(name: str, columns: Collection[str], removed: Collection[str] = ()) -> None:
     """Check that TRL can call a reward function, with the dataset's columns as keyword arguments.
+
+    Args:
+        removed: columns that TRL removes by ``remove_unused_columns``.
 
     Raises:
         InputError: the function needs another argument, or does not exist.
     """
-    available = {*_PASSED_ARGUMENTS, *columns}.difference(_UNPASSED_COLUMNS)
+    available = {*_PASSED_ARGUMENTS, *columns}.difference(_UNPASSED_COLUMNS, removed)
     required = [
         parameter.name
         for parameter in inspect.signature(reward_function(name)).parameters.values()
@@ -213,6 +224,12 @@ def check_columns(name: str, columns: Collection[str]) -> None:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     missing = [needs for needs in required if needs not in available]
+    if missing and set(missing) <= set(removed):
+        needed = f"the reward function {name} (reward_funcs) needs"
+        raise InputError(
+            f"remove_unused_columns removes {', '.join(missing)}, which {needed}.",
+            hint="Leave remove_unused_columns out.",
+        )
     if missing:
         raise InputError(
             f"The reward function {name} (reward_funcs) needs {', '.join(missing)}, and TRL has no column of that name"
