@@ -43,8 +43,14 @@ class Tracking(AbstractContextManager["Tracking"]):
         if best is not None and best.memory is not None:
             needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
             traced = counted(len(evaluator.candidates), "traced candidate")
+            device = evaluator.problem.setting.machine.device.name
             choices = differences(best.candidate, evaluator.problem.baseline)
-            self._listener(Noted(f"The best of {traced} so far is predicted to need {needs} of {budget}: {choices}."))
+            found = (
+                f"The best of {traced} so far on {device} is predicted to need"
+                if best.fits
+                else f"None of {traced} so far fits {device}: the least needs"
+            )
+            self._listener(Noted(f"{found} {needs} of {budget}: {choices}."))
         if evaluator.traces.cache.is_enabled:
             self._listener(Noted("Finished traces are cached: the same command continues from there."))
 

@@ -74,7 +74,16 @@ def test_a_search_of_which_every_trace_fails_for_the_same_reason_ends_early(tmp_
     assert len(evaluator.candidates) <= 20 < evaluator.problem.size
 
 
-def test_an_interrupted_search_names_the_best_so_far_and_that_its_traces_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget_bytes", "named"),
+    [
+        (8 * GIB, "The best of {} traced candidates so far on {} is predicted to need {} of 8.00 GiB: "),
+        (1, "None of {} traced candidates so far fits {}: the least needs {} of 1 B: "),
+    ],
+)
+def test_an_interrupted_search_names_the_best_so_far_and_that_its_traces_are_kept(
+    budget_bytes: int, named: str, tmp_path: Path
+) -> None:
     told = list[Event]()
 
     def interrupt(event: Event) -> None:
@@ -82,14 +91,14 @@ def test_an_interrupted_search_names_the_best_so_far_and_that_its_traces_are_kep
         if isinstance(event, Ranked) and len(event.best) > 1:
             raise KeyboardInterrupt
 
-    evaluator = new_evaluator(tmp_path, 8 * GIB)
+    evaluator = new_evaluator(tmp_path, budget_bytes)
     with pytest.raises(KeyboardInterrupt), Tracking(interrupt) as tracking:
         tracking.search(evaluator)
     best, kept = (event.text for event in told if isinstance(event, Noted))
     found = evaluator.ranked()[0]
     assert found.memory is not None
-    assert best.startswith(f"The best of {len(evaluator.candidates)} traced candidates so far is predicted to need ")
-    assert f"{format_bytes(found.memory.device_bytes)} of 8.00 GiB: " in best
+    device, needs = evaluator.problem.setting.machine.device.name, format_bytes(found.memory.device_bytes)
+    assert best.startswith(named.format(len(evaluator.candidates), device, needs))
     assert kept == "Finished traces are cached: the same command continues from there."
 
 
