@@ -111,14 +111,18 @@ def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.V
 
 
 def _cost(plan: Plan, estimate: Estimate | None, epoch: Epoch) -> dict[str, sections.Value]:
-    """Return the cost of an epoch, or of a billion tokens without a dataset; nothing without a price or a speed."""
+    """Return the cost of an epoch, or of a billion tokens without a dataset; nothing without a price or a speed.
+
+    What does not fit has no cost.
+    """
     rate = estimate.tokens_per_second if estimate is not None else None
-    if plan.price is None or not rate:
+    if plan.price is None or estimate is None or not rate:
         return {}
     unit, seconds = "epoch", epoch.seconds_per_epoch
     if seconds is None:
         unit, seconds = "1e9 tokens", BILLION / rate
-    return {f"cost per {unit}": sections.Value(words.cost_text(cost_of(seconds, plan.price, plan.processes)))}
+    cost = cost_of(seconds, plan.price, plan.processes) if estimate.fits else None
+    return {f"cost per {unit}": sections.Value(words.cost_text(cost))}
 
 
 def _values(plan: Plan, estimate: Estimate) -> dict[str, sections.Value]:

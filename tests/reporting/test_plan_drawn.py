@@ -49,6 +49,9 @@ def test_a_terminal_has_the_batches_and_the_epoch_beside_the_defaults() -> None:
 def test_a_price_is_shown_as_the_cost_on_all_gpus_beside_the_defaults() -> None:
     slow = replace(AN_EPOCH, seconds_per_epoch=150.0)
     priced = a_plan(epoch=AN_EPOCH, baseline_epoch=slow, trainer="sft", price=3.0, processes=8)
+    # The default does not fit, so it cannot be bought.
+    assert "cost per epoch 0.50 - " in words(drawn(priced, 100))
+    priced = replace(priced, baseline=replace(DEFAULT, spare_bytes=0))
     assert "cost per epoch 0.50 1.00" in words(drawn(priced, 100))
     assert "cost" not in drawn(replace(priced, price=None), 100)
     # Of rows that are no dataset; 9,000 and 7,000 tokens per second.
