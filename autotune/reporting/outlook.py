@@ -82,7 +82,8 @@ def nothing_fits_text(result: Result) -> str:
     decided, ended = (*OUT_OF_MEMORY, ProbeStatus.VETOED, ProbeStatus.OK), ""
     one = next((trial for trial in result.trials if trial.status not in decided), None)
     if one is not None:
-        ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {one.reason}' if one.reason else ''}"
+        reason = one.reason.rstrip(".")
+        ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {reason}' if reason else ''}"
     if result.status is RunStatus.FAILED:
         found = f"No candidate can be recommended{ended}."
     else:

@@ -88,7 +88,8 @@ def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() 
     assert nothing_fits_text(replace(nothing_fits(), ended=Ending.EXHAUSTED)).startswith("Nothing fits in")
 
 
-def test_a_candidate_that_crashed_is_told_with_its_reason() -> None:
-    crashed = a_trial(1, SMALL, status=ProbeStatus.CRASHED, reason="signal 9")
+@pytest.mark.parametrize("reason", ["signal 9", "signal 9."])
+def test_a_candidate_that_crashed_is_told_with_its_reason(reason: str) -> None:
+    crashed = a_trial(1, SMALL, status=ProbeStatus.CRASHED, reason=reason)
     said = nothing_fits_text(replace(nothing_fits(), status=RunStatus.FAILED, trials=(crashed,)))
     assert said == "No candidate can be recommended; trial 1 crashed: signal 9."
