@@ -249,15 +249,17 @@ class PlannedArguments(SearchArguments):
     Args:
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet. None: rows of ``seq_len``
             tokens.
-        gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; ``all`` (in Python
-            with :func:`autotune.rent`) compares those of the catalogue. None: this machine's.
+        gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. Names with commas
+            between them, or ``all`` for those of the catalogue, are compared (in Python by :func:`autotune.rent`).
+            None: this machine's.
         num_machines: machines, each with the same number of processes. None: one for every eight processes, and for a
             CPU always one.
         network (GBIT): total network rate of each machine in Gbit/s, in one direction, such as 3200 for eight links of
             400. None: communication is timed as if all GPUs were in one machine.
         seq_len (TOKENS): tokens of each row, instead of a dataset; the model then needs no tokenizer.
         memory_budget: memory that training may use on each GPU, such as ``24GiB`` or in bytes. None: all of it.
-        prices (FILE): price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
+        prices (FILE): prices of an hour of one GPU, by name: a YAML file of lines such as ``H100-80GB: 2.99``, or a CSV
+            file; in Python also a mapping. None: no cost is shown.
     """
 
     model: str | Path = field(kw_only=False)

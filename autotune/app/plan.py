@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autotune.app.arguments import ALL, PlanArguments, check_range, time_left, time_limit
+from autotune.app.arguments import PlanArguments, check_range, time_left, time_limit
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
@@ -21,7 +21,7 @@ from autotune.app.notes import (
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
-from autotune.app.planned import check_network, planned_machine, planned_sources, planned_traces
+from autotune.app.planned import check_network, compares_gpus, planned_machine, planned_sources, planned_traces
 from autotune.app.planned_bundle import bundle_folder, write_plan
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
@@ -60,8 +60,8 @@ def plan(args: PlanArguments) -> Plan:
         AutotuneError: processes cannot be started.
     """
     started, listener, limit = time.monotonic(), args.listener, time_limit(args.timeout)
-    if args.gpu == ALL:
-        raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
+    if compares_gpus(args.gpu):
+        raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares several.")
     check_range("A top of {} candidates", args.top)
     options = plan_options(args)
     sources = planned_sources(args)

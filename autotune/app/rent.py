@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from autotune.app.arguments import ALL, AUTO, RentArguments
+from autotune.app.arguments import ALL, AUTO, RentArguments, names
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
-from autotune.app.planned import check_network, is_cpu, planned_machine, planned_sources, planned_traces
+from autotune.app.planned import check_network, compares_gpus, is_cpu, planned_machine, planned_sources, planned_traces
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.tracking import Tracking
@@ -22,7 +22,7 @@ from autotune.core.machine import Hardware
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
-from autotune.inspection.gpus import gpus
+from autotune.inspection.gpus import find_gpu, gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
@@ -41,7 +41,7 @@ _WORTH = 0.05
 
 @taking(RentArguments)
 def rent(args: RentArguments) -> Rent:
-    """Predict for every GPU of the catalogue whether a training fits there, how fast it is, and what it costs.
+    """Predict for each of several GPUs whether a training fits there, how fast it is, and what it costs.
 
     For one kind of GPU, numbers of GPUs are compared. A GPU with less memory than the budget uses all of its memory.
 
@@ -52,7 +52,7 @@ def rent(args: RentArguments) -> Rent:
     started, options = time.monotonic(), plan_options(args)
     prices = read_prices(args.prices) if args.prices is not None else None
     sources = planned_sources(args)
-    words = [gpu.name for gpu in gpus()] if args.gpu == ALL else [args.gpu]
+    words = _words(args.gpu)
     auto = args.num_processes == AUTO
     processes, machines = (1, None) if args.num_processes == AUTO else (args.num_processes, args.num_machines)
     first = planned_machine(words[0], processes, machines)
@@ -79,7 +79,7 @@ def rent(args: RentArguments) -> Rent:
         num_processes=AUTO if auto else first.hardware.processes,
         num_machines=largest.machines,
         priced=prices is not None,
-        offers=tuple(sorted(offers, key=_order)) if args.gpu == ALL else tuple(offers),
+        offers=tuple(sorted(offers, key=_order)) if len(words) > 1 else tuple(offers),
         notes=tuple(_notes(survey, offers, largest)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
@@ -87,6 +87,21 @@ def rent(args: RentArguments) -> Rent:
         settings=args.settings,
         environment=environment(planned[0]),
     )
+
+
+def _words(gpu: str | int | None) -> Sequence[str | int | None]:
+    """Return a word for each GPU of a ``--gpu``, without duplicates.
+
+    Raises:
+        InputError: one of several is not a known GPU, or none is named.
+    """
+    if not compares_gpus(gpu):
+        return [gpu]
+    found = gpus() if gpu == ALL else map(find_gpu, names(str(gpu)))
+    words = list(dict.fromkeys(each.name for each in found))
+    if not words:
+        raise InputError(f"--gpu {gpu} names no GPU.", hint="Write for instance --gpu H100-80GB,A100-80GB.")
+    return words
 
 
 @dataclass
@@ -256,7 +271,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Itera
             f" {counted(most, 'GPU')}, of the numbers tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets"
             " another."
         )
-    gpus = {offer.gpu.name: offer.gpu for offer in offers} if not is_cpu(args.gpu) else {}
+    planned = [offer for offer in offers if offer.estimate is not None and not is_cpu(args.gpu)]
+    gpus = {offer.gpu.name: offer.gpu for offer in planned}
     yield from notes_on_processes(largest.processes, largest.machines, args.network, gpus.values(), at_most=auto)
     tight = ", ".join(offer.gpus for offer in offers if offer.fits and not offer.fits_with_error)
     if tight:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting import words
@@ -19,7 +19,7 @@ def rent_report(rent: Rent) -> Document:
         verdict=Verdict(best_text(rent), Tone.GOOD if fitting else Tone.BAD),
         sections=(
             *_fitting_sections(rent, fitting),
-            *listing("Does not fit", unfit_lines(rent)),
+            *listing("Does not fit, or cannot be planned", unfit_lines(rent)),
             Section("Traces", (Paragraph(f"{traces_text(rent)}."),)),
             *listing("Notes", rent.notes),
         ),
@@ -33,14 +33,12 @@ def _fitting_sections(rent: Rent, fitting: Sequence[Offer]) -> Iterator[Section]
     unit = "epoch" if rent.unit == "epoch" else "1e9 tokens"
     costs = (f"cost per {unit}",) if rent.priced else ()
     each = ("per GPU",) if any(offer.processes > 1 for offer in fitting) else ()
-    columns = ("GPUs", "needs of each", "to spare", "host", "tok/s", *each, f"time per {unit}", *costs)
+    needs = "needs of each" if each else "needs"
+    columns = ("GPUs", needs, "to spare", "host", "tok/s", *each, f"time per {unit}", *costs)
     rows = tuple(_cells(offer, several=bool(each), priced=rent.priced) for offer in fitting)
     yield Section("GPUs", (Table(columns, rows),))
-    names: dict[str, list[str]] = {}
-    for offer in fitting:
-        names.setdefault(words.format_choices(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
-    title = "The best configuration on each, as differences from TRL's default"
-    yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
+    choices = ((offer, words.format_choices(offer.differences) or words.BASELINE_NAME) for offer in fitting)
+    yield from listing("The best configuration on each, as differences from TRL's default", _by_text(choices))
 
 
 def _subject(rent: Rent) -> str:
@@ -86,5 +84,13 @@ def _cells(offer: Offer, *, several: bool, priced: bool) -> tuple[str, ...]:
 
 
 def unfit_lines(rent: Rent) -> tuple[str, ...]:
-    """Return one line for each offer that does not fit, with the reason."""
-    return tuple(f"{offer.gpus}: {offer.reason}" for offer in rent.offers if not offer.fits)
+    """Return the offers that do not fit, or cannot be planned, by their reasons."""
+    return _by_text((offer, offer.reason) for offer in rent.offers if not offer.fits)
+
+
+def _by_text(texts: Iterable[tuple[Offer, str]]) -> tuple[str, ...]:
+    """Return one line for each text, after the offers that have it."""
+    names: dict[str, list[str]] = {}
+    for offer, text in texts:
+        names.setdefault(text, []).append(offer.gpus)
+    return tuple(f"{', '.join(gpus)}: {text}" for text, gpus in names.items())

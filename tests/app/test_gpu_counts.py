@@ -1,19 +1,21 @@
-"""How many GPUs of a kind are planned for, and which numbers a table of several kinds shows."""
+"""How many GPUs of a kind are planned for, which numbers a table of several kinds shows, and which are alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
-from autotune.app.rent import divisible_counts, offers_to_show, should_try_more_gpus
+from autotune.app.rent import close_calls, divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.core.candidate import Choice
 from autotune.core.gpu import Gpu
 from autotune.core.rent import Offer
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
+from tests.reporting.rents import CHEAPEST, TOO_SMALL, UNPRICED, an_offer
 
 KNOWN = find_gpu("L40S")
 UNTIMED = "fits, with no predicted speed"
@@ -91,3 +93,25 @@ def test_numbers_are_tried_among_which_the_global_batch_can_be_shared_out(
 def test_a_number_of_machines_that_no_number_of_gpus_is_shared_out_among_is_refused(machines: int) -> None:
     with pytest.raises(InputError, match="cannot be divided among any number of GPUs tried"):
         divisible_counts(64, checked_options(SearchArguments(trainer="sft")), machines)
+
+
+def test_what_predicted_times_do_not_tell_from_the_best_is_noted() -> None:
+    near, far = an_offer("A100-80GB", 22_000.0, 2.1), an_offer("H100-80GB", 100_000.0, 10.1)
+    cheap, fast = (
+        f"May be as {best}, since predicted times may be off by up to 25 %: 1 x {{}}."
+        for best in ("cheap as the cheapest", "fast as the fastest")
+    )
+    assert [*close_calls((CHEAPEST, near, far, UNPRICED, TOO_SMALL))] == [cheap.format("A100-80GB")]
+    assert [*close_calls((CHEAPEST, far, an_offer("H200", 81_000.0, None)))] == [fast.format("H200")]
+    assert [*close_calls((TOO_SMALL,))] == []
+
+
+def test_offers_whose_times_the_host_bounds_are_told_apart_only_where_they_differ_by_more() -> None:
+    far = an_offer("A100-80GB", 22_000.0, 2.4)
+    assert [*close_calls((CHEAPEST, far))] == []
+    assert far.estimate is not None
+    assert far.estimate.memory is not None
+    doubtful = replace(far, estimate=replace(far.estimate, memory=replace(far.estimate.memory, time_error=0.5)))
+    assert [*close_calls((CHEAPEST, doubtful))] == [
+        "May be as cheap as the cheapest, since predicted times may be off by up to 50 %: 1 x A100-80GB."
+    ]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.app.rent import close_calls
 from autotune.core.candidate import Choice
 from autotune.core.events import Event, StageStarted, Tracing
 from autotune.core.rent import BILLION, Offer, Rent
@@ -22,7 +21,6 @@ from autotune.probing import JobServer
 from autotune.probing.tracing import Traced
 from autotune.units import MIB
 from tests.app.test_last_resort import OffloadingTracer
-from tests.reporting.rents import CHEAPEST, TOO_SMALL, UNPRICED, an_offer
 from tests.settings import CPU, GPU
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.step.plans import needs_deepspeed
@@ -135,28 +133,6 @@ def test_the_cost_is_that_of_the_hours_of_all_gpus(table: Rent, model: str, rows
     assert pair.cost == pytest.approx(2 * 4 * pair.seconds / 3600)
 
 
-def test_what_predicted_times_do_not_tell_from_the_best_is_noted() -> None:
-    near, far = an_offer("A100-80GB", 22_000.0, 2.1), an_offer("H100-80GB", 100_000.0, 10.1)
-    cheap, fast = (
-        f"May be as {best}, since predicted times may be off by up to 25 %: 1 x {{}}."
-        for best in ("cheap as the cheapest", "fast as the fastest")
-    )
-    assert [*close_calls((CHEAPEST, near, far, UNPRICED, TOO_SMALL))] == [cheap.format("A100-80GB")]
-    assert [*close_calls((CHEAPEST, far, an_offer("H200", 81_000.0, None)))] == [fast.format("H200")]
-    assert [*close_calls((TOO_SMALL,))] == []
-
-
-def test_offers_whose_times_the_host_bounds_are_told_apart_only_where_they_differ_by_more() -> None:
-    far = an_offer("A100-80GB", 22_000.0, 2.4)
-    assert [*close_calls((CHEAPEST, far))] == []
-    assert far.estimate is not None
-    assert far.estimate.memory is not None
-    doubtful = replace(far, estimate=replace(far.estimate, memory=replace(far.estimate.memory, time_error=0.5)))
-    assert [*close_calls((CHEAPEST, doubtful))] == [
-        "May be as cheap as the cheapest, since predicted times may be off by up to 50 %: 1 x A100-80GB."
-    ]
-
-
 def test_each_row_says_what_a_plan_for_that_gpu_says(table: Rent, model: str, rows: str) -> None:
     for name in ("T4", "H200"):
         plan, offer = autotune.plan(model, rows, gpu=name, fix=ONE_WAY), of(table, name)
@@ -202,9 +178,17 @@ def test_each_gpu_is_announced_with_its_number_among_all_and_its_traces_are_coun
     assert max(event.done for event in heard if isinstance(event, Tracing)) > 0
 
 
-def test_a_plan_is_of_one_gpu(model: str) -> None:
-    with pytest.raises(InputError, match=r"autotune\.rent compares all"):
-        autotune.plan(model, seq_len=64, gpu="all")
+@pytest.mark.parametrize("several", ["all", "T4,H200"])
+def test_a_plan_is_of_one_gpu(several: str, model: str) -> None:
+    with pytest.raises(InputError, match=r"autotune\.rent compares several"):
+        autotune.plan(model, seq_len=64, gpu=several)
+
+
+def test_only_the_gpus_that_are_named_are_compared(table: Rent, model: str, rows: str) -> None:
+    few = autotune.rent(model, rows, fix=ONE_WAY, prices=PRICES, gpu="h100, T4,H100-SXM")
+    assert few.offers == (of(table, "T4"), of(table, "H100-SXM"))
+    with pytest.raises(InputError, match="'T5' is not a known GPU"):
+        autotune.rent(model, rows, gpu="T4,T5")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -312,6 +296,9 @@ def test_more_gpus_come_before_offloading(model: str) -> None:
 def test_a_choice_that_some_gpus_lack_is_the_reason_of_these_alone(model: str) -> None:
     table = autotune.rent(model, seq_len=64, fix={**ONE_WAY, "precision": "bfloat16"})
     assert "the GPU has no bf16" in of(table, "T4").reason
+    # Nothing is predicted of it.
+    assert not any("Not measured on T4" in note for note in table.notes)
+    assert any("Not measured on A100-80GB" in note or "H100-SXM, H200" in note for note in table.notes)
     assert of(table, "H200").fits
 
 

@@ -57,6 +57,11 @@ def test_auto_is_a_table_for_one_gpu_too(asked: dict[str, Any]) -> None:
     assert asked["gpu"] is None
 
 
+def test_several_names_are_a_table(asked: dict[str, Any]) -> None:
+    assert plan("M", "D", "--gpu", "T4,H100-80GB") == 0
+    assert asked["gpu"] == "T4,H100-80GB"
+
+
 def test_where_nothing_fits_the_exit_code_is_1(asked: dict[str, Any]) -> None:
     asked["table"] = a_rent(offers=(TOO_SMALL,))
     assert plan("M", "D", "--gpu", "all") == 1
@@ -77,6 +82,8 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
         ("M D --gpu all --explain", "--explain is for one plan"),
         ("M D --gpu all --top 3", "--top is for one plan"),
         ("M D --gpu T4 --num-processes many", "'many' is neither a number nor auto"),
+        ("M --seq-len 8 --gpu T4,T5", "'T5' is not a known GPU."),
+        ("M --seq-len 8 --gpu ,", "--gpu , names no GPU."),
         ("M --gpu all", "A plan needs a DATASET or --seq-len, and has neither."),
         ("M --seq-len 8 --gpu all --prices nowhere.yaml", "nowhere.yaml does not exist"),
         ("M --seq-len 8 --gpu all --num-processes 8 --global-batch-size 12", "Take a multiple of 8."),

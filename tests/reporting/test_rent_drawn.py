@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.rent import Offer, Rent
+from autotune.inspection.gpus import find_gpu
 from autotune.reporting.document import Table
 from autotune.reporting.rent import best_text, rent_report, unfit_lines
 from autotune.reporting.words import bytes_or_dash
@@ -48,7 +49,10 @@ def test_a_speed_that_depends_on_an_assumption_about_the_host_is_marked_wherever
 
 def test_a_rate_per_gpu_stands_beside_that_of_all_only_where_several_train_together() -> None:
     assert "per GPU" in table(a_rent()).columns
-    assert "per GPU" not in table(a_rent(offers=(CHEAPEST, UNPRICED))).columns
+    assert "needs of each" in table(a_rent()).columns
+    alone = table(a_rent(offers=(CHEAPEST, UNPRICED))).columns
+    assert "per GPU" not in alone
+    assert alone[1] == "needs"
 
 
 def test_the_name_of_a_gpu_is_whole_in_a_terminal_of_80_columns() -> None:
@@ -90,6 +94,15 @@ def test_where_nothing_fits_that_is_said_with_each_reason() -> None:
     nothing = a_rent(offers=(TOO_SMALL,))
     assert best_text(nothing) == "Nothing is predicted to fit on any of these GPUs."
     assert unfit_lines(nothing) == ("1 x T4: the least needs 20.00 GiB of 14.56 GiB",)
+
+
+def test_gpus_with_the_same_reason_share_its_line() -> None:
+    old = replace(TOO_SMALL, reason="the GPU has no bf16 arithmetic")
+    older = replace(old, gpu=find_gpu("V100-16GB"))
+    assert unfit_lines(a_rent(offers=(old, TOO_SMALL, older))) == (
+        "1 x T4, 1 x V100-16GB: the GPU has no bf16 arithmetic",
+        "1 x T4: the least needs 20.00 GiB of 14.56 GiB",
+    )
 
 
 def test_speeds_that_are_not_known_are_said() -> None:

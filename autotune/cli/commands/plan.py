@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments, option
+from autotune.app.arguments import AUTO, PlanArguments, RentArguments, option
 from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 from autotune.errors import InputError, UnwrittenError
 
@@ -42,6 +42,7 @@ def epilog() -> str:
         "  autotune plan ./my-model data.jsonl --gpu T4 --fix packing=bfd --fix attention=sdpa --explain\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --html plan.html\n"
         "  autotune plan Qwen/Qwen2.5-7B data.jsonl --gpu all --prices prices.yaml\n"
+        "  autotune plan Qwen/Qwen2.5-7B data.jsonl --gpu H100-80GB,A100-80GB --prices prices.yaml\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes auto --global-batch-size 64\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 8\n"
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --num-processes 32 --num-machines 4 --network 3200\n"
@@ -55,6 +56,8 @@ def epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, show the estimates, and return the exit code: 1 if nothing is predicted to fit."""
+    from autotune.app.planned import compares_gpus
+
     options, as_json = options_of(arguments)
     if "all" in options and not as_json:
         raise InputError("--all is for --json.", hint="Give both, or --top N for a longer table.")
@@ -63,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if options.get("model") is None:
         raise InputError("autotune plan needs a MODEL.", hint="See autotune plan --help.")
 
-    if options.get("gpu") == ALL or options.get("num_processes") == AUTO:
+    if compares_gpus(options.get("gpu")) or options.get("num_processes") == AUTO:
         for name in (name for name in options if name in _FOR_ONE_PLAN):
             raise InputError(
                 f"{option(name)} is for one plan, not for a table.",
