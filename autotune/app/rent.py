@@ -147,8 +147,7 @@ class _Survey:
         """Return the offer for a number of GPUs."""
         planned = planned_machine(word, processes, self.arguments.num_machines, self.arguments.network)
         blank = Offer(planned.device, processes)
-        gpus = blank.gpus if processes > 1 else blank.gpu.name
-        self.arguments.listener(StageStarted(f"Planning for {gpus}{progress}"))
+        self.arguments.listener(StageStarted(f"Planning for {blank.gpus}{progress}"))
         try:
             problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = _budget_of(self.arguments.memory_budget, planned.hardware)

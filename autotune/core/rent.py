@@ -51,8 +51,8 @@ class Offer:
 
     @property
     def gpus(self) -> str:
-        """Number and kind of the GPUs, such as ``4 x H100-SXM``."""
-        return f"{self.processes} x {self.gpu.name}"
+        """Kind of the GPU, after the number of several, such as ``4 x H100-SXM``."""
+        return self.gpu.name if self.processes == 1 else f"{self.processes} x {self.gpu.name}"
 
     @property
     def fits(self) -> bool:

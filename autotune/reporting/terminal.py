@@ -135,17 +135,37 @@ def _table(table: doc.Table, width: int) -> tables.Table:
         # Words need the room.
         return _table(table.without_bars, width)
     bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, bars))
-    for title, kind in zip(table.columns, kinds, strict=True):
+    sizes = [None] * len(widths) if bars or left >= 0 else _widths_of_cells(table, widths, left)
+    for title, kind, cells_width in zip(table.columns, kinds, sizes, strict=True):
         justify: Literal["left", "right"] = "right" if kind == "figures" else "left"
-        size = bar_width if kind == "bars" else None
+        size = bar_width if kind == "bars" else cells_width
         # The name of a row is copied to a command, so other columns are wrapped first.
-        whole = size is not None or (narrow and kind == "words")
+        whole = kind == "bars" or (narrow and kind == "words")
         drawn.add_column(title, justify=justify, overflow="fold", width=size, no_wrap=whole)
     for place, row in enumerate(table.rows):
         if place == table.total:
             drawn.add_section()
         drawn.add_row(*(_cell(cell, bar_width) for cell in row), style="bold" if place == table.marked else "")
     return drawn
+
+
+def _widths_of_cells(table: doc.Table, widths: Sequence[int], left: int) -> Sequence[int | None]:
+    """Return widths of columns that wrap titles and no cells; None for each if the cells are too wide.
+
+    Args:
+        widths: those that wrap nothing.
+        left: characters that these leave of a line, below 0.
+    """
+    columns = zip(table.columns, *table.rows, strict=True)
+    least = [max(map(cell_len, (*title.split(), *map(_plain, cells)))) for title, *cells in columns]
+    room = left + sum(widths) - sum(least)
+    if room < 0:
+        return [None] * len(widths)
+    found = list[int | None]()
+    for whole, narrow in zip(widths, least, strict=True):
+        found.append(min(whole, narrow + room))
+        room -= min(whole - narrow, room)
+    return found
 
 
 def _cell(cell: doc.Cell, bar_width: int) -> Text | bar.Bar:

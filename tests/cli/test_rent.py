@@ -47,7 +47,7 @@ def test_the_options_reach_the_api(asked: dict[str, Any], capsys: pytest.Capture
         "model": "M", "dataset": "D", "gpu": "all", "prices": "p.yaml", "num_processes": "auto", "num_machines": 2,
         "network": 400.0, "allow": ["lora"],
     }  # fmt: skip
-    assert "The cheapest: 1 x L40S" in capsys.readouterr().out
+    assert "The cheapest: L40S" in capsys.readouterr().out
 
 
 def test_auto_is_a_table_for_one_gpu_too(asked: dict[str, Any]) -> None:

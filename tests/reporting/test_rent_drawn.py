@@ -33,7 +33,7 @@ def cells(offer: Offer, found: Rent) -> list[str]:
 
 def test_the_cheapest_and_the_fastest_are_each_a_sentence() -> None:
     assert best_text(a_rent()) == (
-        "The cheapest: 1 x L40S, 10,000 tok/s, 100 h 00 min per epoch for 80.00."
+        "The cheapest: L40S, 10,000 tok/s, 100 h 00 min per epoch for 80.00."
         " The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch for 133.33."
     )
 
@@ -43,7 +43,7 @@ def test_a_speed_that_depends_on_an_assumption_about_the_host_is_marked_wherever
     assert estimate is not None
     assert estimate.memory is not None
     doubtful = replace(CHEAPEST, estimate=replace(estimate, memory=replace(estimate.memory, time_error=0.5)))
-    assert best_text(a_rent(offers=(doubtful,))).startswith("The cheapest and the fastest: 1 x L40S, ~10,000 tok/s, ")
+    assert best_text(a_rent(offers=(doubtful,))).startswith("The cheapest and the fastest: L40S, ~10,000 tok/s, ")
     assert cells(doubtful, a_rent()).count("~10,000") == 1
 
 
@@ -57,11 +57,20 @@ def test_a_rate_per_gpu_stands_beside_that_of_all_only_where_several_train_toget
 
 def test_the_name_of_a_gpu_is_whole_in_a_terminal_of_80_columns() -> None:
     named = replace(CHEAPEST, gpu=replace(CHEAPEST.gpu, name="A100-PCIe-80GB"))
-    assert "1 x A100-PCIe-80GB " in drawn(80, offers=(named, UNPRICED))
+    assert "A100-PCIe-80GB " in drawn(80, offers=(named, UNPRICED))
+
+
+def test_titles_are_wrapped_before_figures() -> None:
+    offers = tuple(replace(each, seconds=73.0, cost=1.25) for each in (CHEAPEST, UNPRICED))
+    lines = drawn(72, offers=offers).splitlines()
+    titles = next(place for place, line in enumerate(lines) if line.startswith("GPUs "))
+    assert " ".join(lines[titles - 1 : titles + 1]).split().count("epoch") == 2
+    figures = [line.split()[-5:] for line in lines[titles:] if line.startswith(("L40S ", "B200 "))]
+    assert figures == [["1", "min", "13", "s", "1.25"]] * 2
 
 
 def test_one_gpu_that_is_both_is_named_once() -> None:
-    assert best_text(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: 1 x L40S, ")
+    assert best_text(a_rent(offers=(CHEAPEST, TOO_SMALL))).startswith("The cheapest and the fastest: L40S, ")
 
 
 def test_what_has_less_to_spare_than_the_estimate_may_be_off_by_is_not_named_without_that() -> None:
@@ -93,15 +102,15 @@ def test_a_gpu_without_a_price_has_a_dash() -> None:
 def test_where_nothing_fits_that_is_said_with_each_reason() -> None:
     nothing = a_rent(offers=(TOO_SMALL,))
     assert best_text(nothing) == "Nothing is predicted to fit on any of these GPUs."
-    assert unfit_lines(nothing) == ("1 x T4: the least needs 20.00 GiB of 14.56 GiB",)
+    assert unfit_lines(nothing) == ("T4: the least needs 20.00 GiB of 14.56 GiB",)
 
 
 def test_gpus_with_the_same_reason_share_its_line() -> None:
     old = replace(TOO_SMALL, reason="the GPU has no bf16 arithmetic")
     older = replace(old, gpu=find_gpu("V100-16GB"))
     assert unfit_lines(a_rent(offers=(old, TOO_SMALL, older))) == (
-        "1 x T4, 1 x V100-16GB: the GPU has no bf16 arithmetic",
-        "1 x T4: the least needs 20.00 GiB of 14.56 GiB",
+        "T4, V100-16GB: the GPU has no bf16 arithmetic",
+        "T4: the least needs 20.00 GiB of 14.56 GiB",
     )
 
 
@@ -113,7 +122,7 @@ def test_speeds_that_are_not_known_are_said() -> None:
 def test_gpus_with_the_same_configuration_share_its_line() -> None:
     text = drawn(100)
     assert text.count("packing=bfd lora=r16") == 1
-    assert "1 x L40S, 4 x H200, 1 x B200" in text
+    assert "L40S, 4 x H200, B200" in text
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
