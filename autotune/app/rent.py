@@ -139,7 +139,10 @@ class _Survey:
                 break
         single = [each for each in self.evaluators[earlier:] if each.problem.setting.machine.hardware.processes == 1]
         if single and not any(offer.fits for offer in tried):
-            tried[0] = self._best(Offer(tried[0].gpu, 1), with_last_resorts_if_nothing_fits(single[0]))
+            resorts = with_last_resorts_if_nothing_fits(single[0])
+            # Pinned host memory grows in powers of two, so it does not follow from few layers.
+            resorts.trace_full_depth([each.candidate for each in resorts.ranked()[:1] if each.fits], varied=False)
+            tried[0] = self._best(Offer(tried[0].gpu, 1), resorts)
             self.offloads += [tried[0]] if tried[0].fits else []
         return offers_to_show(tried, alone=alone)
 

@@ -284,6 +284,15 @@ def test_one_gpu_on_which_nothing_fits_offloads(model: str, monkeypatch: pytest.
 
 
 @needs_deepspeed
+def test_what_offloads_is_traced_with_all_layers(tmp_path: Path, tracer: FollowingTracer) -> None:
+    deep = str(write_small_model(tmp_path, "llama", weights=False, num_hidden_layers=12))
+    before = len(tracer.requests)
+    table = autotune.rent(deep, seq_len=64, fix=UNSHARDED, gpu="3600MiB")
+    assert table.offers[0].differences["offload"] == "optimizer"
+    assert 12 in {each.layers for each in tracer.requests[before:] if "offload_optimizer" in str(each.plan.args)}
+
+
+@needs_deepspeed
 def test_more_gpus_come_before_offloading(model: str) -> None:
     table = autotune.rent(model, seq_len=64, gpu=TIGHT, fix=UNSHARDED, num_processes="auto", global_batch_size=8)
     assert [offer.fits for offer in table.offers] == [False, True]
