@@ -98,9 +98,14 @@ def apply_changes(text: str, changes: Iterable[Change]) -> str:
     return text
 
 
-def unified_diff(before: str, after: str, name: str) -> str:
-    """Return the difference of two texts of a file as ``diff -u`` prints it; empty if they are equal."""
-    lines = difflib.unified_diff(_LINE.findall(before), _LINE.findall(after), excerpt(name), excerpt(name))
+def unified_diff(before: str, after: str, name: str, written: str | None = None) -> str:
+    """Return the difference of two texts of a file as ``diff -u`` prints it; empty if they are equal.
+
+    Args:
+        written: name of the file with the second text. None: the same.
+    """
+    names = excerpt(name), excerpt(name if written is None else written)
+    lines = difflib.unified_diff(_LINE.findall(before), _LINE.findall(after), *names)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.verdict import EXIT_CODES, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
@@ -100,7 +101,8 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
 def fixed_report(fixed: Fixed) -> doc.Document:
     """Return the report about ``check --fix-legacy``: the rewritten keys of a file, and those to change by hand."""
     unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
-    blocks = doc.Diff(fixed.diff), doc.Paragraph(f"wrote {fixed.file}" if fixed.diff else unchanged)
+    written = f"wrote {fixed.file}; other keys are checked by autotune check {shlex.quote(fixed.file)}"
+    blocks = doc.Diff(fixed.diff), doc.Paragraph(written if fixed.diff else unchanged)
     return doc.Document(
         None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _messages(fixed.left), doc.Tone.UNSURE))
     )

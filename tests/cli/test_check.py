@@ -39,6 +39,16 @@ def test_old_keys_are_rewritten_and_the_change_is_shown(old: Path, capsys: pytes
     assert check(old, "--no-fit") == 0
 
 
+def test_a_fixed_copy_names_both_files_and_the_check_of_the_other_keys(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = old.with_name("new.yaml")
+    assert check(old, "--fix-legacy", "--output", new) == 0
+    out = "".join(capsys.readouterr().out.split())
+    assert f"---{old}+++{new}" in out
+    assert f"wrote{new};otherkeysarecheckedbyautotunecheck{new}" in out
+
+
 def test_what_is_left_to_do_by_hand_is_shown_and_is_no_success(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old.write_text(OLD + "max_length: 32\n", encoding="utf-8")
     assert check(old, "--fix-legacy") == 1

@@ -58,5 +58,5 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     if target.is_dir():
         raise InputError(f"{target} is a directory.", hint="Give the name of a file with --output.")
     write_text(target, after)
-    diff = unified_diff(file.text, mask_secrets(parse_yaml(after, file.path)).text, str(file.path))
+    diff = unified_diff(file.text, mask_secrets(parse_yaml(after, file.path)).text, str(file.path), str(target))
     return Fixed(str(target), diff, tuple(left))

@@ -39,7 +39,7 @@ def epilog() -> str:
         "  autotune check old.yaml --trainer dpo --fix-legacy --output new.yaml\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 fits, 1 will not fit, 2 cannot run or be read, 3 too close to call\n"
-        "or not known; of --fix-legacy: 0 nothing is left, 1 something is left to do by hand\n"
+        "or not known; of --fix-legacy: 0 no removed key is left, 1 some are to be replaced by hand\n"
     )
 
 
