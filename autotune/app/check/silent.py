@@ -23,6 +23,7 @@ _HALF = ("bfloat16", "float16")
 # Keys of trl.ModelConfig, by their beginnings, that are read only if another one is true.
 _SWITCHED = {"use_peft": ("lora_", "use_rslora", "use_dora"), "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant")}
 _ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
+_ORDER, _BY_LENGTH = "train_sampling_strategy", "group_by_length"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -56,6 +57,9 @@ def silent_findings(
     if keys_set.get(_ANSWERS) is True and rows.trainable_tokens == rows.documents.tokens:
         message = f"{_ANSWERS} has no effect on rows without a separate prompt: the loss counts every token."
         yield Finding(Severity.SILENT, message, _ANSWERS)
+    if rows.images is not None and keys_set.get(_ORDER) == _BY_LENGTH:
+        message = f"{_ORDER}={_BY_LENGTH} ends the training: it counts tokens in the rows, and TRL tokenises rows with"
+        yield Finding(Severity.ERROR, f"{message} images in micro-batches. Leave {_ORDER} out.", _ORDER)
     yield from _mixing(plan, setting)
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
         yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")

@@ -12,6 +12,7 @@ EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 GROUPS = "per_device_eval_batch_size: 4\n"
 DRAWN = "log_completions: true\ntop_entropy_quantile: 0.5\ngeneration_kwargs: {top_k: 20, do_sample: true}\n"
 DROPS_LAST = "dataloader_drop_last: true\n"
+OFFLOADED = "gradient_checkpointing_kwargs: {offload: true}\n"
 FEW_TRAINED = "eval_strategy: epoch\ntest_split_size: 36\nper_device_train_batch_size: 2\n"
 
 
@@ -128,11 +129,7 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         pytest.param("sft", "max_steps: 3\nnum_train_epochs: .inf\n", marks=pytest.mark.nightly),
         pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
         # The tiny training is on a CPU, and its rows fill no micro-batches, which these do.
-        (
-            "sft",
-            f"packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n{DROPS_LAST}"
-            "gradient_checkpointing_kwargs: {offload: true}\n",
-        ),
+        ("sft", f"packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n{DROPS_LAST}{OFFLOADED}"),
         ("sft", f"{FEW_TRAINED}per_device_eval_batch_size: 32\nmetric_for_best_model: loss\n{DROPS_LAST}"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, Image, List
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from autotune.core.verdict import Outcome, Severity, Verdict
 from tests.app.check.conftest import Checked
@@ -51,6 +52,15 @@ def test_eager_attention_is_noted_where_images_of_several_sizes_share_a_row(
         assert verdict.outcome is Outcome.FITS, verdict.headline
         found = [item.severity for item in verdict.findings if "scores of each image" in item.message]
         assert found == [Severity.NOTE] * notes
+
+
+def test_rows_with_images_have_no_tokens_to_be_grouped_by(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Can only automatically infer lengths"):
+        LengthGroupedSampler(2, rows_of(PICTURES))
+    body = "max_length: null\ntrain_sampling_strategy: group_by_length\n"
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", body)
+    assert (verdict.outcome, verdict.reason) == (Outcome.CANNOT_RUN, "1 thing is wrong")
+    assert "train_sampling_strategy" in {item.key for item in verdict.findings if item.severity is Severity.ERROR}
 
 
 def test_layers_that_fsdp_does_not_find_have_to_be_named(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
