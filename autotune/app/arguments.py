@@ -14,6 +14,7 @@ from autotune.app.public import Arguments, Checked, check_type
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
 from autotune.core.effort import EffortName
+from autotune.core.gpu import ALL_GPUS
 from autotune.core.workload import Init
 from autotune.errors import InputError
 from autotune.inspection.command_line import launches
@@ -21,8 +22,6 @@ from autotune.inspection.paths import is_file
 from autotune.trainers import DEFAULT
 from autotune.units import parse_duration
 
-ALL = "all"
-"""The word for every GPU of the catalogue."""
 AUTO: Literal["auto"] = "auto"
 """The word for a number of GPUs that the plan chooses."""
 Auto = Literal["auto"]
@@ -306,7 +305,7 @@ class RentArguments(PlannedArguments):
             rises. None: one, or one on each of this machine's GPUs.
     """
 
-    gpu: str | int | None = ALL
+    gpu: str | int | None = ALL_GPUS
     num_processes: int | Auto | None = 1
 
 

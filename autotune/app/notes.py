@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter
 
 from autotune.core.candidate import Choice
 from autotune.core.estimate import MemoryEstimate
@@ -11,6 +12,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
+from autotune.core.rent import Offer
 from autotune.core.result import Choosable
 from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR
 from autotune.core.workload import Workload
@@ -277,3 +279,18 @@ def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | 
     needed = f"needs up to {format_bytes(memory.machine_bytes)} of host memory per machine, for {whose}"
     has = f"; this machine has {format_bytes(host_bytes)}" if host_bytes is not None else ""
     yield f"It {needed}{has}: the most while the model is loaded, in a step, or while a checkpoint is saved."
+
+
+def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
+    """Yield the offers within the error of predicted times of the cheapest, and of the fastest."""
+    for best, figure in (("cheap as the cheapest", attrgetter("cost")), ("fast as the fastest", attrgetter("seconds"))):
+        known = sorted((offer for offer in offers if figure(offer) is not None), key=figure)
+        errors = [max(offer.time_error, known[0].time_error) for offer in known]
+        near = {
+            offer.gpus: error
+            for offer, error in zip(known[1:], errors[1:], strict=True)
+            if figure(offer) <= (1 + error) * figure(known[0])
+        }
+        if near:
+            most = 100 * max(near.values())
+            yield f"May be as {best}, since predicted times may be off by up to {most:.0f} %: {', '.join(near)}."

@@ -21,7 +21,7 @@ from autotune.app.notes import (
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
-from autotune.app.planned import check_network, compares_gpus, planned_machine, planned_sources, planned_traces
+from autotune.app.planned import check_network, planned_machine, planned_sources, planned_traces
 from autotune.app.planned_bundle import bundle_folder, write_plan
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
@@ -37,6 +37,7 @@ from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
+from autotune.inspection.gpus import compares_gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices

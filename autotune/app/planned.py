@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 
-from autotune.app.arguments import ALL, PlannedArguments
+from autotune.app.arguments import PlannedArguments
 from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.requests import traces_of
@@ -41,11 +41,6 @@ _GBIT = 1e9 / 8
 def is_cpu(word: str | int | None) -> bool:
     """Return whether a ``--gpu`` is ``cpu``, this machine's CPU."""
     return isinstance(word, str) and word.strip().lower() == CPU
-
-
-def compares_gpus(gpu: str | int | None) -> bool:
-    """Return whether a ``--gpu`` names several GPUs, to be compared in a table."""
-    return isinstance(gpu, str) and (gpu == ALL or "," in gpu)
 
 
 def machines_of(processes: int, requested: int | None) -> int:

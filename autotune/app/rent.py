@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
-from autotune.app.arguments import ALL, AUTO, RentArguments, names
+from autotune.app.arguments import AUTO, RentArguments
 from autotune.app.epoch import epoch_of
-from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
+from autotune.app.notes import close_calls, notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
-from autotune.app.planned import check_network, compares_gpus, is_cpu, planned_machine, planned_sources, planned_traces
+from autotune.app.planned import check_network, is_cpu, planned_machine, planned_sources, planned_traces
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.tracking import Tracking
@@ -22,7 +21,7 @@ from autotune.core.machine import Hardware
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
-from autotune.inspection.gpus import find_gpu, gpus
+from autotune.inspection.gpus import compared_gpus, compares_gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
@@ -52,7 +51,7 @@ def rent(args: RentArguments) -> Rent:
     started, options = time.monotonic(), plan_options(args)
     prices = read_prices(args.prices) if args.prices is not None else None
     sources = planned_sources(args)
-    words = _words(args.gpu)
+    words = compared_gpus(args.gpu) if compares_gpus(args.gpu) else [args.gpu]
     auto = args.num_processes == AUTO
     processes, machines = (1, None) if args.num_processes == AUTO else (args.num_processes, args.num_machines)
     first = planned_machine(words[0], processes, machines)
@@ -87,21 +86,6 @@ def rent(args: RentArguments) -> Rent:
         settings=args.settings,
         environment=environment(planned[0]),
     )
-
-
-def _words(gpu: str | int | None) -> Sequence[str | int | None]:
-    """Return a word for each GPU of a ``--gpu``, without duplicates.
-
-    Raises:
-        InputError: one of several is not a known GPU, or none is named.
-    """
-    if not compares_gpus(gpu):
-        return [gpu]
-    found = gpus() if gpu == ALL else map(find_gpu, names(str(gpu)))
-    words = list(dict.fromkeys(each.name for each in found))
-    if not words:
-        raise InputError(f"--gpu {gpu} names no GPU.", hint="Write for instance --gpu H100-80GB,A100-80GB.")
-    return words
 
 
 @dataclass
@@ -229,21 +213,6 @@ def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
     return [fewest, best] if (best.rate_of_each or 0.0) > least else [fewest]
 
 
-def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield the offers within the error of predicted times of the cheapest, and of the fastest."""
-    for best, figure in (("cheap as the cheapest", attrgetter("cost")), ("fast as the fastest", attrgetter("seconds"))):
-        known = sorted((offer for offer in offers if figure(offer) is not None), key=figure)
-        errors = [max(offer.time_error, known[0].time_error) for offer in known]
-        near = {
-            offer.gpus: error
-            for offer, error in zip(known[1:], errors[1:], strict=True)
-            if figure(offer) <= (1 + error) * figure(known[0])
-        }
-        if near:
-            most = 100 * max(near.values())
-            yield f"May be as {best}, since predicted times may be off by up to {most:.0f} %: {', '.join(near)}."
-
-
 def _budget_of(requested: str | int | None, hardware: Hardware) -> int:
     """Return the requested budget, or all memory of a GPU that has less."""
     return checked_budget(requested and min(parse_size(requested), hardware.memory_bytes), hardware)
@@ -273,8 +242,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Itera
             f" {counted(most, 'GPU')}, of the numbers tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets"
             " another."
         )
-    planned = [offer for offer in offers if offer.estimate is not None and not is_cpu(args.gpu)]
-    gpus = {offer.gpu.name: offer.gpu for offer in planned}
+    gpus = {offer.gpu.name: offer.gpu for offer in offers if offer.estimate is not None and not is_cpu(args.gpu)}
     yield from notes_on_processes(largest.processes, largest.machines, args.network, gpus.values(), at_most=auto)
     tight = ", ".join(offer.gpus for offer in offers if offer.fits and not offer.fits_with_error)
     if tight:

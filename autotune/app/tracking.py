@@ -45,11 +45,9 @@ class Tracking(AbstractContextManager["Tracking"]):
             traced = counted(len(evaluator.candidates), "traced candidate")
             device = evaluator.problem.setting.machine.device.name
             choices = differences(best.candidate, evaluator.problem.baseline)
-            found = (
-                f"The best of {traced} so far on {device} is predicted to need"
-                if best.fits
-                else f"None of {traced} so far fits {device}: the least needs"
-            )
+            found = f"The best of {traced} so far on {device} is predicted to need"
+            if not best.fits:
+                found = f"None of {traced} so far fits {device}: the least needs"
             self._listener(Noted(f"{found} {needs} of {budget}: {choices}."))
         if evaluator.traces.cache.is_enabled:
             self._listener(Noted("Finished traces are cached: the same command continues from there."))

@@ -7,6 +7,8 @@ from typing import Literal
 
 MemoryKind = Literal["usable", "total", "given"]
 
+ALL_GPUS = "all"
+"""The word for every GPU of the catalogue."""
 AMPERE = (8, 0)
 """The lowest compute capability with tensor cores for bfloat16 and TF32, and with FlashAttention 2's kernels."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from autotune.core.gpu import AchievedRates, Gpu, GpuSpeeds
+from autotune.core.gpu import ALL_GPUS, AchievedRates, Gpu, GpuSpeeds
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
 from autotune.units import GIB, MIB, format_bytes, parse_size
@@ -57,6 +57,23 @@ def find_gpu(word: str | int) -> Gpu:
 def listed_gpu(name: str) -> Gpu | None:
     """Return the GPU of the catalogue with a name, normalised as in :func:`find_gpu`, or None."""
     return _gpus_by_name().get(_normalized(name))
+
+
+def compares_gpus(gpu: str | int | None) -> bool:
+    """Return whether a ``--gpu`` names several GPUs, to be compared in a table."""
+    return isinstance(gpu, str) and (gpu == ALL_GPUS or "," in gpu)
+
+
+def compared_gpus(gpu: str | int | None) -> Sequence[str]:
+    """Return the name of each GPU of such a ``--gpu`` once.
+
+    Raises:
+        InputError: one of several is not a known GPU, or none is named.
+    """
+    words = [name.strip() for name in str(gpu).split(",") if name.strip()]
+    if not words:
+        raise InputError(f"--gpu {gpu} names no GPU.", hint="Write for instance --gpu H100-80GB,A100-80GB.")
+    return list(dict.fromkeys(each.name for each in (gpus() if gpu == ALL_GPUS else map(find_gpu, words))))
 
 
 def present_gpu(hardware: Hardware) -> Gpu:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.app.arguments import SearchArguments
+from autotune.app.notes import close_calls
 from autotune.app.options import checked_options
-from autotune.app.rent import close_calls, divisible_counts, offers_to_show, should_try_more_gpus
+from autotune.app.rent import divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.core.candidate import Choice
 from autotune.core.gpu import Gpu
 from autotune.core.rent import Offer

@@ -96,7 +96,7 @@ def tracer(tmp_path_factory: pytest.TempPathFactory, job_server: JobServer) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
-        patch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, WORDS)))
+        patch.setattr("autotune.inspection.gpus.gpus", lambda: tuple(map(find_gpu, WORDS)))
         patch.setattr("autotune.app.lengths.JobServer", lambda *_: nullcontext(job_server))
         yield tracer
 
@@ -242,7 +242,7 @@ def test_auto_shows_more_gpus_than_fit_where_each_trains_more_then(
     tracer = CrowdedTracer()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
-    monkeypatch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, ("T4", "H100-SXM"))))
+    monkeypatch.setattr("autotune.inspection.gpus.gpus", lambda: tuple(map(find_gpu, ("T4", "H100-SXM"))))
     table = autotune.rent(model, seq_len=64, fix=ONE_WAY, prices=PRICES, num_processes="auto", global_batch_size=8)
     rows = {(offer.gpu.name, offer.processes): offer for offer in table.offers}
     # With four, each trains no more than with two.
@@ -266,7 +266,7 @@ def test_auto_for_one_gpu_of_unknown_speed_shows_each_number_up_to_the_first_tha
 
 @needs_deepspeed
 def test_one_gpu_on_which_nothing_fits_offloads(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.app.rent.gpus", lambda: tuple(map(find_gpu, ("T4", TIGHT))))
+    monkeypatch.setattr("autotune.inspection.gpus.gpus", lambda: tuple(map(find_gpu, ("T4", TIGHT))))
     table = autotune.rent(model, seq_len=64, fix=UNSHARDED, prices=PRICES)
     small = of(table, TIGHT)
     assert small.fits

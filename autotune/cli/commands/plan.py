@@ -56,7 +56,7 @@ def epilog() -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, show the estimates, and return the exit code: 1 if nothing is predicted to fit."""
-    from autotune.app.planned import compares_gpus
+    from autotune.inspection.gpus import compares_gpus
 
     options, as_json = options_of(arguments)
     if "all" in options and not as_json:

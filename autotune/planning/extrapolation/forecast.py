@@ -197,15 +197,9 @@ class Forecast:
         return replace(forecast, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
 
     def with_higher(self, phase: str, other: Forecast) -> Forecast:
-        """Return this forecast with the memory of a phase of another one, if that is higher; its time stays."""
-        own, others = (
-            max(
-                (sum(stretch.highest[1].values()) for at, stretch in each.stretches.items() if at[0].phase == phase),
-                default=0,
-            )
-            for each in (self, other)
-        )
-        return replace(self.with_phase(phase, other, 1.0), times=self.times) if others > own else self
+        """Return this forecast with the memory of a phase of another one, if that raises the peak; its time stays."""
+        replaced = replace(self.with_phase(phase, other, 1.0), times=self.times)
+        return replaced if replaced.peak_bytes > self.peak_bytes else self
 
 
 def mean_times(forecasts: Sequence[tuple[Forecast, float]], pass_share: float) -> Forecast:
