@@ -121,7 +121,7 @@ def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> 
     if several or started.is_guessed:
         gpus, number = f"of {started.processes} GPUs", PROCESS_OPTIONS[launcher].format(started.processes)
         if not several:
-            gpus, number = "GPU; one was checked", f"{PROCESS_OPTIONS[launcher].format(8)} for eight"
+            gpus, number = "GPU; one is assumed", f"{PROCESS_OPTIONS[launcher].format(8)} for eight"
         message = f"Nothing sets the number of processes, so {launcher} starts one on each {gpus}. Write {number}."
         yield Finding(Severity.NOTE, message)
     if started.ignored_processes:
