@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.app.arguments import AUTO, RentArguments
+from autotune.app.arguments import AUTO, RentArguments, names
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import close_calls, notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
@@ -51,7 +51,7 @@ def rent(args: RentArguments) -> Rent:
     started, options = time.monotonic(), plan_options(args)
     prices = read_prices(args.prices) if args.prices is not None else None
     sources = planned_sources(args)
-    words = compared_gpus(args.gpu) if compares_gpus(args.gpu) else [args.gpu]
+    words = compared_gpus(names(args.gpu)) if compares_gpus(args.gpu) else [args.gpu]
     auto = args.num_processes == AUTO
     processes, machines = (1, None) if args.num_processes == AUTO else (args.num_processes, args.num_machines)
     first = planned_machine(words[0], processes, machines)

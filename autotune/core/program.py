@@ -36,9 +36,9 @@ class StepProgram:
     Attributes:
         before: phases that run once, after construction.
         in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
-        leading: phases of each micro-batch before its forward pass, with a peak of their own. Those of a generation of
-            completions lead only the first micro-batch that uses them, unless a step has a single generation: then they
-            are in ``in_step``.
+        leading: phases of each micro-batch before its forward pass, with a peak of their own. If completions are
+            generated within a step, the generation's phases are here, and precede only the first micro-batch that uses
+            its completions; otherwise they are in ``in_step``.
         in_micro_batch: parts of each micro-batch between forward and backward.
         after: phases between two steps or after the last one: evaluation and saving.
     """

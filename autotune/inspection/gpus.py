@@ -8,7 +8,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -59,21 +59,21 @@ def listed_gpu(name: str) -> Gpu | None:
     return _gpus_by_name().get(_normalized(name))
 
 
-def compares_gpus(gpu: str | int | None) -> bool:
+def compares_gpus(gpu: str | int | None) -> TypeGuard[str]:
     """Return whether a ``--gpu`` names several GPUs, to be compared in a table."""
     return isinstance(gpu, str) and (gpu == ALL_GPUS or "," in gpu)
 
 
-def compared_gpus(gpu: str | int | None) -> Sequence[str]:
-    """Return the name of each GPU of such a ``--gpu`` once.
+def compared_gpus(words: Sequence[str]) -> Sequence[str]:
+    """Return the catalogue's name of each of these GPUs once; of all of them for the word ``all``.
 
     Raises:
-        InputError: one of several is not a known GPU, or none is named.
+        InputError: one is not a known GPU, or there is none.
     """
-    words = [name.strip() for name in str(gpu).split(",") if name.strip()]
     if not words:
-        raise InputError(f"--gpu {gpu} names no GPU.", hint="Write for instance --gpu H100-80GB,A100-80GB.")
-    return list(dict.fromkeys(each.name for each in (gpus() if gpu == ALL_GPUS else map(find_gpu, words))))
+        raise InputError("--gpu names no GPU.", hint="Write for instance --gpu H100-80GB,A100-80GB.")
+    found = gpus() if ALL_GPUS in words else map(find_gpu, words)
+    return list(dict.fromkeys(gpu.name for gpu in found))
 
 
 def present_gpu(hardware: Hardware) -> Gpu:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.verdict import EXIT_CODES, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
@@ -101,7 +100,7 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
 def fixed_report(fixed: Fixed) -> doc.Document:
     """Return the report about ``check --fix-legacy``: the rewritten keys of a file, and those to change by hand."""
     unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
-    written = f"wrote {fixed.file}; other keys are checked by autotune check {shlex.quote(fixed.file)}"
+    written = f"wrote {fixed.file}. Its other keys are not checked: run autotune check on it without --fix-legacy."
     blocks = doc.Diff(fixed.diff), doc.Paragraph(written if fixed.diff else unchanged)
     return doc.Document(
         None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _messages(fixed.left), doc.Tone.UNSURE))

@@ -35,7 +35,9 @@ from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import Prompted
 
-_ORDER, _IN_ORDER = "train_sampling_strategy", "sequential"
+ORDER, BY_LENGTH = "train_sampling_strategy", "group_by_length"
+"""The field for the order of rows, and its value for rows of similar lengths together."""
+_IN_ORDER = "sequential"
 _GENERATION = "generation_kwargs"
 # Default type of DistillationTrainer's teacher: it passes None to `from_pretrained`, which then takes PyTorch's default
 # type (transformers 5.23, `_get_dtype`).
@@ -95,7 +97,7 @@ def user_plan(
     without_effect |= fields_of_kind("evaluation", "traced")
     if not evaluates:
         without_effect |= fields_of_kind("evaluation")
-    _check(config, traced | without_effect | {_ORDER}, tuple(fields_of_kind("training", "beginnings")))
+    _check(config, traced | without_effect | {ORDER}, tuple(fields_of_kind("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, fields_of_kind("generation"))
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
@@ -170,7 +172,7 @@ def smoke_test_arguments(config: Configuration, names: Collection[str]) -> Mappi
 
 def keeps_order(config: Configuration) -> bool:
     """Whether a configuration trains on rows in the order of the dataset."""
-    return config.values.get(_ORDER) == _IN_ORDER
+    return config.values.get(ORDER) == _IN_ORDER
 
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
@@ -246,17 +248,15 @@ def _order_assumption(config: Configuration, trainer: Trainer) -> tuple[str, ...
     Raises:
         InputError: TRL has no such order for the trainer's rows, or the order changes the sizes of micro-batches.
     """
-    field = trainer.shuffled_by or _ORDER
+    field = trainer.shuffled_by or ORDER
     order = config.values.get(field)
     if order == config.defaults.get(field):
         return ()
     # LengthGroupedSampler of transformers counts a single column of tokens; its BatchRebalanceSampler varies rows.
     by_length = any(form.tokenized and len(form.columns) == 1 for form in trainer.formats)
-    supported = field != _ORDER or order == _IN_ORDER or (order == "group_by_length" and by_length)
+    supported = field != ORDER or order == _IN_ORDER or (order == BY_LENGTH and by_length)
     if trainer.ordered or not supported:
-        raise InputError(
-            f"autotune does not support {_ORDER}={order} for {trainer.label}.", hint=f"Leave out {_ORDER}."
-        )
+        raise InputError(f"autotune does not support {ORDER}={order} for {trainer.label}.", hint=f"Leave out {ORDER}.")
     return (f"speeds are for rows in random order, and {field}={order} makes other micro-batches",)
 
 

@@ -18,7 +18,7 @@ from autotune.virtual.work import operator_work
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _CHECKPOINT = torch.utils.checkpoint.__file__
-# Operators of bitsandbytes that its functions call outside of a module's.
+# Their callers are plain functions of bitsandbytes, without the Python of a module and of its autograd function.
 _KERNELS = "optimizer_update", "dequantize_blockwise"
 # Depths of frames as seen from `_code`: what calls the mode's handler, and the caller of that.
 _ENGINE_AT, _MODE_AT = 3, 4

@@ -10,7 +10,6 @@ import copy
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -63,10 +62,7 @@ class _Generation:
                 # The loop keeps the scores of the token before the last, so both are generated.
                 last = min(2, new - 1)
                 self._continued(cache, self._prompt + new - last, last)
-        ends = self._config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        token = next(token for token in count(SAMPLED_TOKEN) if token not in ends)
-        ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
+        ids = adopt(np.full((self._rows, self._prompt + new), SAMPLED_TOKEN, dtype=np.int64))
         return ids.to(self._inputs[self._ids].device)
 
     def _step(self, new: int = 1, times: int = 1, **inputs: Any) -> Any:

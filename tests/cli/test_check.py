@@ -46,7 +46,7 @@ def test_a_fixed_copy_names_both_files_and_the_check_of_the_other_keys(
     assert check(old, "--fix-legacy", "--output", new) == 0
     out = "".join(capsys.readouterr().out.split())
     assert f"---{old}+++{new}" in out
-    assert f"wrote{new};otherkeysarecheckedbyautotunecheck{new}" in out
+    assert f"wrote{new}.Itsotherkeysarenotchecked" in out
 
 
 def test_what_is_left_to_do_by_hand_is_shown_and_is_no_success(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

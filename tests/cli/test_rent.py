@@ -83,7 +83,7 @@ def test_json_is_the_whole_table_and_all_that_is_on_stdout(
         ("M D --gpu all --top 3", "--top is for one plan"),
         ("M D --gpu T4 --num-processes many", "'many' is neither a number nor auto"),
         ("M --seq-len 8 --gpu T4,T5", "'T5' is not a known GPU."),
-        ("M --seq-len 8 --gpu ,", "--gpu , names no GPU."),
+        ("M --seq-len 8 --gpu ,", "--gpu names no GPU."),
         ("M --gpu all", "A plan needs a DATASET or --seq-len, and has neither."),
         ("M --seq-len 8 --gpu all --prices nowhere.yaml", "nowhere.yaml does not exist"),
         ("M --seq-len 8 --gpu all --num-processes 8 --global-batch-size 12", "Take a multiple of 8."),

@@ -18,12 +18,12 @@ from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.units import counted, format_share
 from autotune.userconfig.candidate import NearestCandidate
+from autotune.userconfig.fields import BY_LENGTH, ORDER
 
 _HALF = ("bfloat16", "float16")
 # Keys of trl.ModelConfig, by their beginnings, that are read only if another one is true.
 _SWITCHED = {"use_peft": ("lora_", "use_rslora", "use_dora"), "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant")}
 _ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
-_ORDER, _BY_LENGTH = "train_sampling_strategy", "group_by_length"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -57,9 +57,9 @@ def silent_findings(
     if keys_set.get(_ANSWERS) is True and rows.trainable_tokens == rows.documents.tokens:
         message = f"{_ANSWERS} has no effect on rows without a separate prompt: the loss counts every token."
         yield Finding(Severity.SILENT, message, _ANSWERS)
-    if rows.images is not None and keys_set.get(_ORDER) == _BY_LENGTH:
-        message = f"{_ORDER}={_BY_LENGTH} ends the training: it counts tokens in the rows, and TRL tokenises rows with"
-        yield Finding(Severity.ERROR, f"{message} images in micro-batches. Leave {_ORDER} out.", _ORDER)
+    if rows.images is not None and keys_set.get(ORDER) == BY_LENGTH:
+        message = f"{ORDER}={BY_LENGTH} ends the training: it needs tokenised rows, and TRL tokenises rows with images"
+        yield Finding(Severity.ERROR, f"{message} only in micro-batches. Leave {ORDER} out.", ORDER)
     yield from _mixing(plan, setting)
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
         yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
@@ -79,14 +79,14 @@ def _without_micro_batch(
     workload: Workload,
     keys_set: Mapping[str, object],
 ) -> Iterator[Finding]:
-    """Yield that ``dataloader_drop_last`` leaves no micro-batch of the training, or of the evaluation.
+    """Yield whether ``dataloader_drop_last`` drops all rows of an epoch, or of an evaluation.
 
     Args:
         epoch: rows of an epoch.
     """
     at_once = plan.rows * plan.data_ranks
     if epoch < at_once:
-        message = f"{_DROPS} leaves no micro-batch: an epoch has {counted(epoch, 'row')}, and one of all processes"
+        message = f"{_DROPS} drops all {counted(epoch, 'row')} of an epoch: a micro-batch of all processes has"
         yield Finding(Severity.ERROR, f"{message} {at_once:,}.", _DROPS)
     if workload.evaluation is None or geometry.evaluation is None or trainer.generates:
         return
@@ -96,12 +96,9 @@ def _without_micro_batch(
     if rows < at_once:
         # transformers looks for the metric of the best checkpoint after each evaluation (`_determine_best_metric`).
         fails = any(keys_set.get(name) for name in ("load_best_model_at_end", BEST_METRIC))
-        message = f"{_DROPS} leaves no micro-batch of an evaluation, which has no loss then: it has"
-        yield Finding(
-            Severity.ERROR if fails else Severity.SILENT,
-            f"{message} {counted(rows, 'row')}, and one of all processes {at_once:,}.",
-            _DROPS,
-        )
+        message = f"{_DROPS} drops all {counted(rows, 'row')} of an evaluation, so that it has no loss: a micro-batch"
+        severity = Severity.ERROR if fails else Severity.SILENT
+        yield Finding(severity, f"{message} of all processes has {at_once:,}.", _DROPS)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:

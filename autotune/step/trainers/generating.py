@@ -73,7 +73,7 @@ class OnTokenizedPrompts(_Trl):
         return SequentialSampler(dataset)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a micro-batch; count the skipped ones after the last one of a step, or up to a generation."""
+        """Train on a micro-batch, then count the skipped ones: after a step's last, or up to the next generation."""
         loss = super().training_step(*args, **kwargs)
         in_part = self.args.gradient_accumulation_steps < self.plan.micro_batches
         if in_part and self.plan.generates_within_steps:
@@ -109,7 +109,7 @@ class OnTokenizedPrompts(_Trl):
             if getattr(self, "use_transformers_continuous_batching", False):
                 if is_tracing():
                     raise UnsupportedError(_CONTINUOUS_BATCHING)
-                # No EOS token (`init_continuous_batching`).
+                # Continuous batching takes only -1 for no EOS token (`init_continuous_batching`).
                 self.generation_config.eos_token_id = -1
         # TRL cuts completions after the first of these.
         with mock.patch.object(self, "eos_token_ids", [NO_TOKEN]):

@@ -192,7 +192,7 @@ CASES = (
         "sft: fewer rows than a micro-batch",
         "per_device_train_batch_size: 64\ndataloader_drop_last: true\n",
         RUNS_NOT,
-        {"leaves no micro-batch: an epoch has 48 rows, and one of all processes 64": 1},
+        {"drops all 48 rows of an epoch: a micro-batch of all processes has 64": 1},
     ),
     _case("sft: no step", "max_steps: 0\n", FITS, {"transformers ends after the first step": 0}),
     _case("sft: no epoch", "num_train_epochs: 0\n", FITS, {"transformers ends before the first step": 0}),

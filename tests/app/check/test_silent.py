@@ -129,7 +129,8 @@ def test_an_evaluation_of_too_few_rows_has_no_loss(
     plan = replace(plan, launch=Launch(ranks))
     found = [item for item in findings_of(plan, here, given, drops_last=True) if "has no loss" in item.message]
     assert [item.severity for item in found] == ([] if severity is None else [severity])
-    assert all(f"it has {rows} rows, and one of all processes {16 * ranks}." in item.message for item in found)
+    assert all(f"drops all {rows} rows of an evaluation" in item.message for item in found)
+    assert all(f"a micro-batch of all processes has {16 * ranks}." in item.message for item in found)
 
 
 @pytest.mark.parametrize(
