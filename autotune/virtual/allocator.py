@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.virtual.blocks import Block, FreeList
+from autotune.virtual.blocks import Block, Pool
 
 # Constants of c10/core/AllocatorConfig.h (torch 2.11 to 2.13), each with its name there; the large buffer is the
 # default of `large_segment_size_`.
@@ -48,7 +48,7 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
-        self._lists: dict[tuple[int, bool], FreeList] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
         # As on a device, no segment begins at address zero.
         self._next_address = SMALL_BUFFER_BYTES
 
@@ -59,27 +59,27 @@ class CachingAllocator:
             OutOfMemoryError: the limit is exceeded even with an empty cache.
         """
         size = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        small = size <= SMALL_BYTES
-        free_list = self._lists.get((stream, small)) or self._free_list(stream, small)
-        block = free_list.take_best_fit(size, expandable=self.expandable_segments)
-        if block is None:
-            block = self._reserve(size, free_list)
-            if block is None:
-                self.empty_cache()
-                block = self._reserve(size, free_list)
-            if block is None:
-                raise OutOfMemoryError(
-                    f"{nbytes} bytes were requested with {self.allocated_bytes} allocated and {self.reserved_bytes} "
-                    f"reserved of {self.limit_bytes}"
-                )
-        remainder = block.size - size
+        pool = self._pool(stream, small=size <= SMALL_BYTES)
+        start = pool.best_fit(size)
+        if start is None:
+            start = self._reserve(size, pool)
+        if start is None:
+            self.empty_cache()
+            start = self._reserve(size, pool)
+        if start is None:
+            raise OutOfMemoryError(
+                f"{nbytes} bytes were requested with {self.allocated_bytes} allocated and {self.reserved_bytes} "
+                f"reserved of {self.limit_bytes}"
+            )
+        remainder = pool.free.remove(start) - size
         # should_split: the large pool keeps remainders of up to 1 MiB with the block, unless its segments can expand.
-        if remainder > SMALL_BYTES or (remainder >= MIN_BLOCK_BYTES and (small or self.expandable_segments)):
-            free_list.add(block.cut(size))
-        block.allocated = True
-        self.allocated_bytes += block.size
+        if remainder > SMALL_BYTES or (remainder >= MIN_BLOCK_BYTES and (pool.small or self.expandable_segments)):
+            pool.free.add(start + size, remainder)
+        else:
+            size += remainder
+        self.allocated_bytes += size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        return block
+        return Block(start, size, pool)
 
     def free(self, block: Block) -> None:
         """Return a block to the cache.
@@ -91,21 +91,26 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} was freed twice")
         self.allocated_bytes -= block.size
         block.allocated = False
-        block.merge_into_cache()
+        block.pool.free.add(block.address, block.size)
 
     def empty_cache(self) -> None:
         """Release every free segment, and every free page of expandable segments, to the device."""
-        for free_list in self._lists.values():
-            self.reserved_bytes -= free_list.release()
+        for pool in self._pools.values():
+            self.reserved_bytes -= pool.release()
 
-    def _free_list(self, stream: int, small: bool) -> FreeList:
-        page_bytes = SMALL_BUFFER_BYTES if small else LARGE_BUFFER_BYTES
-        return self._lists.setdefault((stream, small), FreeList(small, page_bytes))
+    def _pool(self, stream: int, *, small: bool) -> Pool:
+        found = self._pools.get((stream, small))
+        if found is None:
+            page_bytes = SMALL_BUFFER_BYTES if small else LARGE_BUFFER_BYTES
+            found = Pool(small=small, page_bytes=page_bytes, expandable=self.expandable_segments)
+            self._pools[stream, small] = found
+        return found
 
-    def _reserve(self, size: int, free_list: FreeList) -> Block | None:
+    def _reserve(self, size: int, pool: Pool) -> int | None:
+        """Reserve memory; return the start of a free range of at least ``size``, or None at the limit."""
         if self.expandable_segments:
-            return self._expand(size, free_list)
-        if free_list.small:
+            return self._expand(size, pool)
+        if pool.small:
             segment = SMALL_BUFFER_BYTES
         elif size < MIN_LARGE_BYTES:
             segment = LARGE_BUFFER_BYTES
@@ -113,30 +118,33 @@ class CachingAllocator:
             segment = -(-size // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
         if not self._grow(segment):
             return None
-        address = self._next_address
-        self._next_address += segment
-        return Block(address, segment, free_list)
+        start = self._add_segment(pool, segment)
+        pool.free.add(start, segment)
+        return start
 
-    def _expand(self, size: int, free_list: FreeList) -> Block | None:
-        block = free_list.first_expandable(size)
-        if block is None:
+    def _expand(self, size: int, pool: Pool) -> int | None:
+        start = pool.first_to_grow(size)
+        if start is None:
             device = _UNLIMITED_BYTES if self.limit_bytes is None else self.limit_bytes
-            span = free_list.whole_pages(max(device + device // 8, size))
-            address = free_list.whole_pages(self._next_address)
-            self._next_address = address + span
-            block = free_list.add_expandable(address, span)
-        # The block is either free and followed by an unmapped block, or unmapped itself: map pages until they cover the
-        # request. Mapped pages stay mapped if a later one exceeds the limit.
-        while not block.mapped or block.size < size:
-            unmapped = block if not block.mapped else block.next
-            assert unmapped is not None
-            missing = size if unmapped is block else size - block.size
-            mapped_bytes = free_list.whole_pages(min(missing, unmapped.size))
+            span = pool.whole_pages(max(device + device // 8, size))
+            start = self._add_segment(pool, span)
+            pool.unmapped.add(start, span)
+        # Map pages until they cover the request. Mapped pages stay mapped if a later one exceeds the limit.
+        while (free := pool.free.sizes.get(start, 0)) < size:
+            hole = start + free
+            mapped_bytes = pool.whole_pages(min(size - free, pool.unmapped.sizes[hole]))
             if not self._grow(mapped_bytes):
                 return None
-            block = unmapped.map(mapped_bytes)
-        free_list.remove(block)
-        return block
+            pool.map(hole, mapped_bytes)
+        return start
+
+    def _add_segment(self, pool: Pool, size: int) -> int:
+        """Add a segment at addresses above all others; return its start."""
+        start = pool.whole_pages(self._next_address)
+        # The gap keeps ranges of neighbouring segments apart.
+        self._next_address = start + size + MIN_BLOCK_BYTES
+        pool.segments[start] = size
+        return start
 
     def _grow(self, nbytes: int) -> bool:
         reserved = self.reserved_bytes + nbytes

@@ -1,201 +1,146 @@
-"""Blocks of the simulated caching allocator, and its lists of free blocks in best-fit order."""
+"""Pools of the simulated caching allocator: their segments, and the ranges of addresses in these that are free."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 # A sort key orders by size, then by address: the size is shifted above the 64 bits of the address.
 _ADDRESS_BITS = 64
 
 
+@dataclass(slots=True, eq=False)
 class Block:
-    """A contiguous range of addresses within a segment, linked to its neighbours.
+    """A range of addresses that was allocated.
 
     Attributes:
         address: its start.
         size: in bytes.
-        free_list: the free list of its pool and stream.
-        previous, next: the neighbours in the segment, or None at its ends.
+        pool: the pool of its segment.
         allocated: whether it is in use.
-        mapped: whether its addresses are backed by memory; False only within expandable segments.
-        expandable: whether its segment can grow.
     """
 
-    __slots__ = ("address", "allocated", "expandable", "free_list", "mapped", "next", "previous", "size")
-
-    def __init__(self, address: int, size: int, free_list: FreeList) -> None:
-        self.address = address
-        self.size = size
-        self.free_list = free_list
-        self.previous: Block | None = None
-        self.next: Block | None = None
-        self.allocated = False
-        self.mapped = True
-        self.expandable = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is a whole segment of fixed size."""
-        return self.previous is None and self.next is None and not self.expandable
-
-    @property
-    def expandable_size(self) -> int:
-        """Its size plus that of the unmapped block after it, if there is one."""
-        following = self.next
-        return self.size + (following.size if following is not None and not following.mapped else 0)
-
-    def cut(self, size: int) -> Block:
-        """Shrink the block to ``size`` and return the remainder, which is in no free list yet."""
-        rest = Block(self.address + size, self.size - size, self.free_list)
-        rest.mapped, rest.expandable = self.mapped, self.expandable
-        rest.previous, rest.next = self, self.next
-        if self.next is not None:
-            self.next.previous = rest
-        self.next = rest
-        self.size = size
-        return rest
-
-    def merge_into_cache(self) -> None:
-        """Merge the block with its free neighbours in the same mapping state, and return it to the cache."""
-        before, after = self.previous, self.next
-        if before is not None and not before.allocated and before.mapped is self.mapped:
-            self.free_list.remove(before)
-            self.address = before.address
-            self.size += before.size
-            self.previous = before.previous
-            if before.previous is not None:
-                before.previous.next = self
-        if after is not None and not after.allocated and after.mapped is self.mapped:
-            self.free_list.remove(after)
-            self.size += after.size
-            self.next = after.next
-            if after.next is not None:
-                after.next.previous = self
-        self.free_list.add(self)
-
-    def map(self, nbytes: int) -> Block:
-        """Map the first ``nbytes`` of an unmapped block; return the merged free block that contains them."""
-        self.free_list.remove(self)
-        if nbytes < self.size:
-            self.free_list.add(self.cut(nbytes))
-        self.mapped = True
-        self.merge_into_cache()
-        return self
-
-    def unmap(self, page_bytes: int) -> int:
-        """Unmap the whole pages within a free block; return the number of unmapped bytes."""
-        begin = -(-self.address // page_bytes) * page_bytes
-        end = (self.address + self.size) // page_bytes * page_bytes
-        if begin >= end:
-            return 0
-        self.free_list.remove(self)
-        freed = self
-        if begin > self.address:
-            freed = self.cut(begin - self.address)
-            self.free_list.add(self)
-        if end < freed.address + freed.size:
-            self.free_list.add(freed.cut(end - freed.address))
-        freed.mapped = False
-        freed.merge_into_cache()
-        return end - begin
+    address: int
+    size: int
+    pool: Pool
+    allocated: bool = True
 
 
-class FreeList:
-    """The free blocks of one pool on one stream: mapped ones by size, then address; unmapped ones by address.
+class Ranges:
+    """Disjoint ranges of addresses, each merged with its neighbours.
+
+    Attributes:
+        sizes: bytes of each range, by its start.
+        starts: the start of each range, by its end.
+    """
+
+    __slots__ = ("_keys", "sizes", "starts")
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
+        self._keys: list[int] = []
+
+    def add(self, start: int, size: int) -> None:
+        """Add a range, and merge it with the ranges that end at its start and start at its end."""
+        if (before := self.starts.get(start)) is not None:
+            start, size = before, size + self.remove(before)
+        if start + size in self.sizes:
+            size += self.remove(start + size)
+        self.sizes[start], self.starts[start + size] = size, start
+        insort(self._keys, size << _ADDRESS_BITS | start)
+
+    def remove(self, start: int) -> int:
+        """Remove a range; return its size."""
+        size = self.sizes.pop(start)
+        del self.starts[start + size]
+        del self._keys[bisect_left(self._keys, size << _ADDRESS_BITS | start)]
+        return size
+
+    def at_least(self, size: int) -> Iterator[int]:
+        """Yield the starts of the ranges of at least ``size``, the smallest first, the lowest of equals first."""
+        for place in range(bisect_left(self._keys, size << _ADDRESS_BITS), len(self._keys)):
+            yield self._keys[place] & (1 << _ADDRESS_BITS) - 1
+
+
+class Pool:
+    """The segments of one pool on one stream.
 
     Attributes:
         small: whether this is the pool for small requests.
-        page_bytes: the granularity by which an expandable segment of this pool grows.
+        page_bytes: the granularity by which an expandable segment grows.
+        expandable: whether its segments can grow: only some of their addresses are backed by memory.
+        segments: bytes of addresses of each segment, by its start; there is a gap between two segments.
+        free: ranges that are backed by memory and not allocated.
+        unmapped: ranges of expandable segments that are not backed by memory.
     """
 
-    __slots__ = ("_blocks", "_keys", "_unmapped", "page_bytes", "small")
+    __slots__ = ("expandable", "free", "page_bytes", "segments", "small", "unmapped")
 
-    def __init__(self, small: bool, page_bytes: int) -> None:
+    def __init__(self, *, small: bool, page_bytes: int, expandable: bool) -> None:
         self.small = small
         self.page_bytes = page_bytes
-        self._keys: list[int] = []
-        self._blocks: dict[int, Block] = {}
-        self._unmapped: list[int] = []
+        self.expandable = expandable
+        self.segments: dict[int, int] = {}
+        self.free = Ranges()
+        self.unmapped = Ranges()
 
-    def add(self, block: Block) -> None:
-        """Add a free block."""
-        keys, key = self._place(block)
-        insort(keys, key)
-        self._blocks[key] = block
+    def best_fit(self, size: int) -> int | None:
+        """Return the start of the smallest free range of at least ``size``, the lowest of equals, or None.
 
-    def remove(self, block: Block) -> None:
-        """Remove a block that was added."""
-        keys, key = self._place(block)
-        del keys[bisect_left(keys, key)]
-        del self._blocks[key]
-
-    def _place(self, block: Block) -> tuple[list[int], int]:
-        """Return the list that a block belongs in, and its key there."""
-        if block.mapped:
-            return self._keys, block.size << _ADDRESS_BITS | block.address
-        return self._unmapped, block.address
-
-    def take_best_fit(self, size: int, *, expandable: bool) -> Block | None:
-        """Remove and return the smallest mapped block of at least ``size``, lowest address first, or None.
-
-        With expandable segments, blocks are compared by ``expandable_size``, so the growing end of a segment is used
-        last (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
+        Ranges of expandable segments are compared together with the unmapped range after each, so the growing end of a
+        segment is used last (get_free_block in c10/cuda/CUDACachingAllocator.cpp).
         """
-        keys = self._keys
-        index = bisect_left(keys, size << _ADDRESS_BITS)
-        if index == len(keys):
-            return None
-        if expandable:
-            blocks = self._blocks
-            while index + 1 < len(keys):
-                if blocks[keys[index + 1]].expandable_size >= blocks[keys[index]].expandable_size:
-                    break
-                index += 1
-        return self._blocks.pop(keys.pop(index))
+        starts = self.free.at_least(size)
+        best = next(starts, None)
+        for start in starts if best is not None and self.expandable else ():
+            if self._size_when_grown(start) >= self._size_when_grown(best):
+                break
+            best = start
+        return best
 
-    def first_expandable(self, size: int) -> Block | None:
-        """Return the lowest free or unmapped block that spans ``size`` with its free successors, or None."""
-        for address in self._unmapped:
-            block = self._blocks[address]
-            before = block.previous
-            if before is not None and not before.allocated:
-                block = before
-            room = 0
-            at: Block | None = block
-            while at is not None and room < size and not at.allocated:
-                room += at.size
-                at = at.next
-            if room >= size:
-                return block
+    def _size_when_grown(self, start: int) -> int:
+        size = self.free.sizes[start]
+        return size + self.unmapped.sizes.get(start + size, 0)
+
+    def first_to_grow(self, size: int) -> int | None:
+        """Return the lowest start of neighbouring free and unmapped ranges that span ``size`` together, or None."""
+        for unmapped in sorted(self.unmapped.sizes):
+            start = end = self.free.starts.get(unmapped, unmapped)
+            while more := self.free.sizes.get(end) or self.unmapped.sizes.get(end):
+                end += more
+            if end - start >= size:
+                return start
         return None
 
-    def add_expandable(self, address: int, span: int) -> Block:
-        """Add a new expandable segment, not mapped yet, and return its only block."""
-        block = Block(address, span, self)
-        block.mapped, block.expandable = False, True
-        self.add(block)
-        return block
+    def map(self, start: int, nbytes: int) -> None:
+        """Back the first ``nbytes`` of an unmapped range by memory."""
+        rest = self.unmapped.remove(start) - nbytes
+        if rest:
+            self.unmapped.add(start + nbytes, rest)
+        self.free.add(start, nbytes)
 
     def whole_pages(self, nbytes: int) -> int:
         """Return ``nbytes`` rounded up to whole pages."""
         return -(-nbytes // self.page_bytes) * self.page_bytes
 
     def release(self) -> int:
-        """Drop whole free segments and unmap free pages; return the bytes released to the device."""
+        """Drop free segments of fixed size and unmap free pages; return the bytes released to the device."""
         released = 0
-        for block in list(self.blocks()):
-            if block.expandable:
-                released += block.unmap(self.page_bytes)
-            elif block.is_whole:
-                self.remove(block)
-                released += block.size
-        for address in list(self._unmapped):
-            segment = self._blocks[address]
-            if segment.previous is None and segment.next is None:
-                self.remove(segment)
+        for start, size in list(self.free.sizes.items()) if self.expandable else ():
+            begin, end = self.whole_pages(start), (start + size) // self.page_bytes * self.page_bytes
+            if begin < end:
+                self.free.remove(start)
+                for left, right in ((start, begin), (end, start + size)):
+                    if left < right:
+                        self.free.add(left, right - left)
+                self.unmapped.add(begin, end - begin)
+                released += end - begin
+        unused = self.unmapped if self.expandable else self.free
+        for start, size in list(self.segments.items()):
+            if unused.sizes.get(start) == size:
+                unused.remove(start)
+                del self.segments[start]
+                released += 0 if self.expandable else size
         return released
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the mapped blocks, the smallest first."""
-        return (self._blocks[key] for key in self._keys)

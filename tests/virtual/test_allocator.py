@@ -55,14 +55,14 @@ def test_the_large_pool_keeps_a_remainder_of_up_to_one_mebibyte_with_the_block()
     block = allocator.allocate(11 * MIB)  # a segment of 12 MiB, of which 1 MiB is left: not more than kSmallSize
     assert block.size == 12 * MIB
     assert allocator.allocated_bytes == 12 * MIB
-    assert free_blocks(allocator) == []
+    assert free_ranges(allocator) == []
 
 
 def test_the_large_pool_splits_off_a_remainder_over_one_mebibyte() -> None:
     allocator = CachingAllocator()
     block = allocator.allocate(11 * MIB - 512)
     assert block.size == 11 * MIB - 512
-    assert [(piece.size, piece.is_whole) for piece in free_blocks(allocator)] == [(MIB + 512, False)]
+    assert [size for _, size in free_ranges(allocator)] == [MIB + 512]
 
 
 def test_a_small_request_never_takes_from_the_large_pool() -> None:
@@ -77,9 +77,8 @@ def test_the_smallest_block_that_fits_is_taken_and_of_equals_the_lowest() -> Non
     blocks = [allocator.allocate(size * MIB) for size in (40, 20, 30, 20)]
     for block in blocks:
         allocator.free(block)
-    assert allocator.allocate(20 * MIB) is blocks[1]
-    assert allocator.allocate(20 * MIB) is blocks[3]
-    assert allocator.allocate(20 * MIB).address == blocks[2].address
+    taken = [allocator.allocate(20 * MIB).address for _ in range(3)]
+    assert taken == [blocks[1].address, blocks[3].address, blocks[2].address]
     assert allocator.reserved_bytes == 110 * MIB
 
 
@@ -90,7 +89,7 @@ def test_freed_neighbours_become_one_block_again_whatever_the_order() -> None:
         assert allocator.reserved_bytes == 20 * MIB
         for index in order:
             allocator.free(blocks[index])
-        assert [(piece.size, piece.is_whole) for piece in free_blocks(allocator)] == [(20 * MIB, True)]
+        assert free_ranges(allocator) == [(min(block.address for block in blocks), 20 * MIB)]
 
 
 def test_at_the_limit_whole_cached_segments_are_given_back() -> None:
@@ -192,7 +191,7 @@ def test_whatever_the_sequence_every_byte_is_accounted_for(seed: int, limit: int
     allocator = CachingAllocator(limit, expandable_segments=expandable)
     for live in random_sequence(allocator, random.Random(seed)):
         held = sum(block.size for block in live)
-        free = sum(piece.size for piece in free_blocks(allocator))
+        free = sum(size for _, size in free_ranges(allocator))
         assert allocator.allocated_bytes == held
         assert held + free == allocator.reserved_bytes <= allocator.peak_reserved_bytes
         assert held <= allocator.peak_allocated_bytes <= allocator.peak_reserved_bytes
@@ -210,10 +209,12 @@ def test_once_all_is_freed_everything_can_be_given_back(seed: int, expandable: b
         allocator.free(block)
     assert allocator.allocated_bytes == 0
     if not expandable:
-        assert all(piece.is_whole for piece in free_blocks(allocator))
-    assert sum(piece.size for piece in free_blocks(allocator)) == allocator.reserved_bytes
+        assert free_ranges(allocator) == sorted(
+            each for pool in allocator._pools.values() for each in pool.segments.items()
+        )
+    assert sum(size for _, size in free_ranges(allocator)) == allocator.reserved_bytes
     allocator.empty_cache()
-    assert (allocator.reserved_bytes, free_blocks(allocator)) == (0, [])
+    assert (allocator.reserved_bytes, free_ranges(allocator)) == (0, [])
 
 
 def test_the_same_sequence_repeated_reserves_nothing_more() -> None:
@@ -226,10 +227,9 @@ def test_the_same_sequence_repeated_reserves_nothing_more() -> None:
     assert allocator.reserved_bytes == first == allocator.peak_reserved_bytes
 
 
-def free_blocks(allocator: CachingAllocator) -> list[Block]:
-    """Return the blocks that are reserved but free, by address."""
-    free = [block for free_list in allocator._lists.values() for block in free_list.blocks()]
-    return sorted(free, key=lambda block: block.address)
+def free_ranges(allocator: CachingAllocator) -> list[tuple[int, int]]:
+    """Return the ranges that are reserved but free, by address, with their sizes."""
+    return sorted(each for pool in allocator._pools.values() for each in pool.free.sizes.items())
 
 
 def random_sequence(allocator: CachingAllocator, rng: random.Random, events: int = 400) -> Iterator[list[Block]]:
@@ -249,6 +249,6 @@ def random_sequence(allocator: CachingAllocator, rng: random.Random, events: int
 def assert_disjoint(live: list[Block], allocator: CachingAllocator) -> None:
     """Fail where two blocks, held or free, share an address."""
     spans = [(block.address, block.size) for block in live]
-    spans += [(piece.address, piece.size) for piece in free_blocks(allocator)]
+    spans += free_ranges(allocator)
     spans.sort()
     assert all(begin + size <= after for (begin, size), (after, _) in pairwise(spans))
