@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trl import GRPOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 
 import autotune
 from autotune.core.documents import Documents
@@ -95,8 +95,6 @@ def test_a_probe_generates_whole_generation_batches_and_runs_few_micro_batches_o
     assert batches.order.shape[1] == 2 * micro_batches
     assert (batches.order[:, ::2] == batches.order[:, 1::2]).all()
     assert whole.generations == 1.0
-    share = min(1.0, 2 / micro_batches)
-    assert set(whole.run_share.values()) == {share}
     assert len(progress.timed.generations) == len(progress.timed.micro_batches) / 2
     assert trainer.args.gradient_accumulation_steps == 2
 
@@ -128,11 +126,19 @@ def test_continuous_batching_generates_as_many_tokens_as_are_timed(
     assert min(made) >= 4
 
 
-def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prepared, tmp_path: Path) -> None:
-    progress, _ = trained(request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=8), tmp_path)
-    whole, generation = progress.whole_step, progress.timed.generations[0]
-    passes = sum(seconds for name, seconds in generation.phases.items() if "log-probabilities" in name)
-    assert whole.whole_seconds(generation) == pytest.approx(generation.seconds + 3 * passes)
+def test_passes_over_a_generation_batch_run_on_all_its_chunks(
+    prompts: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, rows = RLOOTrainer._get_per_token_logps_and_entropies, set[int]()
+
+    def watched(self: Any, model: Any, ids: Any, mask: Any, kept: int, size: int | None = None, **kwargs: Any) -> Any:
+        if size is not None and not torch.is_grad_enabled():
+            rows.add(len(ids))
+        return compute(self, model, ids, mask, kept, size, **kwargs)
+
+    monkeypatch.setattr(RLOOTrainer, "_get_per_token_logps_and_entropies", watched)
+    trained(request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=8), tmp_path)
+    assert rows == {16}
 
 
 def test_worst_completions_are_as_long_as_they_may_be_and_each_micro_batch_has_a_mask(

@@ -88,7 +88,6 @@ class WholeStep:
         micro_batches: number of micro-batches.
         mean_collated: mean tokens of a micro-batch, padding included.
         generations: mean number of generations of completions.
-        run_share: share of a generation phase's work that is run and timed, 0 to 1, by phase; 1 for others.
         tokens: mean dataset tokens of all processes together, padding excluded; 0: unknown.
         special: index in a step of the micro-batch with additional work: 0, the first one, which allocates gradients
             while all others accumulate into them, or -1, the last one, which reduces the gradients of all processes
@@ -98,7 +97,6 @@ class WholeStep:
     micro_batches: int
     mean_collated: float
     generations: float = 0.0
-    run_share: Mapping[str, float] = field(default_factory=dict)
     tokens: float = 0.0
     special: int = 0
 
@@ -107,13 +105,8 @@ class WholeStep:
         totals: dict[str, float] = {}
         for generation in generations:
             for name, seconds in generation.phases.items():
-                totals[name] = totals.get(name, 0.0) + seconds / self.run_share.get(name, 1.0)
+                totals[name] = totals.get(name, 0.0) + seconds
         return {name: seconds / len(generations) * self.generations for name, seconds in totals.items()}
-
-    def whole_seconds(self, generation: TimedGeneration) -> float:
-        """Return the seconds of a generation with all its phases run whole."""
-        shares = ((seconds, self.run_share.get(name, 1.0)) for name, seconds in generation.phases.items())
-        return generation.seconds + sum(seconds * (1 / share - 1) for seconds, share in shares)
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,7 @@ def estimate_timing(timed: Timings, step: WholeStep) -> Timing:
             point.append(1.0)
     all_micro_batches, error = _predict(columns, seconds, point)
     update = float(np.mean(updates))
-    generation_seconds = np.array([step.whole_seconds(one) for one in timed.generations]) * step.generations
+    generation_seconds = np.array([one.seconds for one in timed.generations]) * step.generations
     generation = float(np.mean(generation_seconds)) if step.generations else 0.0
     step_seconds = all_micro_batches + update + generation
     if error is not None and len(updates) > 1 and (len(generation_seconds) > 1 or not step.generations):

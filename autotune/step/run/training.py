@@ -71,8 +71,8 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     progress.batches = batches
     generations = step.micro_batches / step.drawn.uses if adapter.generating else 0.0
     tokens = batches.mean_tokens * step.micro_batches * ranks
-    share, special = adapter.run_share(trainer), -1 if request.plan.in_group else 0
-    progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, share, tokens, special)
+    special = -1 if request.plan.in_group else 0
+    progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, tokens, special)
     trainer.train()
     if trainer.eval_dataset is not None and not request.schedule.timing_only:
         progress.evaluation_seconds = _evaluate(trainer, adapter, progress, ranks)

@@ -192,9 +192,6 @@ def _traced(adapter: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: lis
     holds_batches = rows.chosen is not None and not adapter.generating
 
     class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
-        # Chunks run of a pass over a generation batch; the plan's batch geometry has their number.
-        run_chunks = 1
-
         def get_train_dataloader(self) -> Any:
             with for_real():
                 with self._on_host():

@@ -242,10 +242,6 @@ class Adapter(ABC):
         """
         return trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
 
-    def run_share(self, trainer: Any) -> Mapping[str, float]:
-        """Return the share of a phase's work that a probe runs, 0 to 1, by phase name; other phases run whole."""
-        return {}
-
     def packs(self, arguments: Any) -> bool:
         """Return whether a configuration packs several documents into one row."""
         return bool(getattr(arguments, "packing", False))

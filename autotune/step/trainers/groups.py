@@ -19,20 +19,12 @@ from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.virtual import assume, for_real, is_tracing, phase
 from autotune.virtual.dispatch import UnknownShapeError
 
-# Chunks that are run of a pass over a generation batch, unless steps are run whole.
-_MAX_CHUNKS = 2
-
 
 class _GroupTrainer(OnTokenizedPrompts):
-    """TRL's trainer; a probe runs only a few chunks of its passes over a generation batch."""
+    """TRL's trainer with the passes over a generation batch as phases, of which a trace runs one chunk."""
 
     beta: float
     _passes: Iterator[str]
-
-    @property
-    def run_chunks(self) -> int | None:
-        """Maximum chunks of a pass over a generation batch, or None for all."""
-        return _MAX_CHUNKS if self.skipped_micro_batches else None
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
         shuffle = self.module.shuffle_sequence_dict
@@ -86,8 +78,9 @@ class _GroupTrainer(OnTokenizedPrompts):
             return mask.bool()
 
     def old_pass(self, model: Any, ids: Any, mask: Any, logits_to_keep: int, batch_size: int, **kwargs: Any) -> Any:
-        """Compute the log-probabilities of the old policy or the reference for the first chunks; zeros for the rest."""
-        executed = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
+        """Compute the log-probabilities of the old policy or the reference; in a trace, zeros after the first chunk."""
+        # The plan's batch geometry has the number of chunks.
+        executed = min(len(ids), batch_size) if is_tracing() else len(ids)
         logps, *others = super()._get_per_token_logps_and_entropies(
             model, ids[:executed], mask[:executed], logits_to_keep, batch_size, **kwargs
         )
@@ -131,9 +124,3 @@ class Groups(Generating):
         """Return a drawing that yields each prompt once per completion."""
         copies = trainer.num_generations_eval
         return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
-
-    def run_share(self, trainer: Any) -> Mapping[str, float]:
-        """Return the share of chunks that the passes over a generation batch run."""
-        chunks = trainer.args.steps_per_generation
-        share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
-        return dict.fromkeys(trainer.passes, share)
