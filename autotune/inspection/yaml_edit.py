@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from autotune.core.nested import Key, mapping
@@ -50,7 +49,8 @@ def apply_edits(file: YamlFile, edits: Sequence[Edit]) -> str:
 
     A key is replaced in place, with its indentation. Comments above it and after it stay; comments inside its value,
     and those of a removed key, become lines of their own. A new key, or a new mapping, is added at the end of the
-    mapping around it. The result is parsed again and compared with the edited values.
+    mapping around it. A mapping in braces is written anew, and without them if it is the whole document. The result is
+    parsed again and compared with the edited values.
 
     Raises:
         InputError: the text cannot be edited: the key comes from a merge, an alias refers to its value, or a new key
@@ -59,7 +59,9 @@ def apply_edits(file: YamlFile, edits: Sequence[Edit]) -> str:
     """
     try:
         wanted = edited_values(file.values, edits)
-        text = apply_changes(file.text, _changes(file.text, file.root, edits))
+        if _equal_with_types(file.values, wanted):
+            return file.text
+        text = apply_changes(file.text, _changes(file.text, file.root, edits, wanted))
     except _CannotEditError as error:
         why = f"this cannot be edited automatically: {excerpt(str(error))}"
         raise InputError(f"{location(file.path, error.line)}: {why}.", hint=_BY_HAND) from error
@@ -125,17 +127,18 @@ def _relative(edits: Sequence[Edit]) -> list[Edit]:
     return [Edit(edit.path[1:], edit.write) for edit in edits]
 
 
-@dataclass(frozen=True)
-class _Grouped:
-    """The edits of one mapping by kind: replacements of entries, edits inside values, and new keys."""
+def _changes(text: str, node: Node, edits: Sequence[Edit], wanted: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the changes of a mapping by edits, whose paths begin in it.
 
-    replaced: Mapping[Node, Mapping[str, object]]
-    inside: Mapping[Node, Sequence[Edit]]
-    added: Mapping[str, object]
-
-
-def _grouped(node: Node, edits: Sequence[Edit]) -> _Grouped:
-    replaced, inside, added = dict[Node, Mapping[str, object]](), dict[Node, Sequence[Edit]](), list[Edit]()
+    Args:
+        node: the root, or a mapping without braces.
+        wanted: its values after the edits.
+    """
+    if node.flow:
+        comments = [match[0] for match in comments_outside(text, node.scalars(), node.start, node.end)]
+        yield Change(node.start, node.end, _newline(text, node.start).join([*comments, *(_lines(wanted) or ["{}"])]))
+        return
+    replaced, added, inside = dict[Node, Mapping[str, object]](), list[Edit](), list[Change]()
     for name, here in _by_key(edits).items():
         entry, merged = node.own_entry(name), node.entry(name)
         if entry is None and merged is not None:
@@ -144,58 +147,34 @@ def _grouped(node: Node, edits: Sequence[Edit]) -> _Grouped:
             added += here
         elif len(here[0].path) == 1:
             replaced[entry[0]] = here[0].write or {}
-        elif entry[1].kind == "mapping":
-            inside[entry[0]] = _relative(here)
-        else:
+        elif entry[1].kind != "mapping":
             raise _CannotEditError(f"the value of {name!r} is not a mapping of its own", entry[0].line)
-    return _Grouped(replaced, inside, edited_values({}, added))
-
-
-def _changes(text: str, node: Node, edits: Sequence[Edit]) -> Iterator[Change]:
-    """Yield the changes of a mapping by edits, whose paths begin in it."""
-    grouped = _grouped(node, edits)
-    yield from _in_braces(text, node, grouped) if node.flow else _in_lines(text, node, grouped)
-    for key, value in node.entries:
-        if key in grouped.inside:
-            yield from _changes(text, value, grouped.inside[key])
-
-
-def _in_lines(text: str, node: Node, grouped: _Grouped) -> Iterator[Change]:
-    """Yield the changes of the entries of a mapping without braces, except those inside values."""
+        elif entry[1].flow:
+            replaced[entry[0]] = {name: wanted[name]}
+        else:
+            inside += _changes(text, entry[1], _relative(here), wanted[name])
     # If the last value is a mapping, new keys of both are inserted at one index; `apply_changes` puts the last
     # insertion first.
-    if grouped.added:
-        yield _addition(text, node, grouped.added)
-    dropped = [key for key, write in grouped.replaced.items() if not write]
-    emptied = dropped[-1] if len(dropped) == len(node.entries) and not grouped.added else None
+    if added:
+        yield _addition(text, node, edited_values({}, added))
+    yield from _replacements(text, node, replaced, empties=not added)
+    yield from inside
+
+
+def _replacements(
+    text: str, node: Node, replaced: Mapping[Node, Mapping[str, object]], *, empties: bool
+) -> Iterator[Change]:
+    """Yield the changes that replace entries by other keys.
+
+    Args:
+        replaced: what replaces an entry, by the node of its key.
+        empties: whether the mapping becomes empty if no key replaces any entry.
+    """
+    dropped = [key for key, write in replaced.items() if not write]
+    emptied = dropped[-1] if empties and len(dropped) == len(node.entries) else None
     for key, value in node.entries:
-        if key in grouped.replaced:
-            yield _replacement(text, (key, value), grouped.replaced[key], emptied=key is emptied)
-
-
-def _in_braces(text: str, node: Node, grouped: _Grouped) -> Iterator[Change]:
-    """Yield the changes of the entries of a mapping in braces, except those inside values."""
-    ends = {key: max(key.end, value.end) for key, value in node.entries}
-    remaining = [key for key in ends if grouped.replaced.get(key, True)]
-    # Entries after this index are dropped with the comma before each, others with the comma after each.
-    last = ends[remaining[-1]] if remaining else text.index("{", node.start) + 1
-    if grouped.added:
-        yield Change(last, last, ", ".join([*([""] if remaining else ()), *_lines(grouped.added)]))
-    for key, following in zip_longest(ends, [*ends][1:]):
-        write = grouped.replaced.get(key)
-        if write:
-            yield _with_comments(text, node, key.start, ends[key], ", ".join(_lines(write)))
-        elif write is not None and following is not None and key.start < last:
-            yield _with_comments(text, node, key.start, following.start, "")
-    if len(ends) > len(remaining) and [*ends][-1] not in remaining:
-        yield _with_comments(text, node, last, max(ends.values()) if remaining else node.end - 1, "")
-
-
-def _with_comments(text: str, node: Node, start: int, end: int, new: str) -> Change:
-    """Return a change of a part of a mapping in braces that keeps the part's comments, before the new text."""
-    leaves = [leaf for leaf in node.scalars() if start <= leaf.start < end]
-    comments = [f" {match[0]}{_newline(text, start)}" for match in comments_outside(text, leaves, start, end)]
-    return Change(start, end, "".join([*comments, new]))
+        if key in replaced:
+            yield _replacement(text, (key, value), replaced[key], emptied=key is emptied)
 
 
 def _equal_with_types(one: Any, other: Any) -> bool:
