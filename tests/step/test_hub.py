@@ -81,20 +81,18 @@ def test_an_adapter_on_the_hub_is_told_with_the_model_that_it_was_trained_on(
     ids=["no network", "404", "no file", "gated", "503"],
 )
 def test_a_dataset_is_not_known_where_the_hub_cannot_be_reached(
-    error: Exception, unreached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, unreached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset, "load_dataset", Mock(side_effect=error))
     with pytest.raises(InputError, match="dataset no/such cannot be loaded") as found:
-        dataset.load_rows(find_trainer("sft"), DatasetSource("no/such", "no/such"), None, ModelSource("m"), tmp_path)
+        dataset.load_rows(find_trainer("sft"), DatasetSource("no/such", "no/such"), None, ModelSource("m"))
     assert isinstance(found.value, UnreadError) is unreached
     assert re.search(r"[^.]\. Check the name;", str(found.value))
 
 
-def test_a_full_disk_of_the_cache_is_not_taken_for_a_broken_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_of_the_cache_is_not_taken_for_a_broken_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     error = DatasetGenerationError("An error occurred while generating the dataset")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(dataset, "load_dataset", Mock(side_effect=error))
     with pytest.raises(InputError, match="There is no space left for the cache of datasets"):
-        dataset.load_rows(find_trainer("sft"), DatasetSource("rows", "json"), None, ModelSource("m"), tmp_path)
+        dataset.load_rows(find_trainer("sft"), DatasetSource("rows", "json"), None, ModelSource("m"))

@@ -67,15 +67,6 @@ def test_splits_of_a_directory_in_two_formats_are_told(tmp_path: Path) -> None:
         load_rows(find_trainer("sft"), DatasetSource("folder", str(tmp_path)), None, ModelSource("model"))
 
 
-def test_where_no_cache_can_be_written_a_mixture_is_loaded_all_the_same(
-    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocked = tmp_path / "blocked"
-    blocked.write_text("")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", blocked / "cache")
-    assert len(loaded(*({"path": "json", "data_files": file} for file in files))) == 5
-
-
 def test_a_share_to_evaluate_on_that_the_rows_do_not_have_is_told(files: tuple[str, str]) -> None:
     entries = [{"path": "json", "data_files": file} for file in files]
     assert len(loaded(*entries, test_size=2)) == 5

@@ -238,19 +238,13 @@ def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: 
         prepared(None, data_files=str(tmp_path / "absent.jsonl"))
 
 
-def test_where_no_cache_can_be_written_rows_are_loaded_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, blocked = tmp_path / "rows.jsonl", tmp_path / "blocked"
-    write_rows(file, text_rows(TEXTS))
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = DatasetSource("rows.jsonl", "json", str(write_rows(tmp_path / "rows.jsonl", text_rows(TEXTS))))
+    blocked = tmp_path / "blocked"
     blocked.write_text("")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", blocked / "cache")
-
-    loaded = load_rows(
-        find_trainer("sft"), DatasetSource("rows.jsonl", "json", str(file)), small_tokenizer(), ModelSource("model")
-    )
-
-    assert list(loaded.rows["text"]) == TEXTS
+    with pytest.raises(InputError, match=r"cannot be loaded: .*blocked.* set HF_DATASETS_CACHE"):
+        load_rows(find_trainer("sft"), source, small_tokenizer(), ModelSource("model"))
 
 
 def test_an_unknown_split_is_told(prepared: Callable[..., Workload]) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import datasets
 import pyarrow as pa
@@ -44,6 +42,7 @@ _UNKNOWN_SPLIT = "Unknown split"
 # datasets/builder.py: "Config name is missing.\nPlease pick one among the available configs: ['en', 'fr']", and
 # "BuilderConfig 'de' not found. Available: ['en', 'fr']".
 _CONFIGURATIONS = re.compile(r"(?:available configs|not found\. Available): \[([^]]*)\]")
+_DENIED = (errno.EACCES, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 _SKIP_PREPARE = "skip_prepare_dataset"
 _MESSAGE_COLUMNS = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns that may hold messages. ``trl.data_utils.is_conversational`` inspects only the first of a row's columns in a
@@ -68,20 +67,16 @@ class LoadedRows:
     format: DatasetFormat
 
 
-def load_rows(
-    trainer: Trainer, source: DatasetSource, processor: Any, model: ModelSource, folder: Path | None = None
-) -> LoadedRows:
+def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: ModelSource) -> LoadedRows:
     """Load a dataset and check that a trainer can use it with this model's tokenizer.
-
-    Args:
-        folder: for temporary files, which remain there if the process is killed.
 
     Raises:
         InputError: the dataset is missing or broken, has unusable images, no row or no usable column, or the tokenizer
             lacks a token or template for it.
         UnreadError: the hub cannot be reached, or the dataset is read in a way that autotune does not support.
     """
-    rows = _load(source, folder)
+    with _named_errors(source):
+        rows = _load(source)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
@@ -99,18 +94,23 @@ def load_rows(
     return loaded
 
 
-def _load(source: DatasetSource, folder: Path | None) -> Dataset:
+def _load(source: DatasetSource) -> Dataset:
+    if source.mixture:
+        mixture = DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture])
+        rows = get_dataset(mixture)["train"]
+    else:
+        rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
+    if source.test_size is not None:
+        # Checks that the split is possible; its rows are random.
+        rows.train_test_split(test_size=source.test_size)
+    return rows
+
+
+@contextmanager
+def _named_errors(source: DatasetSource) -> Iterator[None]:
+    """Raise an error that names the dataset where it cannot be loaded."""
     try:
-        with _writable_cache(folder):
-            if source.mixture:
-                mixture = DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture])
-                rows = get_dataset(mixture)["train"]
-            else:
-                rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
-            if source.test_size is not None:
-                # Checks that the split is possible; its rows are random.
-                rows.train_test_split(test_size=source.test_size)
-            return rows
+        yield
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
         message = f"The dataset {source.name} cannot be loaded: {first_line(error).removesuffix('.')}."
         raise loading_error(error, message, "Check the name; where there is no network, give a local file.") from error
@@ -125,6 +125,11 @@ def _load(source: DatasetSource, folder: Path | None) -> Dataset:
         if isinstance(cause, CastError):
             why = f"its columns differ: {cause.details().removesuffix('.')}."
         raise InputError(f"The dataset {source.name} cannot be read: {why}") from error
+    except OSError as error:
+        if error.errno not in _DENIED:
+            raise
+        hint = "If that is in the cache of datasets, set HF_DATASETS_CACHE to a directory that can be written."
+        raise InputError(f"The dataset {source.name} cannot be loaded: {one_line(error)}.", hint=hint) from error
     # EOFError: a compressed file was cut off. StopIteration: a file is empty.
     except (ValueError, TypeError, EOFError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
@@ -139,28 +144,6 @@ def _load(source: DatasetSource, folder: Path | None) -> Dataset:
             raise InputError(f"The dataset {source.name} has {problem}.", hint=hint) from error
         _check_all_lines(source)
         raise InputError(f"The dataset {source.name} cannot be loaded: {first_line(error)}") from error
-
-
-@contextmanager
-def _writable_cache(parent: Path | None) -> Iterator[None]:
-    """Read rows into memory if the cache of ``datasets`` is not writable."""
-    if _is_writable(Path(datasets.config.HF_DATASETS_CACHE)):
-        yield
-        return
-    with (
-        tempfile.TemporaryDirectory(dir=parent) as folder,
-        mock.patch.multiple(datasets.config, HF_DATASETS_CACHE=Path(folder), IN_MEMORY_MAX_SIZE=sys.maxsize),
-    ):
-        yield
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 def _check_all_lines(source: DatasetSource) -> None:

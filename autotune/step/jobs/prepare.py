@@ -59,7 +59,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         check_peft(request.peft, config)
 
     def read(source: PrepareRequest) -> DatasetProfile:
-        loaded = load_rows(find_trainer(source.trainer), source.dataset, processor, source.model, context.folder)
+        loaded = load_rows(find_trainer(source.trainer), source.dataset, processor, source.model)
         if not source.only_lengths and image_column(loaded.rows) is not None:
             _check_space(loaded.rows, Path(source.tokenized_directory).parent, source.dataset.name)
         rows, dropped = without_longest_prompts(tokenized(source, config, processor, loaded, context.folder), source)
