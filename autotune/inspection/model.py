@@ -24,7 +24,6 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 _CONFIG_ALONE = "`autotune plan --seq-len` takes a configuration alone, in a file of any name."
 _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 
@@ -37,7 +36,7 @@ def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> Mod
             of any name.
 
     Raises:
-        InputError: the path does not exist, or has no model, no tokenizer, or no weights to load.
+        InputError: the path does not exist, or has no model or no tokenizer.
     """
     text = str(text)
     path = local_path(text, "model", _FILE_SUFFIXES)
@@ -51,20 +50,13 @@ def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> Mod
 
 def _local_source(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
     if not tokenizes and path.is_file() and path.name != CONFIG_FILE:
-        _check_config(path)
         return ModelSource(name=str(path), init=init, tokenizer=False)
     directory = _directory(path)
-    _check_config(directory / CONFIG_FILE)
     tokenizer = any((directory / name).is_file() for name in TOKENIZER_FILES)
     if tokenizes and not tokenizer:
         raise InputError(
             f"{directory} has no tokenizer.",
             hint=f"Save one next to {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_CONFIG_ALONE}",
-        )
-    if init == "pretrained" and not any(any(directory.glob(pattern)) for pattern in _WEIGHT_FILES):
-        raise InputError(
-            f"{directory} has no weights to load.",
-            hint="Use --init random: memory and speed do not depend on the weights' values.",
         )
     return ModelSource(name=str(directory), init=init, tokenizer=tokenizer)
 
@@ -98,11 +90,6 @@ def adapter_alone(name: str, file: Path) -> InputError:
     base_model = _read_config(file).get("base_model_name_or_path")
     hint = f"It was trained on {base_model}: give that." if base_model else "Give the model that it was trained on."
     return InputError(f"{name} holds a PEFT adapter, not a model.", hint=hint)
-
-
-def _check_config(file: Path) -> None:
-    if not isinstance(_read_config(file).get("model_type"), str):
-        raise InputError(f"{file} names no model_type.", hint='transformers needs it, such as "model_type": "llama".')
 
 
 def _read_config(file: Path) -> Mapping[str, object]:

@@ -53,13 +53,6 @@ def test_where_nothing_is_tokenised_a_configuration_is_enough(directory: Path) -
         model_source(str(named), "random")
 
 
-@pytest.mark.parametrize(("text", "said"), [("[1]", "names no model_type"), ("not JSON", "is not JSON")])
-def test_a_file_that_is_no_configuration_is_refused(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(text)
-    with pytest.raises(InputError, match=said):
-        model_source(str(tmp_path / "rows.json"), "random", tokenizes=False)
-
-
 def test_a_home_relative_path_is_expanded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(directory.parent))
     assert model_source("~/model", "random").name == str(directory)
@@ -133,26 +126,6 @@ def test_a_pipe_is_neither_a_model_directory_nor_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="neither a directory nor a file"):
         model_source(str(tmp_path / "pipe"), "random")
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
-def test_a_config_that_is_no_json_is_refused(directory: Path, content: bytes) -> None:
-    (directory / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match="is not JSON"):
-        model_source(str(directory), "random")
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", '{"model_type": null}'])
-def test_a_config_that_names_no_architecture_is_refused(directory: Path, content: str) -> None:
-    (directory / "config.json").write_text(content)
-    with pytest.raises(InputError, match="names no model_type"):
-        model_source(str(directory), "random")
-
-
-def test_pretrained_weights_that_are_not_there_are_missed_at_once(directory: Path) -> None:
-    with pytest.raises(InputError, match="has no weights to load") as caught:
-        model_source(str(directory), "pretrained")
-    assert "--init random" in caught.value.hint
 
 
 def test_a_model_that_transformers_saved_is_taken_with_its_weights(small_model_directory: Path) -> None:

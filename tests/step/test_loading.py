@@ -56,6 +56,24 @@ def test_a_configuration_that_is_not_valid_is_an_error_that_names_the_model(
         load_config(source, LANGUAGE_MODEL)
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"{", "is not a valid JSON file"),
+        (b"\xff\xfe", "is not a valid JSON file"),
+        (b"", "is not a valid JSON file"),
+        (b"[" * 100_000, "recursion"),
+        (b"{}", "model_type"),
+        (b"[]", "model_type"),
+        (b'{"model_type": null}', "model type"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told(source: ModelSource, content: bytes, problem: str) -> None:
+    (Path(source.name) / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=f"configuration of {source.name} .*{problem}"):
+        load_config(source, LANGUAGE_MODEL)
+
+
 @pytest.mark.parametrize("left", [0, 100, -1])
 def test_weights_that_are_cut_off_are_told_before_a_probe_reads_them(
     job_server: JobServer, tmp_path: Path, left: int

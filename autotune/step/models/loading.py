@@ -70,7 +70,7 @@ def load_config(source: ModelSource, head: Head) -> Any:
                 raise adapter_alone(source.name, Path(adapter)) from error
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
         raise loading_error(error, message, "" if Path(source.name).is_dir() else _OFFLINE_HINT) from error
-    except (StrictDataclassError, ArithmeticError, AttributeError, TypeError) as error:
+    except (StrictDataclassError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
         message = f"The configuration of {source.name} is not valid: {one_line(error)}."
         raise InputError(message, hint="Correct its config.json.") from error
     _check_not_quantized(config, source)
