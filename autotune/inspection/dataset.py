@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
 from dataclasses import replace
 from pathlib import Path, PurePath
 
 from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError
 from autotune.inspection.paths import local_path, unreadable
 from autotune.inspection.rows import check_lines, compression
 
@@ -25,8 +24,6 @@ _SPLIT = re.compile(r"\w+(\.\w+)*")
 # Files of Dataset.save_to_disk and DatasetDict.save_to_disk. load_dataset refuses the first; of the second, datasets
 # 4.8 loads state.json as rows, and 5.2 finds only splits named train, validation and test.
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
-# The card of a dataset (datasets.config.REPOCARD_FILENAME); its YAML may name files in other directories.
-_CARD, _CARD_WITH_FILES = "README.md", re.compile(r"---\n(?:(?!---).*\n)*?\s*(?:- )?data_files:")
 
 
 def builder_of(name: str | PurePath) -> str | None:
@@ -155,24 +152,6 @@ def _check_directory(directory: Path) -> None:
             "refuses it, or guesses its files and splits.",
             hint="Write it with Dataset.to_parquet instead.",
         )
-    if not _has_data(directory):
-        # Rows of other formats, such as .arrow and .txt, are for ``datasets`` alone.
-        kind = UnreadError if any(directory.iterdir()) else InputError
-        raise kind(f"{directory} holds no dataset that autotune reads.", hint=f"It reads {_FORMATS_TEXT}.")
-
-
-def _has_data(directory: Path) -> bool:
-    """Whether ``datasets`` may find a file of rows: at any depth, hidden and ``__private`` names excluded, or named by
-    the dataset's card, as in a bundle.
-    """
-    card, hidden = directory / _CARD, (".", "__")
-    if card.is_file() and _CARD_WITH_FILES.match(card.read_text(encoding="utf-8", errors="replace")):
-        return True
-    for _, folders, names in os.walk(directory):
-        folders[:] = [name for name in folders if not name.startswith(hidden)]
-        if any(builder_of(name) is not None and not name.startswith(hidden) for name in names):
-            return True
-    return False
 
 
 def check_file(file: Path, *, lines: bool = False) -> None:

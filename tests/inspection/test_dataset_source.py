@@ -17,7 +17,7 @@ import pytest
 
 from autotune.core.workload import DatasetSource
 from autotune.emit.rows import _card
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError
 from autotune.inspection.dataset import check_file, check_one_load, dataset_source, evaluation_source, training_source
 
 GOOD = b'{"text": "one"}\n{"text": "two"}\n'
@@ -239,10 +239,7 @@ def test_the_directory_of_a_bundle_is_read_by_its_card_of_files_elsewhere(tmp_pa
     card = tmp_path / "data" / "README.md"
     card.parent.mkdir()
     card.write_text(_card({"train": rows, "test": rows}))
-    assert dataset_source(card.parent).path == str(card.parent)
-    card.write_text("---\nlicense: mit\n---\nIt has no data_files: of its own.\n")
-    with pytest.raises(UnreadError, match="holds no dataset"):
-        dataset_source(card.parent)
+    assert list(load(dataset_source(card.parent))["text"]) == ["one", "two"]
 
 
 def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path) -> None:
@@ -250,13 +247,9 @@ def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path
         dataset_source(write(tmp_path / "data[1].jsonl", GOOD))
 
 
-def test_a_directory_without_data_is_refused_and_one_of_other_files_may_be_read_by_datasets(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no dataset") as caught:
-        dataset_source(str(tmp_path))
-    assert not isinstance(caught.value, UnreadError)
-    write(tmp_path / "notes.txt", b"text")
-    with pytest.raises(UnreadError, match="holds no dataset"):
-        dataset_source(str(tmp_path))
+def test_a_directory_may_hold_rows_in_any_format_of_datasets(tmp_path: Path) -> None:
+    write(tmp_path / "rows.txt", b"one\ntwo\n")
+    assert list(load(dataset_source(tmp_path))["text"]) == ["one", "two"]
 
 
 @pytest.mark.parametrize("beside", ["config.json", "generation_args.json", "dataset_infos.json"])

@@ -67,6 +67,14 @@ def test_splits_of_a_directory_in_two_formats_are_told(tmp_path: Path) -> None:
         load_rows(find_trainer("sft"), DatasetSource("folder", str(tmp_path)), None, ModelSource("model"))
 
 
+@pytest.mark.parametrize(("script", "said"), [(False, "data files"), (True, "Dataset scripts are no longer supported")])
+def test_a_directory_without_rows_is_told(tmp_path: Path, script: bool, said: str) -> None:
+    if script:
+        (tmp_path / f"{tmp_path.name}.py").write_text("")
+    with pytest.raises(InputError, match=f"folder cannot be loaded: .*{said}"):
+        load_rows(find_trainer("sft"), DatasetSource("folder", str(tmp_path)), None, ModelSource("model"))
+
+
 def test_a_share_to_evaluate_on_that_the_rows_do_not_have_is_told(files: tuple[str, str]) -> None:
     entries = [{"path": "json", "data_files": file} for file in files]
     assert len(loaded(*entries, test_size=2)) == 5

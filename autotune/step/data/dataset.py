@@ -130,8 +130,8 @@ def _named_errors(source: DatasetSource) -> Iterator[None]:
             raise
         hint = "If that is in the cache of datasets, set HF_DATASETS_CACHE to a directory that can be written."
         raise InputError(f"The dataset {source.name} cannot be loaded: {one_line(error)}.", hint=hint) from error
-    # EOFError: a compressed file was cut off. StopIteration: a file is empty.
-    except (ValueError, TypeError, EOFError, StopIteration) as error:
+    # EOFError: a compressed file was cut off. StopIteration: a file is empty. RuntimeError: a dataset is a script.
+    except (ValueError, TypeError, EOFError, RuntimeError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
             splits = first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
@@ -150,7 +150,7 @@ def _check_all_lines(source: DatasetSource) -> None:
     """Raise an error for the first broken line of the files."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
-        with suppress(ValueError):  # its splits are in several formats
+        with suppress(ValueError, RuntimeError):  # its splits are in several formats, or it is a script
             configured = load_dataset_builder(source.path, source.config).config
             files = configured.data_files.get(source.split.partition("[")[0], [])
     for file in map(Path, files):
