@@ -20,14 +20,15 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from autotune.core.codec import DecodeError, decode, encode
+import psutil
+
+from autotune.core.codec import decode, encode
 from autotune.errors import AutotuneError
 from autotune.study.problem import Sharing
 from autotune.study.storage import OpenStudy
 
 _ROW = "autotune:worker:"
-_ENDED = frozenset({"Z", "X"})
-"""Linux's letters for the states of an ended process: zombie and dead."""
+_ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 
 
 class Activity(StrEnum):
@@ -52,8 +53,6 @@ class Worker:
 
     Attributes:
         machine: boot id of the machine and PID namespace.
-        started_ticks: start of the process in kernel ticks since boot; 0 if unknown. A wall-clock time would change
-            when the machine's clock is set.
         renewed: the time of the last renewal; only compared for equality.
         ticket: place in the queue of waiting workers, 0 for none.
     """
@@ -62,7 +61,6 @@ class Worker:
     host: str
     pid: int
     machine: str
-    started_ticks: int
     renewed: str
     doing: Activity = Activity.SEARCHING
     ticket: int = 0
@@ -87,14 +85,7 @@ class Roster:
         self._ended = threading.Event()
         # By worker, its last observed renewal, and the number of checks since without a newer one.
         self._watched: dict[str, tuple[str, int]] = {}
-        self.me = Worker(
-            key=_key(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            machine=_machine(),
-            started_ticks=_started_ticks(),
-            renewed=_now(),
-        )
+        self.me = Worker(key=_key(), host=socket.gethostname(), pid=os.getpid(), machine=_machine(), renewed=_now())
         # Start of this process's last renewal, and the number of lapses by then.
         self._lease = (elapsed_seconds(), 0)
         self._lapses_before = 0
@@ -174,47 +165,27 @@ class Roster:
 
     def _rows(self) -> dict[str, Worker]:
         """Return all present and former workers by key."""
-        found = {}
-        for name, document in self._opened.storage.get_study_system_attrs(self._opened.study_id).items():
-            if name.startswith(_ROW):
-                # Skip entries of other versions of autotune, whose trials cannot be used.
-                with suppress(DecodeError):
-                    found[name.removeprefix(_ROW)] = decode(Worker, document)
-        return found
+        rows = self._opened.storage.get_study_system_attrs(self._opened.study_id)
+        return {
+            name.removeprefix(_ROW): decode(Worker, document)
+            for name, document in rows.items()
+            if name.startswith(_ROW)
+        }
 
 
 def _has_ended(worker: Worker, machine: str) -> bool:
-    """Whether a worker's process was on this machine and has ended."""
+    """Whether a worker's process was on this machine and has ended.
+
+    If another process has its number, the lapse of its lease shows it, as on another machine.
+    """
     if worker.machine != machine:
         return False
     try:
-        state, started_ticks = _state_and_start(worker.pid)
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(worker.pid).status() in _ENDED
+    except psutil.NoSuchProcess:
         return True
-    except OSError:
-        # Processes of other users may be hidden.
+    except psutil.AccessDenied:
         return False
-    return started_ticks != worker.started_ticks or state in _ENDED
-
-
-def _state_and_start(pid: int) -> tuple[str, int]:
-    """Return the letter of a process's state, and its start in kernel ticks since boot.
-
-    Raises:
-        OSError: there is no such process, or its state is not readable.
-    """
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    # The second field, the name, may hold spaces and parentheses; the state is the third, the start the 22nd.
-    fields = stat.rpartition(")")[2].split()
-    return fields[0], int(fields[19])
-
-
-def _started_ticks() -> int:
-    try:
-        return _state_and_start(os.getpid())[1]
-    except OSError:
-        # It is never compared: without /proc, machine names are unique per process.
-        return 0
 
 
 def _key() -> str:
@@ -235,7 +206,6 @@ def _now() -> str:
 
 
 def elapsed_seconds() -> float:
-    """Return the seconds since a fixed moment in the past, including suspension if the system has such a clock."""
-    # Linux: CLOCK_MONOTONIC, Python's monotonic clock, does not advance while the machine is suspended.
-    counting = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if counting is None else time.clock_gettime(counting)
+    """Return the seconds since a fixed moment in the past, including suspension of the machine."""
+    # CLOCK_MONOTONIC, Python's monotonic clock, does not advance while the machine is suspended.
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
