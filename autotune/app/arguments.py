@@ -70,11 +70,6 @@ def check_range(template: str, value: float | str | None, low: float = 1, high: 
     raise InputError(f"{template.format(value)} is not possible.", hint=hint)
 
 
-def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:
-    """Return the remaining seconds of a time limit, at least 0; None: no limit."""
-    return None if limit_seconds is None else max(0.0, limit_seconds - spent_seconds)
-
-
 def command_words(command: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command, which may be one text.
 

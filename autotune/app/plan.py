@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autotune.app.arguments import PlanArguments, check_range, time_left, time_limit
+from autotune.app.arguments import PlanArguments, check_range, time_limit
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
@@ -43,6 +43,7 @@ from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator, explain
 from autotune.probing.tracing import Untraceable
+from autotune.study.durations import Clock
 from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
@@ -60,7 +61,7 @@ def plan(args: PlanArguments) -> Plan:
         InputError: an argument cannot be used.
         AutotuneError: processes cannot be started.
     """
-    started, listener, limit = time.monotonic(), args.listener, time_limit(args.timeout)
+    started, listener, clock = time.monotonic(), args.listener, Clock(time_limit(args.timeout))
     if compares_gpus(args.gpu):
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares several.")
     check_range("A top of {} candidates", args.top)
@@ -81,7 +82,7 @@ def plan(args: PlanArguments) -> Plan:
         check_server(problem, args.server_gpus)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         listener(TRACING)
-        decided = tracking.search(evaluator, goes_on=lambda: time_left(limit, time.monotonic() - started) != 0)
+        decided = tracking.search(evaluator, goes_on=lambda: not clock.over())
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         problem = evaluator.problem
         evaluator.confirm_at_full_depth(args.top)

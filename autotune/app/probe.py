@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from autotune.app.arguments import ProbeArguments, time_left, time_limit
+from autotune.app.arguments import ProbeArguments, time_limit
 from autotune.app.base import start_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
@@ -30,6 +30,7 @@ from autotune.inspection.machine import divide_among_workers
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
+from autotune.study.durations import Clock
 from autotune.study.problem import SearchOutcome
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import EditTarget, edited_base
@@ -40,7 +41,7 @@ from autotune.userconfig.written import read_written
 
 def probe(args: ProbeArguments) -> Result:
     """Search, confirm, write the bundle, and return the result document; see :func:`autotune.probe`."""
-    started, listener, limit = time.monotonic(), args.listener, time_limit(args.timeout)
+    started, listener, clock = time.monotonic(), args.listener, Clock(time_limit(args.timeout))
     config = read_written(str(args.base), args.trainer) if args.base is not None else None
     options = probe_options(args if config is None else replace(args, trainer=config.trainer))
     given = _sources_of_arguments(args) if config is None else None
@@ -57,7 +58,7 @@ def probe(args: ProbeArguments) -> Result:
     if remembers:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
     running = worker_servers(hardware, own, listener, early=args.plan)
-    with out.locked(), running as (server, tracer), tracer.time_limit(limit):
+    with out.locked(), running as (server, tracer), tracer.time_limit(clock.limit_seconds):
         check_study(args, out)
         # A resumed study keeps its budget; a different one is refused later.
         if not args.resume or out.remembered_budget() is None:
@@ -83,12 +84,11 @@ def probe(args: ProbeArguments) -> Result:
         check_study(args, out, storage_of(run).fingerprint)
         predictions = predictions_of(args, problem, limit_bytes, server, tracer) if args.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
-        left = time_left(limit, time.monotonic() - started)
-        run = replace(run, problem=problem, timeout_seconds=left, predictor=predictions.predictor)
+        run = replace(run, problem=problem, timeout_seconds=clock.left(), predictor=predictions.predictor)
         outcome = search_together(run, further, listener)
         problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
-        in_time = not outcome.interrupted and time_left(limit, time.monotonic() - started) != 0
+        in_time = not outcome.interrupted and not clock.over()
         timelines = predictions.timelines(compared, traces=in_time)
         file, file_notes = _edited_file(replace(run, problem=problem), base, outcome)
         facts = RunFacts(

@@ -15,7 +15,6 @@ from autotune.app.arguments import (
     PlanArguments,
     ProbeArguments,
     RentArguments,
-    time_left,
     time_limit,
 )
 from autotune.app.options import Options, probe_options
@@ -70,12 +69,6 @@ def test_max_length_is_short_for_fixing_it() -> None:
 def test_a_timeout_is_said_in_words_or_seconds() -> None:
     assert time_limit("1h30m") == 5400
     assert time_limit(90.0) == 90
-
-
-def test_reading_and_tracing_take_their_time_from_the_limit_of_the_search() -> None:
-    assert time_left(90.0, 30) == 60
-    assert time_left(90.0, 100) == 0
-    assert time_left(None, 30) is None
 
 
 def test_a_budget_and_a_timeout_may_be_plain_bytes_and_seconds() -> None:

@@ -13,6 +13,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import ProbeStarted
 from autotune.core.measurement import Measurement
 from autotune.core.status import Ending, ProbeStatus
+from autotune.study.durations import Clock
 from autotune.study.problem import ProbeRun, Purpose
 from tests.study.foretold import Foretold
 from tests.study.replayed import BASELINE, ReplayedTable, measurement
@@ -130,3 +131,13 @@ def test_nothing_is_traced_once_the_time_limit_has_passed(now: Now) -> None:
     assert outcome.ending is Ending.TIME
     assert outcome.smallest is None
     assert all(seconds < LIMIT_SECONDS for seconds in began)
+
+
+def test_a_clock_counts_down_to_zero_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Now()
+    monkeypatch.setattr("autotune.study.durations.time.monotonic", now)
+    limited, unlimited = Clock(90.0), Clock(None)
+    now.seconds += 30
+    assert (limited.left(), limited.left(20.0), unlimited.left()) == (60.0, 40.0, None)
+    now.seconds += 70
+    assert (limited.left(), limited.over(), unlimited.over()) == (0.0, True, False)
