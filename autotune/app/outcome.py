@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
-from autotune.core.spread import mean_interval, mean_rate, prediction_interval, relative_error
+from autotune.core.spread import mean_interval, mean_rate, prediction_interval
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
@@ -211,7 +211,6 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         reason=shown.reason,
         **most_bytes,
         tokens_per_second=rate,
-        tokens_per_second_error=relative_error(rates),
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),

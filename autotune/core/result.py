@@ -93,8 +93,6 @@ class Choosable(Brief, HeldMemory, Epoch):
         plan: the training plan of the bundle.
         tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step; the geometric mean of
             ``runs`` runs.
-        tokens_per_second_error: relative standard error of that mean, from the spread between runs; None for fewer than
-            two runs.
         tokens_per_second_low, tokens_per_second_high: 95 % prediction interval of one further run, from the spread
             between runs; None for fewer than two runs.
         runs: number of averaged runs: the longer run and the short ones, or else the probe.
@@ -110,7 +108,6 @@ class Choosable(Brief, HeldMemory, Epoch):
     status: ProbeStatus
     reason: str
     tokens_per_second: float | None
-    tokens_per_second_error: float | None
     tokens_per_second_low: float | None = None
     tokens_per_second_high: float | None = None
     runs: int = 1

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import fmean, stdev, variance
+from statistics import fmean, variance
 
 CONFIDENCE = 0.95
 """Probability of every interval here."""
@@ -57,11 +57,6 @@ def mean_interval(ratios: Sequence[float]) -> Interval | None:
     Student's, on logarithms: mean ± t(n - 1) s / sqrt(n).
     """
     return _interval(ratios, math.sqrt(1 / len(ratios))) if len(ratios) > 1 else None
-
-
-def relative_error(rates: Sequence[float]) -> float | None:
-    """Return the standard error of the mean of rates, as a share of it; None for fewer than two runs."""
-    return stdev(map(math.log, rates)) / math.sqrt(len(rates)) if len(rates) > 1 else None
 
 
 @cache

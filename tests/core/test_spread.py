@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.core.spread import Interval, mean_interval, mean_rate, prediction_interval, relative_error, student_t
+from autotune.core.spread import Interval, mean_interval, mean_rate, prediction_interval, student_t
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_mean_of_factors_is_geometric() -> None:
 
 
 def test_one_run_shows_no_spread() -> None:
-    assert prediction_interval([100.0]) is mean_interval([1.1]) is relative_error([100.0]) is None
+    assert prediction_interval([100.0]) is mean_interval([1.1]) is None
     assert prediction_interval([]) is mean_interval([]) is None
 
 
@@ -42,10 +42,6 @@ def test_an_interval_holds_both_its_ends() -> None:
     assert 1.0 in Interval(1.0, 2.0)
     assert 2.0 in Interval(1.0, 2.0)
     assert 2.1 not in Interval(1.0, 2.0)
-
-
-def test_the_standard_error_of_the_mean_is_a_share_of_it() -> None:
-    assert relative_error([99.0, 100.0, 101.0]) == pytest.approx(0.01 / 3**0.5, rel=1e-3)
 
 
 def covered(interval: Callable[[list[float]], Interval | None], further: Callable[[random.Random], float]) -> float:
