@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.core.codec import decode, encode
+from autotune.core.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
 from autotune.study.problem import Sharing
 from autotune.study.storage import OpenStudy
@@ -165,12 +165,13 @@ class Roster:
 
     def _rows(self) -> dict[str, Worker]:
         """Return all present and former workers by key."""
-        rows = self._opened.storage.get_study_system_attrs(self._opened.study_id)
-        return {
-            name.removeprefix(_ROW): decode(Worker, document)
-            for name, document in rows.items()
-            if name.startswith(_ROW)
-        }
+        found = {}
+        for name, document in self._opened.storage.get_study_system_attrs(self._opened.study_id).items():
+            if name.startswith(_ROW):
+                # Skip entries of other versions of autotune, whose trials cannot be used.
+                with suppress(DecodeError):
+                    found[name.removeprefix(_ROW)] = decode(Worker, document)
+        return found
 
 
 def _has_ended(worker: Worker, machine: str) -> bool:
