@@ -28,7 +28,7 @@ from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
 from autotune.step.run.failures import classify_error
 from autotune.step.trainers import find_adapter
-from autotune.step.trainers.prompts import RewardError, check_columns, reward_function
+from autotune.step.trainers.prompts import Passed, RewardError, check_arguments, reward_function
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
@@ -68,6 +68,8 @@ def judge(prompts, completions, answer, weight=1.0, trainer_state=None, log_metr
     return [float(len(each) > 1) for each in answer]
 def whole(prompt, completions, **others):
     return [0.0] * len(completions)
+def bare(completions, *, answer):
+    return [0.0] * len(completions)
 def failing(completions, **others):
     raise RuntimeError("the endpoint returned 503")
 async def waiting(completions, **others):
@@ -91,16 +93,27 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "judging_rewards"
 
 
+def check_called(name: str, columns: list[str]) -> None:
+    check_arguments(name, Passed().of(columns), columns)
+
+
 def test_a_reward_function_needs_the_columns_that_trl_passes_to_it(judges: str) -> None:
-    check_columns(f"{judges}.judge", ["prompt", "answer", "source"])
-    check_columns("get_soft_overlong_punishment", ["prompt"])
+    check_called(f"{judges}.judge", ["prompt", "answer", "source"])
+    check_called("get_soft_overlong_punishment", ["prompt"])
     with pytest.raises(InputError, match=r"judge .* needs answer, and TRL has no column .* the dataset has prompt, s"):
-        check_columns(f"{judges}.judge", ["prompt", "source"])
+        check_called(f"{judges}.judge", ["prompt", "source"])
     # TRL passes the prompts of a batch under another name.
     with pytest.raises(InputError, match=r"whole .* needs prompt, and TRL has no column of that name to pass"):
-        check_columns(f"{judges}.whole", ["prompt"])
+        check_called(f"{judges}.whole", ["prompt"])
     with pytest.raises(InputError, match=r"accuracy_reward .* needs solution"):
-        check_columns("accuracy_reward", ["prompt", "answer"])
+        check_called("accuracy_reward", ["prompt", "answer"])
+
+
+def test_a_reward_function_takes_all_that_trl_passes_to_it(judges: str) -> None:
+    said = r"bare .* take prompts, completion_ids, .*, log_metric, source, which"
+    with pytest.raises(InputError, match=said) as told:
+        check_called(f"{judges}.bare", ["prompt", "answer", "source"])
+    assert told.value.hint == "Add **kwargs to its parameters."
 
 
 def test_rows_that_stand_in_for_data_lack_no_column(judges: str, small_model_directory: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from autotune.step.trainers.base import TOKEN, Collation
 from autotune.step.trainers.prompts import (
     COMPLETION_TOKENS,
     NO_TOKEN,
+    Passed,
     Prompted,
     default_completion_tokens,
     require_generated,
@@ -124,6 +125,8 @@ class OnlineDirectPreferenceOptimization(Prompted):
     trainer = OnlineDPOTrainer
     on_rows = _OnTokenizedPrompts
     completions_per_row = COMPLETIONS
+    # As in ``OnlineDPOTrainer.training_step`` and ``_calculate_rewards_from_functions``.
+    passed = Passed(own=("prompts", "completions", "completion_ids", "trainer_state"), unpassed=("prompt",))
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate",
         REFERENCE_PASS: "reference_pass",

@@ -6,8 +6,9 @@ import importlib
 import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import IMAGE_COLUMNS, check_images_in_every_row, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter
+from autotune.trainers import find_trainer
 from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT, REWARD_HINT, TRL_REWARDS, check_reward_names
 
 COMPLETION_TOKENS = "autotune_completion_tokens"
@@ -42,10 +44,37 @@ _TRL_REWARDS: dict[str, Callable[..., Any]] = {
 _MESSAGE_REWARDS = _TRL_REWARDS.keys() - {NO_REWARD}
 """TRL's reward functions that read messages (``completion[0]["content"]``), which need conversational prompts."""
 
-_PASSED_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-_UNPASSED_COLUMNS = ("prompt", "completion")
-"""Arguments that TRL passes to a reward function in addition to the dataset's columns, and columns that it omits
-(``GRPOTrainer._calculate_rewards``)."""
+_COMPLETED = ("prompts", "completions", "completion_ids")
+"""Arguments of a reward function that TRL names in its call, before those of :class:`Passed`."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The keyword arguments that TRL passes to a reward function (``GRPOTrainer._calculate_rewards``).
+
+    Attributes:
+        own: those in addition to the dataset's columns.
+        unpassed: the columns that TRL omits.
+    """
+
+    own: tuple[str, ...] = (*_COMPLETED, "trainer_state", "log_extra", "log_metric")
+    unpassed: tuple[str, ...] = ("prompt", "completion", "completion_ids")
+
+    def of(self, columns: Iterable[str], removed: Collection[str] = ()) -> list[str]:
+        """Return the names of all arguments, given the dataset's columns and those that TRL removes from it.
+
+        Raises:
+            InputError: a column has the name of an argument in TRL's call, which Python refuses.
+        """
+        passed = [name for name in columns if name not in {*self.unpassed, *removed}]
+        twice = [name for name in passed if name in _COMPLETED]
+        if twice:
+            raise InputError(
+                f"The dataset has the column {twice[0]}: TRL passes reward functions its own {twice[0]} and each column"
+                " by its name, and ends with a TypeError at the first step.",
+                hint="Rename the column.",
+            )
+        return list(dict.fromkeys([*self.own, *passed]))
 
 
 class RewardError(AutotuneError):
@@ -60,11 +89,13 @@ class Prompted(Adapter):
 
     Class attributes:
         completions_per_row: completions of a row in a micro-batch.
+        passed: what TRL passes to reward functions.
         images_in_every_row: whether TRL fails unless every row has an image, if any has.
     """
 
     columns = (PROMPT, COMPLETION)
     completions_per_row: ClassVar[int] = 1
+    passed: ClassVar[Passed] = Passed()
     images_in_every_row: ClassVar[bool] = False
 
     @property
@@ -84,15 +115,18 @@ class Prompted(Adapter):
         """Return all columns, with the tokens of prompts and of a column of completions.
 
         Raises:
-            InputError: that column or a reward function is missing, the function needs a missing column, or messages
-                where prompts are text; or TRL refuses the images of a row.
+            InputError: that column or a reward function is missing, TRL cannot call the function with these columns,
+                or the function needs messages where prompts are text; or TRL refuses the images of a row.
         """
         tokenizer, columns = trainer._tokenizer, trainer.train_dataset.column_names
         check_reward_names(rollouts.rewards)
         for name in rollouts.rewards:
             reward_function(name)
-            if dataset != NO_DATA:
-                check_columns(name, columns, _removed_columns(trainer))
+        if rollouts.rewards and find_trainer(self.name).scores and dataset != NO_DATA:
+            removed = _removed_columns(trainer)
+            passed = self.passed.of(columns, removed)
+            for name in rollouts.rewards:
+                check_arguments(name, passed, columns, removed)
                 _check_messages(name, trainer.train_dataset)
         if rollouts.column is not None and rollouts.column not in columns:
             raise InputError(
@@ -207,23 +241,22 @@ def _removed_columns(trainer: Any) -> Collection[str]:
     return set(trainer.train_dataset.column_names).difference(trainer._signature_columns)
 
 
-def check_columns(name: str, columns: Collection[str], removed: Collection[str] = ()) -> None:
-    """Check that TRL can call a reward function, with the dataset's columns as keyword arguments.
+def check_arguments(
+    name: str, passed: Collection[str], columns: Collection[str], removed: Collection[str] = ()
+) -> None:
+    """Check that TRL can call a reward function.
 
     Args:
+        passed: the names of the keyword arguments that TRL passes, those of the dataset's columns included.
+        columns: all columns of the dataset.
         removed: columns that TRL removes by ``remove_unused_columns``.
 
     Raises:
-        InputError: the function needs another argument, or does not exist.
+        InputError: the function needs another argument, does not take one of these, or does not exist.
     """
-    available = {*_PASSED_ARGUMENTS, *columns}.difference(_UNPASSED_COLUMNS, removed)
-    required = [
-        parameter.name
-        for parameter in inspect.signature(reward_function(name)).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    missing = [needs for needs in required if needs not in available]
+    parameters = inspect.signature(reward_function(name)).parameters.values()
+    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    missing = [each.name for each in named if each.default is each.empty and each.name not in passed]
     if missing and set(missing) <= set(removed):
         needed = f"the reward function {name} (reward_funcs) needs"
         raise InputError(
@@ -235,6 +268,13 @@ def check_columns(name: str, columns: Collection[str], removed: Collection[str] 
             f"The reward function {name} (reward_funcs) needs {', '.join(missing)}, and TRL has no column of that name"
             f" to pass: the dataset has {', '.join(columns)}.",
             hint="Rename a column of the dataset, or name a function that reads those that there are.",
+        )
+    untaken = [each for each in passed if each not in {each.name for each in named}]
+    if untaken and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        raise InputError(
+            f"The reward function {name} (reward_funcs) does not take {', '.join(untaken)}, which TRL passes to it by"
+            " name: it ends with a TypeError at the first step.",
+            hint="Add **kwargs to its parameters.",
         )
 
 
