@@ -77,6 +77,7 @@ class Declared:
         optional_columns: columns that the trainer uses in any format if a dataset has them.
         further_columns: further columns that TRL's trainer reads if rows have them.
         of_tokens: the further columns with a number for each token.
+        masks: the further columns with a flag for each token, a number or true or false.
         parts: names of the parts of a row, in the order of the lengths of :meth:`document`.
         config_fields: the fields of its configuration, which determine its techniques.
         stand_in: columns of a row that replaces data if a length is given instead.
@@ -110,6 +111,7 @@ class Declared:
     # As ``_prepare_dataset`` and the collators for images read them (trl 1.16).
     further_columns: ClassVar[tuple[str, ...]] = ("tools", "chat_template_kwargs", "image", "images")
     of_tokens: ClassVar[tuple[str, ...]] = ()
+    masks: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]

@@ -48,8 +48,9 @@ class SupervisedFineTuning(Trainer):
         ("conversations",): "Rename `conversations` to `messages` where its messages have role and content: TRL reads "
         "`conversations` with from and value.",
     }
-    of_tokens = ("labels", "completion_mask", "assistant_masks")
-    further_columns = (*Trainer.further_columns, *of_tokens, "seq_lengths")
+    of_tokens = ("labels",)
+    masks = ("completion_mask", "assistant_masks")
+    further_columns = (*Trainer.further_columns, *of_tokens, *masks, "seq_lengths")
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
+from datasets import Dataset, List
 
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
@@ -33,18 +33,26 @@ def check_complete(source: DatasetSource, rows: Dataset, column: str) -> None:
         )
 
 
-def check_tokens(source: DatasetSource, rows: Dataset, column: str) -> None:
-    """Check that a column holds lists of whole numbers.
+def with_token_lists(source: DatasetSource, rows: Dataset, column: str, *, flags: bool = False) -> Dataset:
+    """Return rows whose column holds lists of whole numbers, all of whose lengths may differ.
+
+    Args:
+        flags: whether the lists may also hold true or false, or numbers that are not whole.
 
     Raises:
-        InputError: it does not.
+        InputError: the column holds something else.
     """
     kind = rows.data.schema.field(column).type
-    if not ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)):
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    wanted = [pa.types.is_integer, *([pa.types.is_boolean, pa.types.is_floating] if flags else [])]
+    if not (is_list and any(is_wanted(kind.value_type) for is_wanted in wanted)):
         raise InputError(
             f"{source.name} has values of the type {kind} in {column}, where TRL reads a list of numbers, one a token.",
             hint="Write such lists as JSON lines or Parquet, or rename the column.",
         )
+    if not pa.types.is_fixed_size_list(kind):
+        return rows
+    return rows.cast_column(column, List(rows.features[column].feature))
 
 
 def check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:

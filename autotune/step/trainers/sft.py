@@ -11,9 +11,10 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL
+from autotune.core.workload import IGNORED_LABEL, Rollouts
+from autotune.errors import InputError
 from autotune.step.images.tokens import image_elements
-from autotune.step.rows import Counts, RowSizes, first_loss_token, loss_tokens
+from autotune.step.rows import Counts, RowSizes, column_lengths, first_loss_token, loss_tokens
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
 from autotune.trainers import find_trainer
 
@@ -31,6 +32,24 @@ class SupervisedFineTuning(Adapter):
     def tokenizing(self) -> Mapping[str, object]:
         """Return arguments without packing."""
         return {**super().tokenizing, "packing": False}
+
+    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
+        """Return the rows, each with a label for each token.
+
+        Raises:
+            InputError: a row of the user's own tokens has fewer or more labels, or flags of a mask.
+        """
+        rows = super().tokenized(trainer, rollouts, dataset)
+        tokens, labels = column_lengths(rows, self.columns).T
+        (uneven,) = np.nonzero(tokens != labels)
+        if len(uneven):
+            row = uneven[0]
+            raise InputError(
+                f"Row {row + 1:,} (counted from 1) of {dataset} has {tokens[row]:,} tokens, and labels or a mask for"
+                f" {labels[row]:,}: TRL ends at such a row, or counts the wrong tokens.",
+                hint="Write a label, or a flag of the mask, for each token.",
+            )
+        return rows
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the number of labelled tokens of each row."""

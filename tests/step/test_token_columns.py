@@ -1,0 +1,95 @@
+"""Rows that are tokens already are read as SFTTrainer reads them, whatever types their lists have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, Features, List, Value, load_dataset, load_from_disk
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.errors import InputError
+from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare
+from tests.small import small_config, small_tokenizer
+
+TOKENS = [[3, 4, 5, 6], [7, 8, 9, 3], [4, 5, 6, 7]]
+FLAGS = [[False, False, True, True], [False, True, True, True], [True, True, False, True]]
+
+
+def trl_trainer(rows: Dataset, folder: Path, **args: Any) -> SFTTrainer:
+    few = {"max_length": None, "use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 1}
+    return SFTTrainer(
+        model=AutoModelForCausalLM.from_config(small_config()),
+        args=SFTConfig(str(folder / "trl"), **{**few, **args}),
+        train_dataset=rows,
+        processing_class=small_tokenizer(),
+    )
+
+
+def read_by_autotune(file: Path, model: Path, **reading: object) -> Dataset:
+    source = DatasetSource("rows.parquet", "parquet", str(file), reading=reading)
+    request = PrepareRequest(ModelSource(str(model)), source, "sft", str(file.parent / "tokenized"))
+    prepare(request, JobContext(file.parent, 0.0))
+    return load_from_disk(request.tokenized_directory)
+
+
+@pytest.mark.parametrize(
+    ("columns", "features", "reading"),
+    [
+        ({"completion_mask": FLAGS}, None, {"completion_only_loss": True}),
+        ({"assistant_masks": FLAGS}, None, {}),
+        ({"assistant_masks": [[float(flag) for flag in flags] for flags in FLAGS]}, None, {}),
+        ({}, {"input_ids": List(Value("int32"), length=4)}, {}),
+        (
+            {"labels": TOKENS},
+            {"input_ids": List(Value("int32"), length=4), "labels": List(Value("int64"), length=4)},
+            {},
+        ),
+        (
+            {"completion_mask": FLAGS},
+            {"input_ids": List(Value("int32"), length=4), "completion_mask": List(Value("bool"), length=4)},
+            {"completion_only_loss": True},
+        ),
+    ],
+    ids=[
+        "completion mask",
+        "assistant mask",
+        "mask of fractions",
+        "fixed length",
+        "labels of fixed length",
+        "mask of fixed length",
+    ],
+)
+def test_tokens_and_labels_are_those_of_trl(
+    columns: dict[str, Any],
+    features: dict[str, Any] | None,
+    reading: dict[str, Any],
+    small_model_directory: Path,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rows.parquet"
+    Dataset.from_dict({"input_ids": TOKENS, **columns}, features and Features(features)).to_parquet(str(file))
+    made = trl_trainer(load_dataset("parquet", data_files=str(file), split="train"), tmp_path, **reading)
+    found = read_by_autotune(file, small_model_directory, **reading)
+    for column in ("input_ids", "labels"):
+        assert found[column][:] == made.train_dataset[column][:]
+    masks: list[Any] = next((values for name, values in columns.items() if name != "labels"), [])
+    assert [[label != -100 for label in labels] for labels in found["labels"]] == (masks or [[True] * 4] * 3)
+
+
+@pytest.mark.parametrize("column", ["labels", "completion_mask"])
+def test_rows_with_fewer_labels_than_tokens_are_refused(
+    column: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    file, reading = tmp_path / "rows.parquet", {"completion_only_loss": True}
+    rows = Dataset.from_dict({"input_ids": TOKENS, column: [[1, 1, 1, 1], [1, 1], [1, 1]]})
+    rows.to_parquet(str(file))
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        trl_trainer(rows.select([1, 2]), tmp_path, per_device_train_batch_size=2, **reading).train()
+    with pytest.raises(InputError, match=r"Row 2 \(counted from 1\) of rows.parquet has 4 tokens, and .* mask for 2: "):
+        read_by_autotune(file, small_model_directory, **reading)
