@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from trl import DatasetMixtureConfig, get_dataset
+from trl.scripts.utils import DatasetConfig
 
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
@@ -51,3 +53,16 @@ def test_a_parquet_file_that_is_not_whole_is_told(tmp_path: Path, content: bytes
     (tmp_path / "rows.parquet").write_bytes(content)
     with pytest.raises(InputError, match=r"cannot be (read|loaded): \w"):
         load("rows.parquet", "parquet", tmp_path / "rows.parquet")
+
+
+def test_a_first_row_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b'{"text": "\xff a"}\n{"text": "b"}\n')
+    entry = {"path": "json", "data_files": str(file), "split": "train"}
+    with pytest.raises(UnicodeDecodeError):
+        next(iter(get_dataset(DatasetMixtureConfig([DatasetConfig(**entry)]))["train"]))
+    with pytest.raises(InputError, match=r"Line 1 of .*rows.jsonl is not a JSON object: 'utf-8' codec can't decode"):
+        load("rows.jsonl", "json", file)
+    mixture = DatasetSource("rows.jsonl", "json", mixture=(entry,))
+    with pytest.raises(InputError, match=r"Row 1 of rows.jsonl cannot be read: 'utf-8' codec can't decode"):
+        load_rows(find_trainer("sft"), mixture, small_tokenizer(), ModelSource("model"))

@@ -20,8 +20,8 @@ from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
-from autotune.step.data.dataset import check_no_images
 from autotune.step.images.limits import image_limits
+from autotune.step.images.messages import check_no_images
 from autotune.step.trainers import find_adapter
 from autotune.trainers import trainers
 from tests.step.test_images_tokenised import rows_of

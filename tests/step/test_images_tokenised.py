@@ -170,6 +170,13 @@ def test_null_for_a_list_of_images_is_taken_where_trl_takes_it(
     assert COLLATORS["sft"](processor)([rows[0], rows[1]])["input_ids"].shape[0] == 2
 
 
+def test_rows_of_which_none_has_an_image_are_left_open(job_server: JobServer, tmp_path: Path) -> None:
+    rows = rows_of([[], []])
+    with pytest.raises(UnreadError, match="No row of rows has an image in its column images"):
+        prepared(job_server, "gemma3", rows, tmp_path)
+    assert COLLATORS["sft"](small_processor("gemma3"))([rows[0], rows[1]])["input_ids"].shape[0] == 2
+
+
 def test_prompts_of_which_some_have_no_image_are_refused(job_server: JobServer, tmp_path: Path) -> None:
     rows = of_prompts([[picture(40, 30)], [], [picture(40, 30)]])
     with pytest.raises(InputError, match="only if all of them have some: 1 of 3 has none") as refused:
@@ -205,10 +212,12 @@ def test_rows_to_evaluate_on_have_images_where_those_to_train_on_have(
         prepare(job_server, request, tmp_path / "prepare")
 
 
-def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, tmp_path: Path) -> None:
-    rows = rows_of([[picture(9, 9)], [{"bytes": b"no image", "path": "b.png"}]])
-    with pytest.raises(InputError, match=r"Row 2 of rows has an image that cannot be read: b\.png"):
-        prepared(job_server, "gemma3", rows, tmp_path)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, number: int, tmp_path: Path) -> None:
+    images = [[picture(9, 9)], [picture(9, 9)]]
+    images[number - 1] = [{"bytes": b"no image", "path": "b.png"}]
+    with pytest.raises(InputError, match=rf"Row {number} of rows has an image that cannot be read: b\.png"):
+        prepared(job_server, "gemma3", rows_of(images), tmp_path)
 
 
 def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_copied(tmp_path: Path) -> None:

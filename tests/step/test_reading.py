@@ -74,6 +74,16 @@ def sft_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
     ).train_dataset
 
 
+def reward_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
+    """Return what TRL makes of pairs for a reward model."""
+    return RewardTrainer(
+        model=AutoModelForSequenceClassification.from_config(small_config(num_labels=1)),
+        args=RewardConfig(str(folder / "reference"), **FEW, **args),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=small_tokenizer(chat_template=False),
+    ).train_dataset
+
+
 def check_same(reply: Workload, made: Dataset) -> None:
     saved = load_from_disk(reply.dataset.tokenized_directory)
     for column in ("input_ids", "labels"):
@@ -118,6 +128,25 @@ def test_the_loss_counts_the_answers_alone_where_the_configuration_has_it_so(pre
     check_same(prepared(rows, **reading), sft_rows(rows, tmp_path, **reading))
 
 
+@pytest.mark.parametrize("without", [(0, 1, 2, 3), (0, 2), (1, 3)], ids=["none", "not the first", "the first"])
+def test_rows_without_messages_are_read_as_text_if_there_is_some(
+    prepared: Prepare, template: str, without: tuple[int, ...], tmp_path: Path
+) -> None:
+    texts = TEXTS[:4]
+    rows = [{**text, **row} for text, row in zip(text_rows(texts), messages_rows(texts), strict=True)]
+    rows = [{**row, "messages": None} if place in without else row for place, row in enumerate(rows)]
+    reading = {"chat_template_path": template}
+    check_same(prepared(rows, **reading), sft_rows(rows, tmp_path, **reading))
+
+
+def test_an_empty_list_beside_text_is_told_as_trl_ends_at_it(prepared: Prepare, tmp_path: Path) -> None:
+    rows = [{**row, "chosen": []} for row in text_rows(TEXTS)]
+    with pytest.raises(IndexError):
+        sft_rows(rows, tmp_path)
+    with pytest.raises(InputError, match=r"Row 1 of rows.jsonl has an empty list in chosen, whose first message TRL"):
+        prepared(rows)
+
+
 def test_rows_without_the_answers_that_the_loss_is_to_count_are_refused_as_by_trl(prepared: Prepare) -> None:
     with pytest.raises(InputError, match=r"TRL refuses rows\.jsonl with assistant_only_loss: .* not conversational"):
         prepared(text_rows(TEXTS), assistant_only_loss=True)
@@ -136,12 +165,16 @@ def test_pairs_of_a_reward_model_are_written_by_the_template_that_the_configurat
 ) -> None:
     rows = [{"chosen": one["messages"], "rejected": other["messages"]} for one, other in _pairs()]
     saved = load_from_disk(prepared(rows, "reward", chat_template_path=template).dataset.tokenized_directory)
-    made = RewardTrainer(
-        model=AutoModelForSequenceClassification.from_config(small_config(num_labels=1)),
-        args=RewardConfig(str(tmp_path / "reference"), **FEW, chat_template_path=template),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=small_tokenizer(chat_template=False),
-    ).train_dataset
+    made = reward_rows(rows, tmp_path, chat_template_path=template)
+    for column in ("chosen_ids", "rejected_ids"):
+        assert saved[column][:] == made[column][:]
+
+
+def test_conversations_beside_texts_are_left_out_without_a_chat_template(prepared: Prepare, tmp_path: Path) -> None:
+    asked = [{"from": "human", "value": "a"}]
+    rows = [{"chosen": text, "rejected": "b", "conversations": asked} for text in TEXTS]
+    saved = load_from_disk(prepared(rows, "reward").dataset.tokenized_directory)
+    made = reward_rows(rows, tmp_path)
     for column in ("chosen_ids", "rejected_ids"):
         assert saved[column][:] == made[column][:]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from datasets.table import CastError
@@ -31,7 +28,8 @@ from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.data.columns import check_complete, check_flags, with_token_lists
 from autotune.step.data.remarks import is_written_messages
 from autotune.step.hub import loading_error
-from autotune.step.images.sizes import image_column, image_feature
+from autotune.step.images.messages import check_no_images
+from autotune.step.images.sizes import COLUMNS, image_column, image_feature, image_sizes
 from autotune.step.job import lacks_space
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
@@ -77,12 +75,15 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     """
     with _named_errors(source):
         rows = _load(source)
-    check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
+    _check_text(source, rows)
+    check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     loaded = LoadedRows(rows, _format(trainer, source, rows))
     _check_images(trainer, source, rows, loaded.format, processor)
     _check_prepared(source, rows)
-    used = (*loaded.format.columns, *trainer.optional_columns)
+    # TRL takes a row without messages for text, if there is such a column.
+    falls_back = not loaded.format.text and any(form.named_by for form in _formats(trainer, source, rows))
+    used = (*(() if falls_back else loaded.format.columns), *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
         check_complete(source, rows, column)
     of_tokens = (*(loaded.format.columns if loaded.format.tokenized else ()), *trainer.of_tokens)
@@ -158,25 +159,52 @@ def _check_all_lines(source: DatasetSource) -> None:
         check_file(file, lines=True)
 
 
+def _formats(trainer: Trainer, source: DatasetSource, rows: Dataset) -> list[DatasetFormat]:
+    """Return the trainer's formats whose columns the rows have, with the names that the user gave them."""
+    named = ((form, source.reading.get(form.named_by)) for form in trainer.formats)
+    forms = (form if name is None else replace(form, columns=(str(name),)) for form, name in named)
+    return [form for form in forms if set(form.columns).issubset(rows.column_names)]
+
+
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
-    columns, renamed, found = set(rows.column_names), "", []
-    for form in trainer.formats:
-        name = source.reading.get(form.named_by)
-        if columns.issuperset(form.columns if name is None else (str(name),)):
-            found.append(form if name is None else replace(form, columns=(str(name),)))
-        elif name is not None:
-            renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
-    # TRL ignores this column if its messages have role and content.
-    empty = not rows[0].get(_SHARE_GPT[0])
-    read = (form for form in found if form.columns != _SHARE_GPT or empty or is_conversational_from_value(rows[0]))
+    found, row = _formats(trainer, source, rows), _first_row(rows)
+    # TRL reads text where the first row has no messages, and ignores conversations with role and content.
+    with_value = [form for form in found if form.text or row[form.columns[0]] is not None] or found
+    empty = not row.get(_SHARE_GPT[0])
+    read = (form for form in with_value if form.columns != _SHARE_GPT or empty or is_conversational_from_value(row))
     if (first := next(read, None)) is not None:
         return first
+    columns = set(rows.column_names)
+    given = ((form, source.reading.get(form.named_by)) for form in trainer.formats)
+    renamed = "".join(
+        f"; {form.named_by} names {name} in place of {form.columns[0]}" for form, name in given if name is not None
+    )
     advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
-    nested = nested_rows_hint(rows[0]) if len(rows) == 1 else ""
+    nested = nested_rows_hint(row) if len(rows) == 1 else ""
     raise InputError(
         f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
         hint=" ".join(filter(None, (f"It needs {trainer.wanted_columns}{renamed}.", advice or nested))),
     )
+
+
+def _check_text(source: DatasetSource, rows: Dataset) -> None:
+    """Check that the first row can be read, whose text ``datasets`` decodes only then.
+
+    Raises:
+        InputError: it is not UTF-8.
+    """
+    try:
+        _first_row(rows)
+    except UnicodeDecodeError as error:
+        _check_all_lines(source)
+        raise InputError(f"Row 1 of {source.name} cannot be read: {error}.", hint="Write the rows in UTF-8.") from error
+
+
+def _first_row(rows: Dataset) -> dict[str, Any]:
+    """Return the first row without its images, which may be broken."""
+    names = [name for name in rows.column_names if name not in COLUMNS]
+    row: dict[str, Any] = rows.select_columns(names)[0] if names else {}
+    return row
 
 
 def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
@@ -219,7 +247,7 @@ def _check_tokenizer(
         )
     if loaded.format.tokenized:
         return
-    first = loaded.rows[0]
+    first = _first_row(loaded.rows)
     conversational = _is_conversational(trainer, loaded, source)
     columns = [name for name in loaded.format.columns if name not in loaded.format.flags]
     if conversational:
@@ -246,10 +274,16 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
     Raises:
         InputError: only some of the columns do, or there is a prompt without its completion.
     """
-    first, columns = loaded.rows[0], loaded.format.columns
+    first, columns = _first_row(loaded.rows), loaded.format.columns
     # If the model generates, TRL inspects the prompt alone.
-    inspected = columns if trainer.generates else _MESSAGE_COLUMNS
-    kinds = {name: is_conversational({name: first[name]}) for name in inspected if name in first}
+    inspected = [name for name in (columns if trainer.generates else _MESSAGE_COLUMNS) if name in first]
+    without = next((name for name in inspected if first[name] == []), None)
+    if without is not None:
+        raise InputError(
+            f"Row 1 of {source.name} has an empty list in {without}, whose first message TRL reads.",
+            hint=f"Complete the row, or remove {without} from all rows.",
+        )
+    kinds = {name: is_conversational({name: first[name]}) for name in inspected}
     # With images, TRL treats each column separately.
     if image_column(loaded.rows) is None:
         if "prompt" in kinds and "prompt" not in columns and "completion" not in kinds:
@@ -264,12 +298,7 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
                 "all messages, by any one of them.",
                 hint="Remove what the others hold already, or write all of them alike.",
             )
-    return any(kinds.values()) or is_conversational_from_value(first)
-
-
-_TYPE_KEY = "type"
-_IMAGE_TYPES = ("image", "image_url")
-"""Types of message parts that are images."""
+    return any(kinds.values()) or columns == _SHARE_GPT
 
 
 def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: DatasetFormat, processor: Any) -> None:
@@ -314,50 +343,5 @@ def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: 
             f"{found} the values of that column are not images: datasets reads {rows.features[column]}.",
             hint=f"Cast it with datasets to {kind} (datasets.Image) and save the rows as Parquet, or give {paths}.",
         )
-
-
-def check_no_images(source: DatasetSource, rows: Dataset, columns: Sequence[str]) -> None:
-    """Check that messages contain no images if the rows have no image column.
-
-    Args:
-        columns: columns that may hold messages.
-
-    Raises:
-        UnreadError: a message contains an image.
-    """
-    if image_column(rows) is not None:
-        return
-    for column in (name for name in columns if name in rows.column_names):
-        if any(_has_image(chunk) for chunk in rows.with_format("arrow")[:][column].chunks):
-            raise UnreadError(
-                f"{source.name} has images (in messages of {column}), and autotune takes images only from "
-                "a column image or images.",
-                hint="Give rows whose messages are text, or put the images into a column images.",
-            )
-
-
-def _has_image(values: pa.Array) -> bool:
-    """Whether a part of messages is an image: ``{"type": "image", …}``, at any depth."""
-    if isinstance(values, pa.ExtensionArray):
-        # Parts with different keys are stored as JSON (datasets.Json).
-        may_have_images = pc.or_(*(pc.match_substring(values.storage, f'"{name}"') for name in _IMAGE_TYPES))
-        return any(_is_image_inside(json.loads(text)) for text in values.storage.filter(may_have_images).to_pylist())
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        return _has_image(values.flatten())
-    if not pa.types.is_struct(values.type):
-        return False
-    return any(
-        _has_image_type(part) if field.name == _TYPE_KEY else _has_image(part)
-        for field, part in zip(values.type, values.flatten(), strict=True)
-    )
-
-
-def _has_image_type(kinds: pa.Array) -> bool:
-    texts = pa.types.is_string(kinds.type) or pa.types.is_large_string(kinds.type)
-    return texts and bool(pc.any(pc.is_in(kinds, pa.array(_IMAGE_TYPES, kinds.type))).as_py())
-
-
-def _is_image_inside(value: Any) -> bool:
-    if isinstance(value, dict):
-        return value.get(_TYPE_KEY) in _IMAGE_TYPES or any(_is_image_inside(part) for part in value.values())
-    return isinstance(value, list) and any(_is_image_inside(part) for part in value)
+    # TRL's trainer decodes those of the first row where it is built; others are checked as they are counted.
+    next(image_sizes(rows.select([0]), processor.image_processor, source.name))
