@@ -88,7 +88,7 @@ class LengthsArguments(Arguments):
 
     Args:
         model: hub id, local directory, or ``config.json``; its tokenizer and chat template are used.
-        dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
+        dataset: hub id, or a local file or directory: .jsonl, .json, .csv, .parquet, .arrow or .txt.
         split: split of ``dataset`` to read, or a part of it, such as ``train[:1000]``. None: train.
         dataset_config (NAME): configuration of ``dataset`` if it has several. None: the only one.
         trainer: TRL's trainer.
@@ -120,7 +120,7 @@ class SearchArguments(Arguments):
 
     Args:
         model: hub id, local directory, or ``config.json``; no weights are needed.
-        dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
+        dataset: hub id, or a local file or directory: .jsonl, .json, .csv, .parquet, .arrow or .txt.
         split: split of ``dataset`` to train on or, without evaluation, a part of it, such as ``train[:1000]``. None:
             train.
         dataset_config (NAME): configuration of ``dataset`` and ``eval_dataset`` if they have several, such as
@@ -241,8 +241,8 @@ class PlannedArguments(SearchArguments):
     """Arguments of every plan, for any GPU, present or not.
 
     Args:
-        dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet. None: rows of ``seq_len``
-            tokens.
+        dataset: hub id, or a local file or directory: .jsonl, .json, .csv, .parquet, .arrow or .txt. None: rows of
+            ``seq_len`` tokens.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. Names with commas
             between them, or ``all`` for those of the catalogue, are compared (in Python by :func:`autotune.rent`).
             None: this machine's.

@@ -13,7 +13,9 @@ from autotune.errors import InputError
 from autotune.inspection.paths import local_path, unreadable
 from autotune.inspection.rows import check_lines, compression
 
-BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+BUILDERS = {
+    ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
+}  # fmt: skip
 """The builder of ``datasets.load_dataset`` for each suffix of a file."""
 
 _TRAIN = "train"

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from autotune.core.workload import DatasetSource
@@ -35,6 +36,14 @@ def load(source: DatasetSource) -> Any:
     return datasets.load_dataset(path=source.path, data_files=source.data_files, split=source.split)
 
 
+def arrow_stream() -> bytes:
+    sink = pa.BufferOutputStream()
+    table = pa.table({"text": ["one", "two"]})
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
 @pytest.mark.parametrize("text", ["imdb", "trl-lib/tldr"])
 def test_a_name_that_is_not_on_this_disk_is_a_hub_id(text: str) -> None:
     assert dataset_source(text) == DatasetSource(name=text, path=text)
@@ -53,11 +62,19 @@ def test_a_name_that_is_not_on_this_disk_is_a_hub_id(text: str) -> None:
         ("array.json", b'[{"text": "one"}, {"text": "two"}]'),
         ("texts.json", b'["one", "two"]'),
         ("data.csv", b"text\none\ntwo\n"),
+        ("data.txt", b"one\ntwo\n"),
+        ("data.arrow", arrow_stream()),
     ],
 )
 def test_a_file_that_passes_loads_as_two_rows_with_datasets(tmp_path: Path, name: str, content: bytes) -> None:
     source = dataset_source(write(tmp_path / name, content))
     assert list(load(source)["text"]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["data.txt", "data.arrow"])
+def test_a_folder_of_text_or_of_arrow_is_read_too(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, arrow_stream() if name.endswith("arrow") else b"one\ntwo\n")
+    assert list(load(dataset_source(tmp_path))["text"]) == ["one", "two"]
 
 
 def test_a_parquet_file_passes_and_loads(tmp_path: Path) -> None:
@@ -197,11 +214,12 @@ def test_the_lines_of_a_json_file_of_another_form_are_not_checked(tmp_path: Path
     check_file(Path(write(tmp_path / "data.json", content)), lines=True)
 
 
-@pytest.mark.parametrize("name", ["data.txt", "data", "data.gz", "data.jsonl.zip"])
+@pytest.mark.parametrize("name", ["data.tsv", "data", "data.gz", "data.jsonl.zip"])
 def test_another_suffix_is_refused_and_the_right_ones_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="no format that autotune reads") as caught:
         dataset_source(write(tmp_path / name, GOOD))
-    assert caught.value.hint == ("It reads .jsonl, .json, .csv, .parquet, each also compressed (.bz2, .gz, .xz, .zst).")
+    reads = ".jsonl, .json, .csv, .parquet, .arrow, .txt, each also compressed (.bz2, .gz, .xz, .zst)"
+    assert caught.value.hint == f"It reads {reads}."
 
 
 COMPRESSED: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -245,11 +263,6 @@ def test_the_directory_of_a_bundle_is_read_by_its_card_of_files_elsewhere(tmp_pa
 def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="in its name"):
         dataset_source(write(tmp_path / "data[1].jsonl", GOOD))
-
-
-def test_a_directory_may_hold_rows_in_any_format_of_datasets(tmp_path: Path) -> None:
-    write(tmp_path / "rows.txt", b"one\ntwo\n")
-    assert list(load(dataset_source(tmp_path))["text"]) == ["one", "two"]
 
 
 @pytest.mark.parametrize("beside", ["config.json", "generation_args.json", "dataset_infos.json"])

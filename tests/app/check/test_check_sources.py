@@ -68,6 +68,14 @@ def test_a_single_file_is_as_with_the_option_dataset(find: Find, files: list[str
     assert (found.path, found.data_files, found.mixture) == ("json", files[0], ())
 
 
+@pytest.mark.parametrize("path", ["text", "arrow"])
+def test_a_file_of_text_or_of_arrow_is_too(find: Find, path: str, tmp_path: Path) -> None:
+    file = tmp_path / {"text": "rows.txt", "arrow": "rows.arrow"}[path]
+    file.write_text("a b\n")
+    found = find([{**entry(str(file)), "path": path}]).dataset
+    assert (found.path, found.data_files, found.mixture) == (path, str(file), ())
+
+
 def test_several_entries_are_one_dataset(find: Find, files: list[str]) -> None:
     found = find([entry(file, columns=None) for file in files]).dataset
     assert found.name == " + ".join(files)
