@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import local_path, unreadable
 from autotune.inspection.rows import check_lines, compression
 
@@ -25,7 +25,7 @@ _SUFFIXES = frozenset({*BUILDERS, *COMPRESSIONS})
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 # Files of Dataset.save_to_disk and DatasetDict.save_to_disk. load_dataset refuses the first; of the second, datasets
 # 4.8 loads state.json as rows, and 5.2 finds only splits named train, validation and test.
-_SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
+_SAVED_TO_DISK_FILES = {"state.json": InputError, "dataset_dict.json": UnreadError}
 
 
 def builder_of(name: str | PurePath) -> str | None:
@@ -148,8 +148,9 @@ def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:
 
 
 def _check_directory(directory: Path) -> None:
-    if any((directory / name).is_file() for name in _SAVED_TO_DISK_FILES):
-        raise InputError(
+    saved = next((kind for name, kind in _SAVED_TO_DISK_FILES.items() if (directory / name).is_file()), None)
+    if saved is not None:
+        raise saved(
             f"{directory} was written by save_to_disk, for load_from_disk of datasets: `trl` calls load_dataset, which "
             "refuses it, or guesses its files and splits.",
             hint="Write it with Dataset.to_parquet instead.",

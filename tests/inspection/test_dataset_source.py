@@ -18,7 +18,7 @@ import pytest
 
 from autotune.core.workload import DatasetSource
 from autotune.emit.rows import _card
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import check_file, check_one_load, dataset_source, evaluation_source, training_source
 
 GOOD = b'{"text": "one"}\n{"text": "two"}\n'
@@ -286,6 +286,15 @@ def test_a_directory_that_datasets_saved_for_itself_is_refused_as_datasets_does(
     with pytest.raises(ValueError, match="save_to_disk"):
         load(DatasetSource(name="saved", path=str(tmp_path / "saved")))
     with pytest.raises(InputError, match="save_to_disk"):
+        dataset_source(str(tmp_path / "saved"))
+
+
+def test_a_directory_of_saved_splits_is_left_open_as_its_reading_depends_on_datasets(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(UnreadError, match="save_to_disk"):
         dataset_source(str(tmp_path / "saved"))
 
 
