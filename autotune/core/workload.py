@@ -76,7 +76,9 @@ class DatasetSource:
         for item in self.mixture:
             files = item.get("data_files")
             if isinstance(files, Mapping):
-                files = list(files.values())
+                # Of each split, a file or several.
+                each = (files if isinstance(files, list | tuple) else [files] for files in files.values())
+                files = [file for files in each for file in files]
             listed = files if isinstance(files, list | tuple) else [files or item.get("data_dir") or item.get("path")]
             places += map(str, listed)
         return tuple(places)

@@ -12,7 +12,7 @@ from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, Re
 from autotune.core.nested import mapping
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source, evaluation_source
+from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
@@ -97,6 +97,20 @@ def _check_unexpanded(key: str, place: str) -> None:
         raise InputError(f"{key}: {place} is not found: TRL does not expand ~.", hint="Write the whole path.")
 
 
+def _check_not_file(key: str, name: str) -> None:
+    """Check that the name of a dataset is no file, which ``load_dataset`` takes for a hub id.
+
+    Raises:
+        InputError: it is.
+    """
+    if is_file(name):
+        builder = builder_of(name) or "json, csv or parquet"
+        raise InputError(
+            f"{key} is the file {name}, which TRL cannot load: it accepts hub ids and directories there.",
+            hint=f"Write datasets, with path: {builder} and data_files: {name}.",
+        )
+
+
 def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> tuple[DatasetSource, str | None, bool]:
     """Return the rows to train on, the split to evaluate on, and whether TRL streams them.
 
@@ -119,11 +133,7 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
         raise InputError(
             "The configuration names no dataset.", hint="Write datasets or dataset_name, or give --dataset."
         )
-    if is_file(name):
-        raise InputError(
-            f"dataset_name is the file {name}, which TRL cannot load: it accepts hub ids and directories there.",
-            hint="Write datasets, with path (json, csv or parquet) and data_files.",
-        )
+    _check_not_file("dataset_name", name)
     _check_unexpanded("dataset_name", name)
     check_split(train)
     config = script.get("dataset_config")
@@ -159,7 +169,7 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
         UnreadError: the rows are not on this machine.
         InputError: there is such a setting.
     """
-    if not all(exists(place) for place in rows.places):
+    if not all(exists(place) or glob.glob(place) for place in rows.places):  # noqa: PTH207 (patterns may be absolute)
         raise UnreadError("The lengths of rows streamed from another machine are not known.", hint=_HINT)
     steps = config.values.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:
@@ -175,12 +185,13 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
 
 
 def _evaluated(source: DatasetSource, split: str | None) -> DatasetSource:
+    """Return the rows to evaluate on: a whole split, which may also be the one to train on, or random rows."""
     if split is None:
         # TRL splits off random rows for it, which may include the longest.
         return replace(source, name=f"{source.name} (a part of it)")
-    found = evaluation_source(source.name, None, split, config=source.config)
-    assert found is not None
-    return found
+    check_split(split)
+    rows = dataset_source(source.name, split, source.config)
+    return replace(rows, name=f"{rows.name} ({split})")
 
 
 def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, streams: bool) -> DatasetSource:
@@ -209,13 +220,7 @@ def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, strea
             hint="Write a fraction above 0 for one of them.",
         )
     for item in items:
-        _check_without_secrets(item)
-        places = DatasetSource("", "", mixture=(item,)).places
-        if not places:
-            raise InputError(f"data_files of {item.get('path')} is empty.", hint="Name at least one file.")
-        for place in places:
-            _check_unexpanded("datasets", place)
-        _check_files(item)
+        _check_entry(item)
     plain = _plain(items[0]) if len(items) == 1 else None
     if plain is not None:
         return replace(plain, test_size=size)
@@ -243,6 +248,30 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
     return replace(source, split=str(item.get("split") or _TRAIN))
 
 
+def _check_entry(item: Mapping[str, object]) -> None:
+    """Check an entry of ``datasets``: the names of its rows, and its local files like a single dataset's file.
+
+    Raises:
+        InputError: TRL cannot load it, a file is missing, empty or broken, or an address has a secret.
+    """
+    if item.get("path") not in BUILDERS.values():
+        _check_not_file("path in datasets", str(item.get("path")))
+    if item.get("split", _TRAIN) is None:
+        raise InputError(
+            "split in datasets is null: TRL then loads each split apart, and cannot join them.",
+            hint="Leave it out for train, or write a split, such as train+test.",
+        )
+    _check_without_secrets(item)
+    places = DatasetSource("", "", mixture=(item,)).places
+    if not places:
+        raise InputError(f"data_files of {item.get('path')} is empty.", hint="Name at least one file.")
+    reads_files = item.get("path") in BUILDERS.values() and item.get("data_files")
+    for place in places:
+        _check_unexpanded("datasets", place)
+        if reads_files and builder_of(place) is not None and _is_name(place):
+            dataset_source(place)
+
+
 def _check_without_secrets(item: Mapping[str, object]) -> None:
     """Check that the address of an entry's rows has no secret, since bundles contain it."""
     for place in DatasetSource("", "", mixture=(hidden_values(item),)).places:
@@ -251,15 +280,6 @@ def _check_without_secrets(item: Mapping[str, object]) -> None:
                 f"The address of the rows {place} has a secret, which would be written to files.",
                 hint="Download them, or pass the secret by the environment, such as HF_TOKEN, or by ~/.netrc.",
             )
-
-
-def _check_files(item: Mapping[str, object]) -> None:
-    """Check the local files of an entry like a single dataset's file."""
-    if item.get("path") not in BUILDERS.values():
-        return
-    for place in DatasetSource("", "", mixture=(item,)).places if item.get("data_files") else ():
-        if builder_of(place) is not None and _is_name(place):
-            dataset_source(place)
 
 
 def _is_name(place: str) -> bool:

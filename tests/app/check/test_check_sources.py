@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import load_dataset
+from trl import DatasetMixtureConfig, get_dataset
+from trl.scripts.utils import DatasetConfig
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.verdict import Outcome, Severity
@@ -105,6 +108,21 @@ def test_a_configuration_of_a_dataset_is_named_to_trl(find: Find) -> None:
     assert find([{"path": "hub/id", "name": "en", "split": "train"}]).dataset == found.dataset
 
 
+@pytest.mark.parametrize(("train", "test"), [("train", "train"), ("validation", "train")])
+def test_a_split_to_evaluate_on_may_be_any_whole_split(find: Find, train: str, test: str, tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("train", "validation"):
+        write_rows(folder / f"{name}.jsonl", text_rows([name]))
+    asked = {"dataset_train_split": train, "dataset_test_split": test, "args": {"eval_strategy": "epoch"}}
+    found = find(dataset_name=str(folder), **asked)
+    assert found.evaluation is not None
+    # As in trl/scripts/sft.py.
+    loaded = load_dataset(str(folder))
+    for source, split in ((found.dataset, train), (found.evaluation, test)):
+        assert load_dataset(source.path, split=source.split)["text"][:] == loaded[split]["text"][:] == [split]
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -137,8 +155,28 @@ def test_shares_are_for_all_or_for_none(find: Find, files: list[str]) -> None:
 
 
 def test_a_file_is_no_name_of_a_dataset(find: Find, files: list[str]) -> None:
-    with pytest.raises(InputError, match="which TRL cannot load"):
+    with pytest.raises(InputError, match=r"dataset_name is the file .*, which TRL cannot load") as named:
         find(dataset_name=files[0])
+    assert named.value.hint == f"Write datasets, with path: json and data_files: {files[0]}."
+    with pytest.raises(InputError, match=r"path in datasets is the file .*, which TRL cannot load"):
+        find([{"path": files[0], "split": "train"}])
+    with pytest.raises(FileNotFoundError, match="Couldn't find any data file"):
+        get_dataset(DatasetMixtureConfig([DatasetConfig(files[0])]))
+
+
+def test_an_entry_without_a_split_is_refused(find: Find, files: list[str]) -> None:
+    with pytest.raises(InputError, match="split in datasets is null"):
+        find([{**entry(files[0]), "split": None}])
+    with pytest.raises(ValueError, match="at least one split"):
+        get_dataset(DatasetMixtureConfig([DatasetConfig("json", data_files=files[0], split=None)]))
+
+
+def test_files_of_a_split_may_be_listed(find: Find, files: list[str]) -> None:
+    of_splits = {"train": files, "test": files[0]}
+    found = find([{**entry(files[0]), "data_files": of_splits}]).dataset
+    assert (found.name, found.places) == (f"{files[0]} and 2 more", (*files, files[0]))
+    rows = get_dataset(DatasetMixtureConfig([DatasetConfig("json", data_files=of_splits)]))["train"]
+    assert len(rows) == 8
 
 
 def test_broken_files_of_a_mixture_are_told(find: Find, files: list[str], tmp_path: Path) -> None:
@@ -154,7 +192,10 @@ def test_an_entry_of_no_files_is_refused(find: Find, files: list[str], listed: o
 
 
 def test_streamed_rows_that_are_here_are_read_and_others_are_not(find: Find, files: list[str], tmp_path: Path) -> None:
-    assert find([entry(files[0])], streaming=True, args={"max_steps": 3}).streams
+    for place in (files[0], str(tmp_path / "*.jsonl")):
+        assert find([entry(place)], streaming=True, args={"max_steps": 3}).streams
+    with pytest.raises(UnreadError, match="streamed from another machine"):
+        find([entry("https://host/rows.jsonl")], streaming=True, args={"max_steps": 3})
     assert find(dataset_name=str(tmp_path), dataset_streaming=True, args={"max_steps": 3}).streams
     with pytest.raises(UnreadError, match="streamed from another machine"):
         find(dataset_name="hub/id", dataset_streaming=True, args={"max_steps": 3})
