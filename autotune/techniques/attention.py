@@ -38,13 +38,16 @@ _FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | Non
     "flash_attention_3": ("flash-attn-3", *_HOPPER),
     "flash_attention_4": ("flash-attn-4", (9, 0), None),
     "kernels-community/flash-attn2": (None, AMPERE, None),
+    "kernels-community/flash-attn3": (None, *_HOPPER),
     "kernels-community/vllm-flash-attn3": (None, *_HOPPER),
+    "kernels-community/flash-attn4": (None, (9, 0), None),
 }
 """The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest and the highest CUDA compute
 capability, None without one."""
 _FALLBACK: Mapping[Choice, str] = {
     "flash_attention_2": "kernels-community/flash-attn2",
     "flash_attention_3": "kernels-community/vllm-flash-attn3",
+    "flash_attention_4": "kernels-community/flash-attn4",
 }
 """The Hub kernels that transformers falls back to without the package (``FLASH_ATTN_KERNEL_FALLBACK``)."""
 
@@ -79,7 +82,9 @@ class Attention(Technique):
         Option("flash_attention_3", "FlashAttention 3"),
         Option("flash_attention_4", "FlashAttention 4"),
         Option("kernels-community/flash-attn2", "FlashAttention 2 from the Hub"),
-        Option("kernels-community/vllm-flash-attn3", "FlashAttention 3 from the Hub"),
+        Option("kernels-community/flash-attn3", "FlashAttention 3 from the Hub"),
+        Option("kernels-community/vllm-flash-attn3", "FlashAttention 3 from the Hub, as vLLM builds it"),
+        Option("kernels-community/flash-attn4", "FlashAttention 4 from the Hub"),
         Option(_PAGED, "attention over a paged cache from the Hub: generation only"),
     )
     trl_default = SDPA

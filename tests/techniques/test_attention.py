@@ -88,7 +88,9 @@ def test_flex_attention_is_left_out_where_evaluation_may_have_a_width_without_a_
 
 
 @pytest.mark.parametrize(("capability", "there"), [((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
-@pytest.mark.parametrize("choice", ["flash_attention_3", "kernels-community/vllm-flash-attn3"])
+@pytest.mark.parametrize(
+    "choice", ["flash_attention_3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"]
+)
 def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[int, int], there: bool) -> None:
     packages = {
         **GPU.packages,
@@ -106,8 +108,7 @@ def test_the_kernel_that_transformers_takes_in_place_of_a_package_is_named() -> 
     packages = {name: version for name, version in GPU.packages.items() if not name.startswith("flash-attn")}
     hopper = replace(GPU.hardware, compute_capability=(9, 0))
     with_kernels = {**packages, "kernels": accepted_versions("kernels").split("=")[-1]}
-    for choice in ("flash_attention_2", "flash_attention_3"):
-        instead = FLASH_ATTN_KERNEL_FALLBACK[choice]
+    for choice, instead in FLASH_ATTN_KERNEL_FALLBACK.items():
         assert attention.parse(instead) == instead
         reason = attention.unavailable(choice, replace(GPU, hardware=hopper, packages=with_kernels))
         assert str(reason).endswith(
