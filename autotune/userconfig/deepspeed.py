@@ -121,6 +121,12 @@ def _derived_keys(config: Configuration, processes: int | None) -> Iterator[tupl
     for path, field in _DERIVED_FROM.items():
         yield path, values.get(field)
     yield ("optimizer", "params", "betas"), [values.get("adam_beta1"), values.get("adam_beta2")]
+    # transformers compares these two when training starts (`trainer_config_finalize`). The number of an epoch's steps,
+    # of which `warmup_steps` below 1 is a share, is not known here.
+    steps, warmup = values.get("max_steps"), values.get("warmup_steps")
+    yield ("scheduler", "params", "total_num_steps"), steps if isinstance(steps, int) and steps > 0 else None
+    is_number = isinstance(warmup, (int, float)) and not 0 < warmup < 1
+    yield ("scheduler", "params", "warmup_num_steps"), max(1, int(warmup or 0)) if is_number else None
     for name in ("bf16", "fp16"):
         yield (name, "enabled"), bool(values.get(name) or values.get(f"{name}_full_eval"))
 

@@ -115,6 +115,44 @@ def test_numbers_of_deepspeed_s_document_agree_with_the_arguments_or_end_the_run
     assert {found[name] for name in SIZES} == {"auto"}
 
 
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("params", "args", "key"),
+    [
+        ({"total_num_steps": 100, "warmup_num_steps": 10}, {"warmup_steps": 10}, ""),
+        ({"total_num_steps": 50}, {}, "total_num_steps: 50"),
+        ({"warmup_num_steps": 10}, {}, "warmup_num_steps: 10"),
+        ({"warmup_num_steps": 1}, {}, ""),
+        ({"warmup_num_steps": 10}, {"warmup_steps": 0.1}, ""),
+    ],
+    ids=str,
+)
+def test_numbers_of_deepspeed_s_scheduler_agree_with_the_arguments_or_end_the_run(
+    params: dict[str, int], args: dict[str, Any], key: str
+) -> None:
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_hf_deepspeed_config
+    from trl import SFTConfig
+
+    steps = 100
+    document = {**STAGE, "scheduler": {"type": "WarmupDecayLR", "params": params}}
+    given = SFTConfig("out", use_cpu=True, report_to="none", max_steps=steps, **args)
+    try:
+        own = HfTrainerDeepSpeedConfig(document)
+        with pytest.raises(ValueError, match="mismatch") if key else nullcontext():
+            own.trainer_config_finalize(given, SimpleNamespace(), steps)
+    finally:
+        unset_hf_deepspeed_config()
+    config = configured(max_steps=steps, **args)
+    config = Configuration(config.kind, {**config.values, "deepspeed": document}, {})
+    if key:
+        with pytest.raises(InputError, match=f"{key}.* transformers ends the run"):
+            engine_args({}, config, 2)
+        return
+    # A trace and a probe train for fewer steps.
+    found: Any = engine_args({}, config, 2)["deepspeed"]
+    assert found["scheduler"]["params"] == dict.fromkeys(params, "auto")
+
+
 def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({**STAGE, "train_batch_size": 512}), encoding="utf-8")
     own = configured(gradient_accumulation_steps=4)
