@@ -32,8 +32,10 @@ _ENGINE_KEYS = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config
 # with DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
 _PRECISION_KEYS = frozenset({PRECISION, "fp16"})
 _GPU_IDS = "gpu_ids"
+# Keys of accelerate's file that DeepSpeed's own document does not have.
 _LAUNCHER_KEYS = frozenset({
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+    "deepspeed_moe_layer_cls_names",
 })  # fmt: skip
 
 
