@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
+from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
@@ -25,8 +26,8 @@ _SUPPORTED: Mapping[Choice, frozenset[Choice]] = {
 }
 """Choices of this knob by choice of sharding: DeepSpeed's ``offload_param`` needs stage 3 (deepspeed/runtime/zero), and
 FSDP2's ``CPUOffloadPolicy`` moves weights, gradients and state together (torch/distributed/fsdp/_fully_shard)."""
-# Clipping gradients on the host needs gloo. accelerate starts it in addition to NCCL if these variables are set
-# (accelerate/state.py, `PartialState.__init__`); `accelerate launch` sets them if its own file has FSDP.
+# With these variables, accelerate starts gloo in addition to NCCL (accelerate/state.py, `PartialState.__init__`);
+# `accelerate launch` sets them if its own file has FSDP.
 _WITH_GLOO: Mapping[str, str] = {"env.ACCELERATE_USE_FSDP": "true", "env.FSDP_OFFLOAD_PARAMS": "true"}
 # Optimizers of bitsandbytes are CUDA kernels.
 _GPU_OPTIMIZERS = ("bnb", "8bit", "paged")
@@ -89,6 +90,15 @@ class Offload(Technique):
             return {}
         wanted = {_OPTIMIZER_DEVICE: (OPTIMIZER, BOTH), _PARAMETERS_DEVICE: (PARAMETERS, BOTH)}
         return {path: "cpu" for path, choices in wanted.items() if choice in choices}
+
+
+def offload_variables(args: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the environment variables that a training with these arguments needs; empty unless FSDP offloads.
+
+    The norm of gradients on the host is summed over processes, which NCCL cannot and gloo can.
+    """
+    offloads = args.get("fsdp") and mapping(args.get("fsdp_config")).get("cpu_offload")
+    return {path.removeprefix("env."): value for path, value in _WITH_GLOO.items()} if offloads else {}
 
 
 def optimizer_on_host(plan: TrainingPlan) -> bool:

@@ -15,6 +15,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
+from autotune.techniques.offload import offload_variables
 from autotune.techniques.sharding import ZERO_STAGES
 from autotune.trainers import find_trainer
 from autotune.units import counted
@@ -202,7 +203,8 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     if started.flags:
         where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
         raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
-    processes = started.processes if started.counted else None
+    # A file for one process may be searched with several.
+    processes = started.processes if started.counted and started.processes > 1 else None
     overruled = as_launched(config, started) is not config
     # In all written files, gradient accumulation follows from the trainer's arguments.
     found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
@@ -221,7 +223,8 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     if mapping(found.get(FSDP)).get("activation_checkpointing"):
         instead = "Write gradient_checkpointing: true in its place."
         raise _refused("fsdp_activation_checkpointing", "checkpointing is searched by TRL's own key", instead)
-    return replace(plan, args={**plan.args, **found}, launch=Launch(started.processes))
+    env = {**plan.env, **offload_variables(found)}
+    return replace(plan, args={**plan.args, **found}, launch=Launch(started.processes), env=env)
 
 
 def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[str, Mapping[str, object]]:

@@ -23,6 +23,7 @@ from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, apply_edits, edited_values, unified_diff
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
+from autotune.techniques.offload import offload_variables
 from autotune.techniques.packing import SHUFFLED
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
@@ -149,6 +150,7 @@ def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterato
     elif not values.get("fsdp") or plan.args.get(FSDP) != before.args.get(FSDP):
         yield ("fsdp",), True
         yield (FSDP,), fsdp_keys(base.launching, base.config, plan)
+    yield from ((("env", name), value) for name, value in offload_variables(plan.args).items())
 
 
 def _changed(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setting) -> Iterator[Technique]:

@@ -9,6 +9,7 @@ from autotune.core.configuration import NOT_COMPILED, Configuration
 from autotune.core.nested import mapping
 from autotune.emit.launch import PARALLELISM, PRECISION
 from autotune.errors import InputError, UnreadError
+from autotune.techniques.offload import offload_variables
 from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, deepspeed_document, with_auto
@@ -18,12 +19,22 @@ from autotune.userconfig.launch import NO_PRECISION, Launching
 _FSDP = "fsdp_"
 # Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
 _RENAMED = {"offload_params": "cpu_offload"}
+_WRAPS = "auto_wrap_policy"
 # FSDP's keys that change a step; the second set only if they are set.
-_STEP_KEYS = frozenset({"reshard_after_forward", "auto_wrap_policy"})
+_STEP_KEYS = frozenset({"reshard_after_forward", _WRAPS})
 _KEYS_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
-_SAVED, _SHARDED = "state_dict_type", "SHARDED_STATE_DICT"
+UNTRACED_KEYS = ("activation_checkpointing_offload", "ignored_modules")
+"""Keys of FSDP that change a step in ways that no trace has."""
+_SAVED, _SHARDED, _LOCAL = "state_dict_type", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"
 # Defaults of accelerate for keys that its document lacks (accelerate 1.15, FullyShardedDataParallelPlugin).
-_ACCELERATE_DEFAULTS: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP", _SAVED: _SHARDED}
+_ACCELERATE_DEFAULTS: Mapping[str, object] = {"version": 1, _WRAPS: "NO_WRAP", _SAVED: _SHARDED}
+# The same, of its launcher, which always passes a number on; transformers' default is 0 (accelerate 1.15,
+# `commands/launch.py`).
+_LEAST_WRAPPED: Mapping[str, Mapping[str, object]] = {"SIZE_BASED_WRAP": {"min_num_params": 100_000_000}}
+_BOOLEANS = {"true": True, "false": False}
+# accelerate still keeps its trained weights in float32, and may offload them; without a launcher it ignores FSDP
+# (accelerate 1.15, `fsdp2_prepare_model`, `AcceleratorState`).
+_ALONE = "FSDP of a single process is not traced. Write num_processes, or leave FSDP out."
 _PRECISIONS = ("bf16", "fp16")
 _KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 FIELD = "parallelism_config"
@@ -94,11 +105,15 @@ def engine_args(
         raise UnreadError(f"distributed_type: {kind} is not supported: DDP, FSDP2 and DeepSpeed are.")
     deepspeed, stage = deepspeed_document(document, config, accumulation), None
     if deepspeed is not None:
+        if mapping(deepspeed.get("tensor_parallel")).get("autotp_size") not in (None, 0, 1):
+            raise UnreadError("tensor_parallel in DeepSpeed's document is not traced. Leave it out.")
         found["deepspeed"] = with_auto(deepspeed, config, processes)
         stage = mapping(deepspeed.get("zero_optimization")).get("stage")
         if stage == ZERO_STAGES["zero3"] and config.values.get("sync_ref_model"):
             raise UnreadError(f"{SYNCHRONISED_WHOLE}.")
     elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
+        if processes == 1:
+            raise UnreadError(_ALONE)
         found |= _fsdp(_fsdp_keys(document, config))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine:
@@ -107,11 +122,15 @@ def engine_args(
     return {**found, FIELD: parallel} if parallel else found
 
 
-def check_documents(started: Launching, config: Configuration) -> None:
+def check_documents(started: Launching, config: Configuration, env: Mapping[str, str]) -> None:
     """Check that accelerate accepts the sharding settings of a training, and that they are supported.
 
+    Args:
+        env: the environment variables of the training.
+
     Raises:
-        InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``).
+        InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``),
+            or FSDP offloads without a backend for the host.
         UnreadError: options on accelerate's command line choose or configure an engine.
     """
     document = started.document
@@ -125,11 +144,31 @@ def check_documents(started: Launching, config: Configuration) -> None:
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
+    _check_offload(started, config, env)
     words = [name for name in started.flags if name not in fields_of_kind("deepspeed")]
     if words:
         raise UnreadError(
             f"--{words[0]} configures sharding on accelerate's command line; a check reads it only from files. Name a"
             " file with accelerate_config."
+        )
+
+
+def _check_offload(started: Launching, config: Configuration, env: Mapping[str, str]) -> None:
+    """Check that several processes on GPUs whose FSDP offloads have a backend for the host.
+
+    Raises:
+        InputError: they have none.
+    """
+    variables = offload_variables(config.values)
+    missing = [name for name, value in variables.items() if env.get(name, "").lower() != value]
+    # `accelerate launch` sets them for FSDP in its own file.
+    if not missing or started.document.get("distributed_type") == "FSDP":
+        return
+    if started.processes > 1 and not config.values.get("use_cpu"):
+        raise InputError(
+            "cpu_offload in fsdp_config ends the first step: the norm of gradients is summed over processes on the"
+            " host, where NCCL cannot.",
+            hint=f"Set {' and '.join(variables)} to true (env in TRL's file), by which accelerate adds gloo.",
         )
 
 
@@ -159,8 +198,11 @@ def _check_engine(engine: str, document: Mapping[str, object], config: Configura
 def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
     if str(keys["version"]) != "2":
         raise UnreadError("FSDP in its first version is not traced: transformers removes it. Write fsdp_version: 2.")
-    if keys.get("activation_checkpointing_offload"):
-        raise UnreadError("fsdp_activation_checkpointing_offload is not traced. Leave it out.")
+    if str(keys.get(_SAVED)).upper() == _LOCAL:
+        raise InputError(f"accelerate refuses {_FSDP}{_SAVED}: {_LOCAL} with FSDP2.", hint=f"Write {_SHARDED}.")
+    untraced = next((name for name in UNTRACED_KEYS if keys.get(name)), None)
+    if untraced is not None:
+        raise UnreadError(f"{_FSDP}{untraced} is not traced. Leave it out.")
     kept = {name: value for name, value in keys.items() if name in _STEP_KEYS or (name in _KEYS_IF_SET and value)}
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
 
@@ -185,8 +227,12 @@ def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[st
         return {"version": 2, **fsdp_named(mapping(config.values.get("fsdp_config")))}
     if str(document.get("distributed_type")) != "FSDP":
         return {}
-    keys = fsdp_named(mapping(document.get("fsdp_config")))
-    return {**_ACCELERATE_DEFAULTS, **{name: value for name, value in keys.items() if value is not None}}
+    given = fsdp_named(mapping(document.get("fsdp_config")))
+    # The launcher passes text on, which accelerate reads in either case; transformers needs booleans and upper case.
+    given = {name: _BOOLEANS.get(str(value).lower(), value) for name, value in given.items() if value is not None}
+    keys = {**_ACCELERATE_DEFAULTS, **given}
+    policy = str(keys[_WRAPS]).upper()
+    return {**_LEAST_WRAPPED.get(policy, {}), **keys, _WRAPS: policy}
 
 
 def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:

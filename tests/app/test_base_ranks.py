@@ -219,6 +219,22 @@ def test_fsdp_of_accelerate_becomes_the_trainer_s_own_with_all_its_keys(tmp_path
     assert "fsdp_config" not in found[ACCELERATE]
 
 
+def test_fsdp_that_offloads_keeps_the_variables_that_accelerate_s_launcher_sets(tmp_path: Path) -> None:
+    keys = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "offload_params": True}
+    document = {**FSDP2, "fsdp_config": {f"fsdp_{name}": value for name, value in keys.items()}}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    text = f"{SIZES}accelerate_config: {tmp_path / 'accelerate.yaml'}\n"
+    two = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=2))
+    search = started(a_base(tmp_path, text), machine=two)
+    assert search.problem.baseline["offload"] == "both"
+    assert search.plan.env["ACCELERATE_USE_FSDP"] == "true"
+    found = handed_over(search, search.problem.baseline, tmp_path / "bundle")["config.yaml"]
+    assert found["fsdp_config"]["cpu_offload"] is True
+    assert found["env"].items() >= {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}.items()
+    other = handed_over(search, search.problem.baseline.but(offload="none"), tmp_path / "bundle")["config.yaml"]
+    assert "ACCELERATE_USE_FSDP" not in other["env"]
+
+
 def test_gradients_summed_in_each_micro_batch_are_a_key_beside_the_user_s_own(tmp_path: Path) -> None:
     text = "fsdp: true\naccelerator_config: {even_batches: false}  # ours\nnum_processes: 2\n"
     search = searched(tmp_path, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -186,7 +187,8 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         if config is None:
             return task.wrong(found)
         found = (*found, *of_launch(task.written, read, started))
-        check_documents(started, config)
+        env = {**os.environ, **task.written.command.env, **task.written.env}
+        check_documents(started, config, env)
         config = as_launched(config, started)
         found = (*found, *of_precision(task.written, read, config))
         if has_error(found):

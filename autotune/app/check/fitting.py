@@ -34,6 +34,7 @@ from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.max_length import least_coverage
+from autotune.techniques.offload import offload_variables
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import counted
@@ -260,7 +261,8 @@ class Fitting:
         )
         started = self.launching
         args = {**plan.args, **engine_args(started.document, self.config, started.processes)}
-        plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
+        env = {**plan.env, **offload_variables(args)}
+        plan = replace(plan, args=args, launch=Launch(started.processes, started.machines), env=env)
         return trainer.completed(plan, workload), workload
 
     def _answer(self, sized: SizedPlan, steps: PlanTracer, workload: Workload) -> CheckAnswer:
