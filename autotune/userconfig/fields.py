@@ -38,10 +38,9 @@ from autotune.trainers.prompts import Prompted
 ORDER, BY_LENGTH = "train_sampling_strategy", "group_by_length"
 """The field for the order of rows, and its value for rows of similar lengths together."""
 _IN_ORDER = "sequential"
-_GENERATION = "generation_kwargs"
-# Default type of DistillationTrainer's teacher: it passes None to `from_pretrained`, which then takes PyTorch's default
-# type (transformers 5.23, `_get_dtype`).
-_TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
+_GENERATION, _LOADING = "generation_kwargs", "model_init_kwargs"
+# DistillationTrainer passes None to `from_pretrained`, which then takes the type of the teacher's own configuration.
+_TEACHER_ALONE: Mapping[str, object] = {"dtype": None, "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
 _STORAGE, _STORED = "bnb_4bit_quant_storage", "uint8"
 # Keys of transformers' BitsAndBytesConfig that trl.ModelConfig has no field for, with their defaults.
@@ -114,7 +113,10 @@ def user_plan(
         if isinstance(size, int) and not isinstance(size, bool) and size < 1:
             raise InputError(f"{name}={size} is not supported.", hint="Write 1 or more.")
     args |= _accelerator_args(config)
-    words, assumptions = _model_words({**model, **_values_of_loading(config)})
+    loading = _values_of_loading(config)
+    placing = {name: loading[name] for name in loading.keys() & fields_of_kind("loading", "in_plans")}
+    args |= {_LOADING: placing} if placing and is_json(placing) else {}
+    words, assumptions = _model_words({**model, **loading})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
     assumptions += _order_assumption(config, trainer)
@@ -294,7 +296,7 @@ def _check_template(path: object) -> None:
     )
 
 
-def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
+def _values_of_loading(config: Configuration, field: str = _LOADING) -> Mapping[str, Any]:
     hint = "Write changes of the model into its config.json, or let autotune probe measure it."
     # use_cache: Trainer sets it for the trained model by its argument, and TRL turns it off except in generation.
     unused = frozenset() if isinstance(trainer_of(config), Prompted) else frozenset({"use_cache"})
@@ -341,7 +343,8 @@ def _accelerator_args(config: Configuration) -> Mapping[str, object]:
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:
-    dtype = str(loading.get("dtype") or loading.get("torch_dtype") or "float32").removeprefix("torch.")
+    # As transformers and TRL (`from_pretrained`, `create_model_from_path`): the older name counts only beside null.
+    dtype = str(loading.get("dtype", "float32") or loading.get("torch_dtype") or "auto").removeprefix("torch.")
     words: dict[str, object] = {"dtype": dtype, "use_peft": bool(loading.get("use_peft"))}
     if loading.get("attn_implementation"):
         words["attn_implementation"] = loading["attn_implementation"]

@@ -18,7 +18,6 @@ _NEWER = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-_OLDER_KWARGS = {"dtype": "torch_dtype"}
 _DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
 _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
 # Values of accelerate's ``distributed_type`` that leave the engine to the trainer's own fields.
@@ -52,11 +51,9 @@ def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
     first, *inner = names
     if part == "env":
         return (("env", first),)
-    within = mapping(values.get(_KWARGS))
-    kwargs = [name for name in (first, _OLDER_KWARGS.get(first, "")) if name in within]
-    if part == "model" and kwargs:
+    if part == "model" and first in mapping(values.get(_KWARGS)):
         # A nested value takes precedence over the top-level key (trl/scripts).
-        return tuple((_KWARGS, name) for name in kwargs)
+        return ((_KWARGS, first),)
     if part == "args" and _NEWER.get(first) in values:
         first = _NEWER[first]
     # transformers takes both spellings; the one with the prefix wins (training_args.py, `_process_fsdp_args`).

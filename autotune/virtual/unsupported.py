@@ -16,6 +16,8 @@ from autotune.virtual.tensors import argument
 
 COMPILED = "a compiled step needs what the same step needs uncompiled"
 """The assumption that a trace of a compiled function makes."""
+HUB_KERNELS = "kernels of the Hub need what the layers need that they replace"
+"""The assumption of a trace whose model has such kernels (``use_kernels``), since a trace downloads none."""
 _USE_THE_DEVICE = "Use the `device` that the traced function gets, not 'cuda'."
 _READS_VALUES = "C++ code reads the values of a tensor, which a trace does not have. Use autotune dry-run instead."
 _INSTEAD: Mapping[str, str] = {

@@ -16,9 +16,10 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import ALLOCATOR_VARIABLES, allocator_settings
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
+from autotune.techniques.versions import accepted_versions
 from autotune.userconfig.reading import plan_of
 from tests.app.bases import a_base, disagreements, started
-from tests.settings import LENGTHS, TWO, problem, setting, workload
+from tests.settings import GPU, LENGTHS, TWO, problem, setting, workload
 
 TYPICAL = """\
 learning_rate: 1e-4
@@ -85,6 +86,14 @@ def test_a_mode_of_compiling_stays_unless_another_choice_replaces_it(tmp_path: P
     assert "torch_compile_mode: max-autotune" in held.start.base.unsearched["torch_compile"]
     # A mode alone would compile, too.
     assert "torch_compile_mode" not in started(base, fix={"torch_compile": "off"}).plan.args
+
+
+def test_kernels_of_the_hub_are_a_choice_of_the_file(tmp_path: Path) -> None:
+    packages = {**GPU.packages, "kernels": accepted_versions("kernels").split("=")[-1]}
+    base = a_base(tmp_path, "model_init_kwargs: {use_kernels: true}\n")
+    search = started(base, machine=replace(GPU, packages=packages))
+    assert search.problem.baseline["hub_kernels"] == "on"
+    assert search.plan.entry("args.model_init_kwargs.use_kernels") is True
 
 
 def test_rows_that_the_loader_leaves_out_are_not_in_the_time_of_an_epoch() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import BitsAndBytesConfig
 from trl import ModelConfig
+from trl.trainer.utils import create_model_from_path
 
 from autotune.errors import InputError
 from autotune.step.objects import quantization_config as traced_quantization
 from tests.app.configured import plan_of, sft, user_plan
+from tests.small import write_small_model
 
 
 def test_types_and_attention_of_the_model_are_taken_over() -> None:
@@ -22,6 +25,18 @@ def test_types_and_attention_of_the_model_are_taken_over() -> None:
     assert set(words) <= {field.name for field in dataclasses.fields(ModelConfig)}
 
 
+@pytest.mark.parametrize(
+    "loading",
+    [{}, {"torch_dtype": "bfloat16"}, {"dtype": None}, {"dtype": None, "torch_dtype": "float16"}, {"dtype": "auto"}],
+    ids=str,
+)
+def test_the_type_is_that_in_which_trl_loads_the_model(loading: dict[str, Any], tmp_path: Path) -> None:
+    model = str(write_small_model(tmp_path / "model", dtype="bfloat16"))
+    loaded = create_model_from_path(model, device_map=None, **loading)
+    words = user_plan(sft(model_init_kwargs=loading), None).plan.model
+    assert str(words["dtype"]).replace("auto", "bfloat16") == str(loaded.dtype).removeprefix("torch.")
+
+
 def test_what_would_change_the_model_while_it_is_loaded_is_refused() -> None:
     with pytest.raises(InputError, match="num_hidden_layers=2"):
         plan_of(sft(model_init_kwargs={"num_hidden_layers": 2}))
@@ -29,9 +44,10 @@ def test_what_would_change_the_model_while_it_is_loaded_is_refused() -> None:
         plan_of(sft(model_init_kwargs={"subfolder": "other"}))
 
 
-def test_layers_on_several_devices_are_refused() -> None:
-    for placed in ("auto", None, {"": 0}):
-        assert plan_of(sft(model_init_kwargs={"device_map": placed})) == plan_of(sft())
+def test_what_places_and_replaces_layers_is_in_the_plan_and_layers_on_several_devices_are_refused() -> None:
+    places: list[dict[str, object]] = [{"device_map": place} for place in ("auto", None, {"": 0})]
+    for given in (*places, {"use_kernels": True}, {"experts_implementation": "eager"}):
+        assert plan_of(sft(model_init_kwargs=given)).args["model_init_kwargs"] == given
     with pytest.raises(InputError, match="device_map="):
         plan_of(sft(model_init_kwargs={"device_map": {"model.layers.0": "cpu", "": 0}}))
 

@@ -127,6 +127,13 @@ def test_a_checkpoint_of_quantised_weights_may_train_and_is_not_known(source: Mo
         load_config(source, LANGUAGE_MODEL)
 
 
+def test_a_checkpoint_whose_language_model_is_quantised_is_not_known(tmp_path: Path) -> None:
+    quantised = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    small_vision_config("gemma3", language=quantised).save_pretrained(tmp_path)
+    with pytest.raises(UnreadError, match=r"are quantised in its checkpoint \(gptq\)"):
+        load_config(ModelSource(str(tmp_path)), LANGUAGE_MODEL)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_type_of_a_configuration_without_one_is_that_of_its_weights(tmp_path: Path, dtype: torch.dtype) -> None:
     source = ModelSource(str(write_small_model(tmp_path / "model")))
@@ -137,6 +144,13 @@ def test_the_type_of_a_configuration_without_one_is_that_of_its_weights(tmp_path
     assert (
         virtual_model(config, {"dtype": "auto", "attn_implementation": None}, None, torch.device("cpu")).dtype is dtype
     )
+
+
+@pytest.mark.parametrize("chosen", ["eager", "batched_mm"])
+def test_experts_are_computed_as_the_user_chose(chosen: str) -> None:
+    loading_kwargs = {"dtype": "float32", "attn_implementation": None, "experts_implementation": chosen}
+    model = virtual_model(config_of("qwen3_moe"), loading_kwargs, None, torch.device("cpu"))
+    assert model.config._experts_implementation == chosen
 
 
 def rewrite(source: ModelSource, changes: dict[str, Any]) -> None:

@@ -234,9 +234,11 @@ def test_flash_attention_keeps_packed_rows_without_a_mask(run: Any) -> None:
     assert flash.device.bytes < masked.device.bytes
 
 
-def test_a_compiled_step_is_traced_uncompiled_and_says_so(run: Any) -> None:
-    args = {"torch_compile": True, "torch_compile_mode": "max-autotune"}
-    assert "a compiled step needs what the same step needs uncompiled" in run(args).assumptions
+def test_a_compiled_step_and_kernels_of_the_hub_are_assumptions_of_a_trace(run: Any) -> None:
+    args = {"torch_compile": True, "torch_compile_mode": "max-autotune", "model_init_kwargs": {"use_kernels": True}}
+    assumptions = run(args).assumptions
+    assert "a compiled step needs what the same step needs uncompiled" in assumptions
+    assert "kernels of the Hub need what the layers need that they replace" in assumptions
 
 
 def test_what_cannot_be_traced_is_named(run: Any) -> None:

@@ -44,6 +44,7 @@ _MIN_NEW_BLOCK_BYTES = 3 * GIB // 2
 # Values of ``device_map`` (the first is TRL's default) with which transformers distributes layers over devices by their
 # free memory (``_get_device_map`` of ``transformers/integrations/accelerate.py``).
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 _WEIGHTS = "model*.safetensors"
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
@@ -111,7 +112,9 @@ def _check_not_quantized(config: Any, source: ModelSource) -> None:
     Raises:
         UnreadError: they are.
     """
-    quantization = getattr(config, "quantization_config", None)
+    # The language model of a model with images may have its own (`get_hf_quantizer` of transformers).
+    parts = (config, config.get_text_config(decoder=True))
+    quantization = next(filter(None, (getattr(part, "quantization_config", None) for part in parts)), None)
     if quantization:
         method = quantization.get("quant_method", "a method without a name")
         raise UnreadError(
@@ -207,13 +210,15 @@ def virtual_model(
 ) -> Any:
     """Return a model on ``device``, whose weights are initialised only if nothing is traced."""
     architecture = model_class(config)
-    name = init_kwargs["dtype"] or "float32"
+    # As `from_pretrained` of transformers 5.
+    name = init_kwargs["dtype"] or init_kwargs.get("torch_dtype") or "auto"
     dtype = getattr(torch, name) if name != "auto" else config.dtype or torch.float32
     # As transformers loads a model to a GPU: weights are tied before any is on the device. On a CPU, buffers keep the
     # values that constructors compute.
     build_device = device if device.type == "cpu" and quantization_config is None else torch.device("meta")
+    implementations = {name: init_kwargs[name] for name in _IMPLEMENTATIONS if name in init_kwargs}
     with build_device, no_init_weights() if is_tracing() else nullcontext():
-        model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
+        model = architecture._from_config(config, dtype=dtype, **implementations)
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
     device_map = init_kwargs.get("device_map", _DEVICE_MAPS[0])

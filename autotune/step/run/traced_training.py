@@ -30,7 +30,7 @@ from autotune.virtual import assume, for_real, phase
 from autotune.virtual.generation import short_generation
 from autotune.virtual.ranks import World
 from autotune.virtual.tracing import compiled_again_for
-from autotune.virtual.unsupported import COMPILED
+from autotune.virtual.unsupported import COMPILED, HUB_KERNELS
 
 
 @dataclass
@@ -83,6 +83,8 @@ def traced_training(
             compiled_again_for(rows.again)
             if plan.args.get("torch_compile"):
                 assume(COMPILED)
+            if plan.entry("args.model_init_kwargs.use_kernels"):
+                assume(HUB_KERNELS)
             if rows.chosen is not None:
                 assume("no step waits for images to be read and resized")
             adapter = find_adapter(plan.trainer)

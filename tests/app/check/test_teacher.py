@@ -62,23 +62,33 @@ def test_weights_of_the_teacher_are_counted_in_the_type_that_it_is_loaded_in(
     assert parameter_bytes(checked, config=write(f"{named}dtype: bfloat16\n")) == pytest.approx(whole / 2, rel=0.001)
 
 
-@pytest.mark.parametrize(("loading", "share"), [({}, 1.0), ({"dtype": "bfloat16"}, 0.5)])
-def test_the_class_alone_loads_the_teacher_in_float32_whatever_the_model_is_in(
-    loading: Mapping[str, str], share: float, checked: Checked, model: Path, rows: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("stored", "loading", "share"),
+    [("float32", {}, 1.0), ("bfloat16", {}, 0.5), ("float32", {"dtype": "bfloat16"}, 0.5)],
+)
+def test_the_class_alone_loads_the_teacher_in_its_own_type_whatever_the_model_is_in(
+    stored: str,
+    loading: Mapping[str, str],
+    share: float,
+    checked: Checked,
+    model: Path,
+    rows: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     from trl import DistillationConfig
 
+    teacher = write_small_model(tmp_path / "teacher", weights=False, dtype=stored)
     config = DistillationConfig(
         str(tmp_path),
         use_cpu=True,
         bf16=False,
         max_completion_length=24,
         model_init_kwargs={"dtype": "bfloat16"},
-        teacher_model_name_or_path=str(model),
+        teacher_model_name_or_path=str(teacher),
         teacher_model_init_kwargs=dict(loading) or None,
     )
     found = parameter_bytes(checked, config=config, model=str(model), dataset=str(rows("distillation")))
-    # The model is its own teacher.
+    # The teacher is as large as the model.
     assert found == pytest.approx((0.5 + share) * whole_bytes(model), rel=0.001)
 
 
