@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.core.json_text import is_json
 from autotune.emit.launch import PARALLELISM
 from autotune.userconfig.deepspeed import AUTO, SIZES
+from autotune.userconfig.engine import UNTRACED_KEYS
 from autotune.userconfig.launch import Launching
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ _PARALLEL = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_siz
 _ON_A_MACHINE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 
-def launching_of(args: transformers.TrainingArguments) -> Launching:
-    """Return how the processes of a training were started, as accelerate resolved it."""
-    from accelerate.state import AcceleratorState
+def launching_of(args: transformers.TrainingArguments, state: Any) -> Launching:
+    """Return how the processes of a training were started, as accelerate resolved it.
 
-    state = AcceleratorState()
+    A single process may also have an engine: DeepSpeed offloads from one GPU.
+
+    Args:
+        state: accelerate's ``AcceleratorState``.
+    """
     kind = state.distributed_type.value
     document: dict[str, object] = {"distributed_type": kind}
     if kind == "DEEPSPEED":
@@ -54,6 +58,7 @@ def _fsdp(plugin: Any) -> Mapping[str, object]:
         "fsdp_cpu_offload": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
         "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
         "fsdp_state_dict_type": plugin.state_dict_type.name,
+        **{f"fsdp_{name}": bool(getattr(plugin, name, False)) for name in UNTRACED_KEYS},
     }
     if plugin.min_num_params:
         return {**found, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": plugin.min_num_params}

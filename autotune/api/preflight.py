@@ -172,7 +172,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 gpu="cpu" if args.device.type == "cpu" else None,
                 memory_budget=budget,
             )
-            return check_object(check_arguments, launching_of(args) if args.world_size > 1 else ALONE)
+            launched = launching_of(args, trainer.accelerator.state) if trainer is not None else ALONE
+            return check_object(check_arguments, launched)
 
 
 @dataclass(frozen=True)
@@ -313,6 +314,8 @@ def _loading(model: Any, quantization: Any) -> dict[str, object]:
     loaded = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "attn_implementation": model.config._attn_implementation,
+        "experts_implementation": model.config._experts_implementation,
+        "use_kernels": getattr(model, "use_kernels", None) or None,
         "quantization_config": quantization,
     }
     return {name: value for name, value in loaded.items() if value is not None}
@@ -384,8 +387,9 @@ def _own_bytes(args: Any, trainer: Any) -> int | None:
     """
     import torch
 
-    others = args.world_size > 1 or args.deepspeed or getattr(args, "use_vllm", False)
-    if trainer is None or others or getattr(trainer.model, "is_quantized", False):
+    if trainer is None or args.world_size > 1 or getattr(args, "use_vllm", False):
+        return None
+    if trainer.is_deepspeed_enabled or getattr(trainer.model, "is_quantized", False):
         return None
     models = [part for part in vars(trainer).values() if isinstance(part, torch.nn.Module)]
     tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]

@@ -43,7 +43,7 @@ from autotune.errors import InputError
 from autotune.units import GIB
 from autotune.userconfig.fields import configuration_of
 from tests.app.check.conftest import cache_of
-from tests.small import messages_rows, write_rows
+from tests.small import messages_rows, small_config, write_rows
 from tests.step.test_reading import MARKED
 
 CLASSES: dict[str, tuple[Any, Any, dict[str, object]]] = {
@@ -303,8 +303,10 @@ def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
     # Of 2 GiB, with as much of the optimizer's state.
     model = torch.nn.Linear(1024, 1024 * 512, bias=False, device="meta")
     state = {model.weight: {"step": 1, "exp_avg": torch.empty_like(model.weight)}}
-    trainer = SimpleNamespace(model=model, model_wrapped=model, optimizer=SimpleNamespace(state=state))
-    args = SimpleNamespace(device=SimpleNamespace(type="meta"), world_size=1, deepspeed=None, **more)
+    trainer = SimpleNamespace(
+        model=model, model_wrapped=model, optimizer=SimpleNamespace(state=state), is_deepspeed_enabled=False
+    )
+    args = SimpleNamespace(device=SimpleNamespace(type="meta"), world_size=1, **more)
     assert preflight._available_bytes(args, trainer) == available
 
 
@@ -364,6 +366,12 @@ def test_layers_are_recomputed_in_a_check_as_the_model_was_told(small_model_dire
     args = SFTConfig(use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=not enabled)
     found = configuration_of(preflight._arguments(args, model, None))
     assert found.values["gradient_checkpointing"] is enabled
+
+
+def test_experts_are_computed_in_a_check_as_in_the_model() -> None:
+    model = AutoModelForCausalLM.from_config(small_config("qwen3_moe"), experts_implementation="batched_mm")
+    loading = preflight._arguments(SFTConfig(use_cpu=True, bf16=False, report_to="none"), model, None).model_init_kwargs
+    assert loading["experts_implementation"] == "batched_mm"
 
 
 def test_an_adapter_that_transformers_has_added_is_checked_as_one(

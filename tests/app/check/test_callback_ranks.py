@@ -13,19 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 from accelerate import ParallelismConfig
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
+from trl import SFTConfig
 
 import autotune
 from autotune.api import preflight
 from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.core.configuration import Configuration
 from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.userconfig.engine import engine_args
+from autotune.userconfig.launch import Launching
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,16 +152,49 @@ def test_what_accelerate_has_made_of_fsdp_is_read_back() -> None:
     }  # fmt: skip
 
 
+def test_what_no_trace_has_of_fsdp_is_read_back() -> None:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, ignored_modules=".*experts")
+    document = {"distributed_type": "FSDP", "fsdp_config": _fsdp(plugin)}
+    with pytest.raises(UnreadError, match="fsdp_ignored_modules is not traced"):
+        engine_args(document, Configuration("SFTConfig", {}, {}))
+
+
 def test_the_groups_of_a_training_that_runs_are_read_back() -> None:
     state = SimpleNamespace(
         distributed_type=DistributedType.FSDP,
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True),
         parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=4),
     )
-    with mock.patch("accelerate.state.AcceleratorState", return_value=state):
-        found = launching_of(SimpleNamespace(world_size=8))
+    found = launching_of(SimpleNamespace(world_size=8), state)
     args = engine_args(found.document, Configuration("SFTConfig", {}, {}), found.processes)
     assert args["parallelism_config"] == {"dp_replicate_size": 2, "dp_shard_size": 4}
+
+
+def test_deepspeed_of_a_single_process_is_checked_as_it_trains(
+    small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = SimpleNamespace(deepspeed_config={"zero_optimization": {"stage": 3}})
+    state = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, deepspeed_plugin=plugin)
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state))
+    launched: list[Launching] = []
+
+    def checked(_: object, given: Launching) -> Verdict:
+        launched.append(given)
+        return answer(Outcome.FITS)
+
+    monkeypatch.setattr(preflight, "_trainer_of", lambda _: trainer)
+    monkeypatch.setattr(preflight, "check_object", checked)
+    file = write_rows(tmp_path / "rows.jsonl", text_rows(long_tailed_texts(16)))
+    autotune.PreflightCallback(dataset=file).on_train_begin(
+        SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none"),
+        TrainerState(),
+        TrainerControl(),
+        model=AutoModelForCausalLM.from_pretrained(small_model_directory),
+        processing_class=AutoTokenizer.from_pretrained(small_model_directory),
+    )
+    [found] = launched
+    args: Any = engine_args(found.document, Configuration("SFTConfig", {}, {}), found.processes)
+    assert args["deepspeed"]["zero_optimization"]["stage"] == 3
 
 
 def test_the_sizes_in_a_document_of_deepspeed_follow_from_the_trainer_again() -> None:

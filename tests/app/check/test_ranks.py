@@ -10,7 +10,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -167,5 +166,4 @@ def test_machines_are_counted_by_what_each_launcher_says(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     state = SimpleNamespace(distributed_type=DistributedType.MULTI_GPU, parallelism_config=None)
-    with mock.patch("accelerate.state.AcceleratorState", return_value=state):
-        assert launching_of(SimpleNamespace(world_size=8)).machines == machines
+    assert launching_of(SimpleNamespace(world_size=8), state).machines == machines
