@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -20,9 +21,12 @@ SCRIPT = "the script of TRL"
 # Launchers of `launch_command` (accelerate 1.15, `commands/launch.py`). All but the first start the requested number of
 # processes; the first starts one, unless mpirun is used.
 _SIMPLE = "simple_launcher"
-_LAUNCHERS = (
-    _SIMPLE, "multi_gpu_launcher", "deepspeed_launcher", "tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher",
-)  # fmt: skip
+_LAUNCHERS: Mapping[str, str] = {
+    _SIMPLE: "prepare_simple_launcher_cmd_env", "multi_gpu_launcher": "prepare_multi_gpu_env",
+    "deepspeed_launcher": "prepare_deepspeed_cmd_env", "tpu_launcher": "", "tpu_pod_launcher": "",
+    "sagemaker_launcher": "",
+}  # fmt: skip
+"""Names of launchers, each with the function of ``accelerate.utils.launch`` that checks its settings, or empty."""
 
 
 class RefusedError(Exception):
@@ -90,13 +94,26 @@ def _distributed_type(arguments: Any) -> str:
 
 @contextmanager
 def _emulated_gpus(gpus: int, default_file: str) -> Iterator[list[str]]:
-    """Make accelerate detect ``gpus`` GPUs, and yield a list of the launchers that it calls, which do nothing."""
+    """Make accelerate detect ``gpus`` GPUs, and yield a list of the launchers that it calls, which start nothing.
+
+    A launcher checks its settings, but neither ports nor packages, which the training's machine may have.
+    """
     import accelerate.commands.config.config_args as files
     import accelerate.commands.launch as module
+    import accelerate.utils.launch as settings
 
     launchers: list[str] = []
-    noted: Mapping[str, Any] = {name: lambda *_, name=name: launchers.append(name) for name in _LAUNCHERS}
+
+    def note(name: str, *given: Any) -> None:
+        launchers.append(name)
+        arguments = given[-1]
+        # For several machines, a rank and an address are checked, which may be added where training starts.
+        if _LAUNCHERS[name] and arguments.num_machines == 1 and arguments.mpirun_hostfile is None:
+            getattr(settings, _LAUNCHERS[name])(arguments)
+
+    noted: Mapping[str, Any] = {name: partial(note, name) for name in _LAUNCHERS}
     with (
+        mock.patch.multiple(settings, is_fp8_available=lambda: True, is_port_in_use=lambda *_: False),
         mock.patch.object(files, "default_config_file", default_file),
         mock.patch.multiple(module, default_config_file=default_file, is_bf16_available=lambda *_: True, **noted),
         mock.patch.multiple(torch.cuda, is_available=lambda: True, device_count=lambda: gpus),

@@ -270,6 +270,9 @@ def test_a_number_that_is_not_known_leaves_the_answer_open(write: Write, checked
     assert any(item.severity is Severity.NOTE and "Write the number" in item.message for item in read.findings)
 
 
+FOR_TWO = "num_processes: 2\nnum_machines: 1\ndistributed_type: "
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
@@ -279,6 +282,10 @@ def test_a_number_that_is_not_known_leaves_the_answer_open(write: Write, checked
         ("distributed_type: multi_gpu\nnum_processes: 8\n", "'multi_gpu' is not a valid DistributedType"),
         ("distributed_type: DDP\nnum_processes: 8\n", "'DDP' is not a valid DistributedType"),
         ("", "own.yaml is empty; a configuration is a YAML mapping"),
+        (f"{FOR_TWO}MULTI_GPU\nmixed_precision: bfloat16\n", "Unknown mixed_precision mode: bfloat16"),
+        (f"{FOR_TWO}DEEPSPEED\nmixed_precision: fp32\n", "Unknown mixed_precision mode: fp32"),
+        (f"{FOR_TWO}'NO'\ndynamo_config: {{dynamo_backend: triton}}\n", "Unknown dynamo backend: TRITON"),
+        (f"{FOR_TWO}FSDP\nfsdp_config: {{fsdp_version: 2, fsdp_sync_module_states: false}}\n", "set .*sync_module"),
     ],
 )
 def test_a_file_that_accelerate_refuses_is_refused(document: str, said: str, script: str, tmp_path: Path) -> None:
