@@ -22,6 +22,9 @@ from autotune.userconfig.written import WrittenConfig
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # Keys of accelerate's file that a note quotes.
 _QUOTED = ("distributed_type", "num_processes", "mixed_precision")
+# Sections of that file, each with the distributed_type with which accelerate reads it.
+_SECTIONS: Mapping[str, str] = {"deepspeed_config": "DEEPSPEED", "fsdp_config": "FSDP"}
+_FP8 = "fp8"
 _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 # Similarity of names such as per_device_batch_size and per_device_train_batch_size.
 _NEAR_AS_BEST = 0.05
@@ -30,6 +33,8 @@ _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 _STEPS, _REWARDS = "max_steps", "reward_funcs"
 _LOADING_FIELDS = ("model_init_kwargs", TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
+_OLDER_DTYPE = "torch_dtype"
+"""transformers' older name of ``dtype``, which counts if that is null (``from_pretrained``, transformers 5.23)."""
 
 
 def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
@@ -57,7 +62,7 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
 
 
 def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield values that TRL's class accepts but that later end the training, or leave it almost without steps.
+    """Yield values that TRL's class accepts but that later end the training, or have no effect, or leave few steps.
 
     Args:
         values: values of the trainer's configuration.
@@ -72,6 +77,12 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
         given = values.get(name)
         if isinstance(given, str) and given and not given.startswith("{"):
             yield finding(written, Severity.ERROR, name, f"{name} is text, and TRL needs a mapping.")
+    of_model = _LOADING_FIELDS[0]
+    loading = mapping(values.get(of_model))
+    if loading.get(_OLDER_DTYPE) is not None and loading.get("dtype", "float32") is not None:
+        dtype = str(loading[_OLDER_DTYPE]).removeprefix("torch.")
+        message = f"{_OLDER_DTYPE} in {of_model} has no effect, since TRL also passes dtype. Write dtype: {dtype}."
+        yield finding(written, Severity.SILENT, of_model, message)
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
     steps, epochs = values.get(_STEPS), values.get(EPOCHS)
     if steps == 0:
@@ -130,6 +141,20 @@ def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> 
             " FSDP or DEEPSPEED in its file starts several."
         )
         yield finding(written, Severity.SILENT, "num_processes", message)
+    yield from _unused(written, read, started)
+
+
+def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> Iterator[Finding]:
+    """Yield the sections of accelerate's file, and the precision, that the training does not use."""
+    for section, engine in _SECTIONS.items():
+        if started.document.get(section) and started.document.get("distributed_type") != engine:
+            message = f"{section} in accelerate's file has no effect without distributed_type: {engine}."
+            yield Finding(Severity.SILENT, message)
+    own = read.configurations.get(find_trainer(written.trainer).config_class)
+    trained = next((name for name in ("bf16", "fp16") if own is not None and own.values.get(name)), None)
+    if started.precision == _FP8 and trained is not None:
+        message = f"accelerate's mixed_precision: {_FP8} has no effect, since transformers trains with {trained}: true."
+        yield finding(written, Severity.SILENT, "mixed_precision", message)
 
 
 def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuration) -> Iterator[Finding]:

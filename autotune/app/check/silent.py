@@ -21,8 +21,12 @@ from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.fields import BY_LENGTH, ORDER
 
 _HALF = ("bfloat16", "float16")
-# Keys of trl.ModelConfig, by their beginnings, that are read only if another one is true.
-_SWITCHED = {"use_peft": ("lora_", "use_rslora", "use_dora"), "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant")}
+# Keys, by their beginnings, that are read only if another one is true.
+_SWITCHED = {
+    "use_peft": ("lora_", "use_rslora", "use_dora"),
+    "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant"),
+    "fsdp": ("fsdp_config",),
+}
 _ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
@@ -199,7 +203,7 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
 def _without_switch(plan: TrainingPlan, keys_set: Mapping[str, object]) -> Iterator[Finding]:
     for switch, beginnings in _SWITCHED.items():
         keys = [name for name in keys_set if name.startswith(beginnings)]
-        if keys and not plan.model.get(switch):
+        if keys and not (plan.model.get(switch) or plan.args.get(switch)):
             have = "has" if len(keys) == 1 else "have"
             message = f"{', '.join(keys)} {have} no effect without {switch}: true."
             yield Finding(Severity.SILENT, message, keys[0])

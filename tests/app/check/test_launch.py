@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.check.task import Task
 from autotune.app.planned import planned_machine
+from autotune.core.configuration import Configuration
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
@@ -164,6 +167,23 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
     found = launching(written, read)
     assert (found.processes, found.document["distributed_type"]) == (4, "DEEPSPEED")
     assert not list(of_launch(written, read, found))
+
+
+def test_sections_of_accelerate_s_file_and_a_precision_without_effect_are_told(tmp_path: Path) -> None:
+    document: dict[str, object] = {
+        "distributed_type": "MULTI_GPU", "num_processes": 2, "num_machines": 1, "deepspeed_config": {},
+        "fsdp_config": {"fsdp_version": 2}, "mixed_precision": "fp8",
+    }  # fmt: skip
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    written, read = with_keys("trl sft", accelerate_config=str(tmp_path / "own.yaml"))
+    found = launching(written, read)
+    assert found.precision == "fp8"
+    for bf16 in (True, False):
+        configurations = {"SFTConfig": Configuration("SFTConfig", {"bf16": bf16, "fp16": False}, {})}
+        of_file = replace(read, configurations=configurations)
+        told = [item.message for item in of_launch(written, of_file, found) if item.severity is Severity.SILENT]
+        assert "fsdp_config in accelerate's file has no effect without distributed_type: FSDP." in told[0]
+        assert ["mixed_precision: fp8 has no effect" in message for message in told[1:]] == ([True] if bf16 else [])
 
 
 def test_a_file_for_one_process_starts_one_however_many_are_asked_for(tmp_path: Path) -> None:

@@ -86,11 +86,13 @@ def test_weights_of_the_checkpoint_s_type_lose_updates_if_that_is_half(stored: s
 def test_keys_that_another_key_has_to_switch_on_are_reported_without_it() -> None:
     here = setting()
     plan = replace(plan_with(here, {}), model={"dtype": "float32", "use_peft": False})
-    given = {"lora_r": 64, "use_dora": True, "bnb_4bit_quant_type": "nf4"}
+    given = {"lora_r": 64, "use_dora": True, "bnb_4bit_quant_type": "nf4", "fsdp_config": {"cpu_offload": True}}
     found = findings(plan, here, given)
+    assert "fsdp_config has no effect without fsdp: true." in found
     assert "lora_r, use_dora have no effect without use_peft: true." in found
     assert "bnb_4bit_quant_type has no effect without load_in_4bit: true." in found
-    switched = replace(plan, model={**plan.model, "use_peft": True, "load_in_4bit": True})
+    on = {"use_peft": True, "load_in_4bit": True}
+    switched = replace(plan, model={**plan.model, **on}, args={**plan.args, **FSDP2})
     assert "no effect" not in findings(switched, here, given)
 
 
