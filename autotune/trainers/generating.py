@@ -12,8 +12,9 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
+from autotune.techniques.traits import MOST_TRACED
 from autotune.trainers.declared import ConfigFields
-from autotune.trainers.prompts import CONFIG_FIELDS, TRACED_GENERATION, Prompted
+from autotune.trainers.prompts import CONFIG_FIELDS, Prompted
 
 COMPLETIONS = "completions"
 """Name of the rows of a global batch, several of which may be generated for each row of the dataset."""
@@ -72,7 +73,19 @@ class Generating(Prompted):
         if shape.chosen:
             # Dataset rows are padded as in the plan.
             at.pop("pad_to_multiple_of", None)
-        return replace(traced, args={**traced.args, **at, "gradient_accumulation_steps": TRACED_GENERATION})
+        return replace(traced, args={**traced.args, **at})
+
+    def traced_together(self, plan: TrainingPlan) -> int:
+        """Return the micro-batches of a generation batch in a trace.
+
+        Two, so that groups of two completions fit micro-batches of one row; but a step of one micro-batch that also
+        generates for no other is traced as such.
+        """
+        return 1 if plan.micro_batches == plan.steps_per_generation == 1 else MOST_TRACED
+
+    def rows_generating_whole(self, plan: TrainingPlan) -> int:
+        """Return the rows of each of the micro-batches into which a trace divides a generation batch."""
+        return -(-self.padded_together(plan) // self.traced_together(plan))
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the number of completions in a generation batch of one process."""

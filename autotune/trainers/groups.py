@@ -16,9 +16,10 @@ from autotune.core.program import StepProgram
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
+from autotune.techniques.traits import MOST_TRACED
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import GENERATING_FIELDS, Generating
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.units import counted
 
 _TOGETHER, _BATCH = "steps_per_generation", "generation_batch_size"
@@ -72,10 +73,6 @@ class Groups(Generating):
         own = plan.number("num_generations_eval") if evaluated else None
         return own or plan.count("num_generations")
 
-    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments with which completions are as long as in the shape, two per prompt."""
-        return {**super().sizes_at(layout, shape), "steps_per_generation": TRACED_GENERATION, "num_generations": 2}
-
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, in which generations begin with steps or not, as in the plan.
 
@@ -83,22 +80,32 @@ class Groups(Generating):
         generation batch of the plan.
         """
         traced = super().traced_plan(plan, layout, shape)
-        args, iterations, uses = dict(traced.args), 1, TRACED_GENERATION
-        if shape.chosen and not shape.evaluated:
-            batch = plan.steps_per_generation
-            groups = gcd(self.copies(plan), shape.rows * batch * plan.data_ranks)
-            # At least two micro-batches, since further ones need more memory than the first.
-            iterations = 1 if batch > 1 else TRACED_GENERATION
-            args |= {"steps_per_generation": batch, "num_generations": groups}
-            uses = batch * iterations
-        micro_batches = uses
+        args, own_rows = dict(traced.args), bool(shape.chosen) and not shape.evaluated
+        # Further micro-batches need more memory than the first. That of an evaluation may form no groups alone.
+        alone = plan.micro_batches == 1 and (
+            own_rows
+            or plan.steps_per_generation > 1
+            or (shape.rows == plan.rows and layout in (Layout.EQUAL, self.layout(plan, plan.rows)))
+        )
+        batch = self.traced_together(plan) if alone else MOST_TRACED
+        batch = plan.steps_per_generation if own_rows else batch
+        iterations = 1 if alone or batch > 1 else MOST_TRACED
+        completions = shape.rows * batch * plan.data_ranks
+        groups = gcd(self.copies(plan), completions) if own_rows or batch == 1 else 2
+        uses = batch * iterations
+        micro_batches = 1 if alone else uses
         if plan.generates_within_steps:
             # Two generations in a step; unless the plan is aligned, the second is in part for the next step.
             micro_batches += uses if _aligned(plan) else 1
-        elif not _aligned(plan):
+        elif not _aligned(plan) and micro_batches % uses == 0:
             # A generation for two steps.
             iterations *= 2
-        args |= {"num_iterations": iterations, "gradient_accumulation_steps": micro_batches}
+        args |= {
+            "steps_per_generation": batch,
+            "num_generations": groups,
+            "num_iterations": iterations,
+            "gradient_accumulation_steps": micro_batches,
+        }
         if plan.evaluates:
             # One group per micro-batch, for any number of rows.
             args["num_generations_eval"] = shape.rows

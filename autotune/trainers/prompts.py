@@ -65,9 +65,6 @@ CONFIG_FIELDS = ConfigFields(
 )  # fmt: skip
 """The fields that the configurations of these trainers share."""
 
-TRACED_GENERATION = 2
-"""Micro-batches of the generation batch in a trace, so that groups of two completions fit micro-batches of one row."""
-
 
 class Prompted(Trainer):
     """Prompts, with completions that are generated while training.
@@ -97,6 +94,10 @@ class Prompted(Trainer):
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the number of completions that are padded together."""
 
+    def rows_generating_whole(self, plan: TrainingPlan) -> int:
+        """Return the rows of a micro-batch whose trace generates as many completions as the plan does at once."""
+        return plan.rows
+
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
         """Return the tokens of a row in the loss's forward pass, given the tokens of its prompt and completion."""
         return prompt + completion
@@ -115,7 +116,7 @@ class Prompted(Trainer):
         widths, shares = zip(*widest_of(counts, self.rows_per_draw(plan)), strict=True)
         prompts = [rounded_up(width, multiple) for width in widths]
         whole = [prompt + completion for prompt in prompts]
-        traced = -(-self.padded_together(plan) // TRACED_GENERATION)
+        traced = self.rows_generating_whole(plan)
 
         def sizes(rows: int, widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
             return representatives(widths, lambda tokens: Shape(rows, tokens, completion), shares, most=most)

@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 
 from autotune.core.measurement import Schedule
 from autotune.core.plan import Completions, Launch, TrainingPlan
+from autotune.core.program import MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.traced import TraceReply
 from autotune.planning.single import trace_request
@@ -41,7 +42,7 @@ TOKENS = 4
 ROWS, VOCABULARY = 16, 16_384
 GRPO = find_trainer("grpo")
 # Micro-batches of a step, micro-batches of a generation batch, and iterations over it.
-STEPS = ((2, 2, 1), (4, 2, 1), (3, 2, 1), (2, 1, 1), (2, 4, 1), (1, 2, 2), (4, 1, 2))
+STEPS = ((2, 2, 1), (4, 2, 1), (3, 2, 1), (2, 1, 1), (2, 4, 1), (1, 1, 1), (1, 2, 1), (1, 2, 2), (4, 1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,15 @@ def gradients(reply: TraceReply) -> Mapping[Occurrence, int]:
     """Return the most bytes of gradients that are held in generations, at the start of steps and within."""
     generations = [each for each in reply.sections if each.part.phase == GENERATION]
     return {each.part.occurrence: max(each.levels.get("gradient", (0,))) for each in generations}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_traced_micro_batch_finds_gradients_only_where_a_step_has_several(
+    step: tuple[int, int, int], prompts: Prepared, tmp_path: Path
+) -> None:
+    parts = {section.part for section in traced(prompts, plan_of(step), tmp_path).sections}
+    assert Part(MICRO_BATCH, Occurrence.FIRST) in parts
+    assert (Part(MICRO_BATCH, Occurrence.FURTHER) in parts) is (step[0] > 1)
 
 
 def test_vllm_generates_beside_gradients_too(prompts: Prepared, tmp_path: Path) -> None:

@@ -75,6 +75,20 @@ def test_prompts_that_are_completed_together_are_padded_where_they_differ(
     assert (min(prompts) < 4200) is padded
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("name", ["grpo", "distillation"])
+def test_a_trace_generates_as_many_completions_as_training_does_at_once(name: str, micro_batches: int) -> None:
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": micro_batches, "num_generations": 2}
+    plan = TrainingPlan(name, {**sizes, "max_completion_length": 8}, completions=Completions(8, 8))
+    trainer = find_trainer(name)
+    found = trainer.geometry(plan, Documents.of_lengths(LengthDistribution({100: 8})))
+    (generation, *_) = found.apart
+    traced = trainer.traced_plan(plan, found.layout, generation.worst)
+    assert traced.rows * traced.steps_per_generation == 2 * micro_batches
+    # Gradients exist from a step's second micro-batch on.
+    assert traced.micro_batches == min(2, micro_batches)
+
+
 def test_rows_are_cut_and_then_rounded_up() -> None:
     assert geometry({100: 1, 2000: 1}, pad_to_multiple_of=64)[1] == Shape(2, 1024, filled=0.538)
 
