@@ -283,25 +283,22 @@ class PlanTracer:
         found = [{at: next(replies) for at in each} for each in requests]
         return [self._extrapolated(sized, each) for sized, each in zip(plans, found, strict=True)]
 
-    def _largest_sizes(self, sized: SizedPlan) -> list[Size]:
-        """Return the micro-batch sizes that may need the most memory.
+    def _heaviest(self, sized: SizedPlan) -> list[SizedPlan]:
+        """Return a plan, and with it the plan on micro-batches without padding if these may need more memory.
 
-        These may include one of equally long rows: it has no mask, and attention may need more memory without one.
+        Without padding there is no mask, and attention may need more memory without one.
         """
         plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
-        sizes = [_size_of(geometry, shape) for shape in geometry.shapes]
         capability = self._device.compute_capability if self._device is not None else None
         if (
-            self._setting.machine.hardware.kind == "cuda"
-            and geometry.layout is Layout.PADDED
-            and not geometry.worst.chosen
-            # Completions of different lengths have masks.
-            and not geometry.worst.generated
-            and unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
+            self._setting.machine.hardware.kind != "cuda"
+            or geometry.layout is not Layout.PADDED
+            or geometry.worst.chosen
+            or not unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
         ):
-            _, widths = find_trainer(plan.trainer).widths(plan, workload.dataset.documents)
-            sizes += [(Layout.EQUAL, replace(geometry.worst, tokens=width, filled=1.0)) for width in widths[-1:]]
-        return sizes
+            return [sized]
+        unpadded = find_trainer(plan.trainer).without_padding(plan, workload.dataset.documents, geometry)
+        return [sized, *([SizedPlan(plan, unpadded)] if unpadded is not None else [])]
 
     def whole(self, plans: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
         """Return plans with their worst micro-batches traced at full depth, or unchanged if that fails.
@@ -333,7 +330,7 @@ class PlanTracer:
         """Return the requests of a plan by size and depth; sizes for time alone neither evaluate nor save."""
         plan = sized.plan
         requests: dict[tuple[Size, int], TraceRequest] = {}
-        for_memory = {**dict.fromkeys(self._largest_sizes(sized)), **sized.sizes(timed=False)}
+        for_memory = {size: None for each in self._heaviest(sized) for size in each.sizes(timed=False)}
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             steps_alone = size not in for_memory
             for depth in depths_of(plan, self._layer_kinds, for_memory=not steps_alone):
@@ -349,13 +346,14 @@ class PlanTracer:
             traces.setdefault(size, {})[depth] = reply
         layers, edges = len(self._layer_kinds), impact_in(plan).gathers_ahead
         fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
-        forecasts = {size: sized.forecast(fits, size) for size in self._largest_sizes(sized)}
+        plans = {_size_of(each.geometry, at): each for each in self._heaviest(sized) for at in each.geometry.shapes}
+        forecasts = {size: each.forecast(fits, size) for size, each in plans.items()}
         layout, shape = largest = max(forecasts, key=lambda size: forecasts[size].reserved_bytes)
         worst, timed = forecasts[largest], fits.keys() >= sized.sizes(timed=True).keys()
         mean = sized.forecast(fits, None) if timed else forecasts[_size_of(geometry)]
         return TracedPlan(
             plan=plan,
-            geometry=replace(geometry, layout=layout, worst=shape, rivals=()),
+            geometry=replace(geometry, layout=layout, worst=shape, rivals=(), apart=plans[largest].geometry.apart),
             worst=worst,
             mean=mean,
             memory=self._memory(sized, worst, mean, fits),

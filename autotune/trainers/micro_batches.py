@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
@@ -90,6 +91,16 @@ class MicroBatches(Declared, ABC):
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
         return widths(documents, plan.cut_to, plan.pad_multiple, self.rows_per_draw(plan))
+
+    def without_padding(
+        self, plan: TrainingPlan, documents: Documents, geometry: BatchGeometry
+    ) -> BatchGeometry | None:
+        """Return a plan's geometry with its widest micro-batch without padding as the worst; None if there is none."""
+        _, unpadded = self.widths(plan, documents)
+        if not unpadded:
+            return None
+        worst = replace(geometry.worst, tokens=unpadded[-1], filled=1.0)
+        return replace(geometry, layout=Layout.EQUAL, worst=worst, rivals=())
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the number of completions that are padded together; 0 for a trainer that generates none."""

@@ -140,6 +140,22 @@ class Prompted(Trainer):
             ),
         )
 
+    def without_padding(
+        self, plan: TrainingPlan, documents: Documents, geometry: BatchGeometry
+    ) -> BatchGeometry | None:
+        """Return the geometry of completions of equally long prompts, the longest of which there are enough.
+
+        Their first pass has no mask. All others have one, for completions of different lengths; vLLM's are not traced.
+        """
+        multiple, together = plan.pad_multiple, self.rows_per_draw(plan)
+        known = documents.widths.items()
+        widest = max((width for width, rows in known if rows >= together and width % multiple == 0), default=None)
+        if widest is None or plan.args.get("use_vllm"):
+            return None
+        equal = Documents.of_groups([(documents.widths[widest], 1, *(widest,) * documents.sequences)])
+        found = self.laid_out(plan, equal, plan.rows)
+        return replace(geometry, layout=found.layout, worst=found.worst, rivals=(), apart=found.apart)
+
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, and nothing is cut."""
         return {**super().sizes_at(layout, shape), self.most_field: int(shape.generated)}

@@ -12,9 +12,10 @@ import pytest
 from autotune.app.planned import planned_machine
 from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.documents import Documents
+from autotune.core.estimate import MemoryEstimate
 from autotune.core.events import ignore
 from autotune.core.lengths import LengthDistribution
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
 from autotune.planning.single import PlanTracer, SizedPlan
@@ -25,6 +26,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
+from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual.phases import step_name
 from tests.settings import setting, workload
 from tests.small import small_config, small_tokenizer, write_small_model
@@ -106,3 +108,28 @@ def test_rows_without_padding_are_traced_too_where_attention_without_a_mask_may_
     assert needed(padded, grouped=True) == max(alone)
     # FlashAttention shares heads, and needs no mask.
     assert (alone[0] > alone[1]) is (precision == "bfloat16")
+
+
+def test_prompts_of_one_length_are_traced_too_where_attention_without_a_mask_may_need_more(
+    model: ModelSource, tracer: ServerTracer, tmp_path: Path
+) -> None:
+    gpu, of = planned_machine("H100-80GB", 1), here("kto", model).workload
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_generations": 2}
+    args = {"gradient_checkpointing": False, "bf16": False, "max_completion_length": 4, "beta": 0.0, **sizes}
+    model_args = {"attn_implementation": "sdpa", "dtype": "float32"}
+    plan = TrainingPlan("grpo", args, model_args, rewards=(NO_REWARD,), completions=Completions(4, 4))
+
+    def needed(lengths: dict[int, int], *, grouped: bool) -> MemoryEstimate:
+        widths = LengthDistribution(lengths)
+        rows = replace(of.dataset, lengths=widths, several=Documents.of_lengths(widths))
+        changed = replace(of, trainer="grpo", model=replace(of.model, grouped_heads=grouped), dataset=rows)
+        found = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), setting(machine=gpu, of=changed), gpu.gpu)
+        geometry = find_trainer("grpo").geometry(plan, rows.documents)
+        return found.memory(SizedPlan(plan, geometry), whole=True)
+
+    # Eight prompts are completed together: all prompts have 1,024 tokens, or just as many.
+    expected = needed({1024: 9}, grouped=True)
+    mixed = {1024: 8, 1040: 1, 300: 9}
+    assert needed(mixed, grouped=False).peak_bytes < expected.peak_bytes
+    found = needed(mixed, grouped=True)
+    assert (found.phase, found.peak_bytes) == (GENERATION, expected.peak_bytes)

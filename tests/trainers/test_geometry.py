@@ -20,6 +20,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import unpacked
+from autotune.trainers.prompts import GENERATION
 from tests.settings import plan_with, setting, workload
 
 
@@ -87,6 +88,31 @@ def test_a_trace_generates_as_many_completions_as_training_does_at_once(name: st
     assert traced.rows * traced.steps_per_generation == 2 * micro_batches
     # Gradients exist from a step's second micro-batch on.
     assert traced.micro_batches == min(2, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "longest"),
+    [("grpo", {}, 300), ("grpo", {"pad_to_multiple_of": 64}, 128), ("online_dpo", {"max_length": 200}, 100)],
+)
+def test_the_longest_prompts_that_may_meet_without_padding_are_as_many_as_are_completed_together(
+    name: str, choices: dict[str, int], longest: int
+) -> None:
+    documents = Documents.of_rows(
+        [find_trainer(name).document((tokens,)) for tokens in (*[100] * 5, *[128] * 2, *[300] * 2, 500)], ordered=False
+    )
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 2, **choices}
+    most = {"max_completion_length": 64, "max_new_tokens": 64}
+    plan = TrainingPlan(name, {**sizes, **most}, completions=Completions(32, 32))
+    trainer = find_trainer(name)
+    padded = trainer.geometry(plan, documents)
+    found = trainer.without_padding(plan, documents, padded)
+    assert found is not None
+    assert (padded.layout, found.layout) == (Layout.PADDED, Layout.EQUAL)
+    assert {phase.worst.tokens for phase in found.apart if phase.phase == GENERATION} == {longest + 64}
+    alone = trainer.without_padding(
+        replace(plan, args={**plan.args, "per_device_train_batch_size": 32}), documents, padded
+    )
+    assert alone is None
 
 
 def test_rows_are_cut_and_then_rounded_up() -> None:
