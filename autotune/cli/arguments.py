@@ -14,6 +14,23 @@ from autotune.app.public import OBJECTS, descriptions, kinds_of, placeholders, w
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
+_GPU = "NAME|SIZE"
+"""The placeholder of options for a GPU."""
+
+
+class _Joined(argparse.Action):
+    """Joins the values of an option that is given several times by commas, as in a list of GPUs."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        earlier = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if earlier is None else f"{earlier},{values}")
+
 
 def add_options(
     parser: argparse.ArgumentParser,
@@ -68,6 +85,8 @@ def _settings(annotation: object, placeholder: str | None, default: object) -> d
         form |= {"type": float, "metavar": placeholder or "SHARE"}
     elif Sequence in origins:
         form["nargs"] = "*"
+    elif placeholder == _GPU:
+        form["action"] = _Joined
     return form
 
 

@@ -104,6 +104,7 @@ def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     ("options", "message"),
     [
         (("--gpu", "H10"), "'H10' is not a known GPU"),
+        (("--gpu", "H100-80GB", "--gpu", "T4"), "'H100-80GB,T4' is not a known GPU"),
         (("--gpu", "H100-80GB", "--probe"), "--probe runs on this machine's device, and --gpu names one to trace for."),
         (("--gpu", "H100-80GB", "--memory-budget", "900GiB"), "larger than H100-SXM"),
         (("--memory-budget", "lots"), "lots"),

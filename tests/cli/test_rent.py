@@ -57,8 +57,9 @@ def test_auto_is_a_table_for_one_gpu_too(asked: dict[str, Any]) -> None:
     assert asked["gpu"] is None
 
 
-def test_several_names_are_a_table(asked: dict[str, Any]) -> None:
-    assert plan("M", "D", "--gpu", "T4,H100-80GB") == 0
+@pytest.mark.parametrize("words", ["--gpu T4,H100-80GB", "--gpu T4 --gpu H100-80GB"])
+def test_several_names_are_a_table(words: str, asked: dict[str, Any]) -> None:
+    assert plan("M", "D", *words.split()) == 0
     assert asked["gpu"] == "T4,H100-80GB"
 
 

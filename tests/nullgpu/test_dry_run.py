@@ -98,7 +98,8 @@ class Ended:
 
 def dry_run(*words: str | Path, options: Sequence[str] = (), code: int | None = None) -> Ended:
     """Run a command dry on null GPUs of 24 GiB, or as the options have it."""
-    given = ("--gpu", "24GiB", "--timeout", "10m", *options, "--json", "--", *map(str, words))
+    gpu = () if "--gpu" in options else ("--gpu", "24GiB")
+    given = (*gpu, "--timeout", "10m", *options, "--json", "--", *map(str, words))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "autotune", "dry-run", *given],
         capture_output=True,
