@@ -16,9 +16,9 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
-from autotune.core.events import Ranked, StageStarted, excluding
+from autotune.core.events import Noted, Ranked, StageStarted, excluding
 from autotune.core.machine import Hardware
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, cost_of
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import compared_gpus, compares_gpus
@@ -27,6 +27,7 @@ from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.prices import read_prices
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.store import Traces
+from autotune.reporting.rent import offer_text
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.units import counted, format_bytes, parse_size
 
@@ -73,7 +74,7 @@ def rent(args: RentArguments) -> Rent:
         model=workload.model.name,
         dataset=workload.dataset.name,
         trainer=options.trainer.name,
-        unit="epoch" if args.dataset is not None else "billion tokens",
+        unit=survey.unit,
         global_batch_size=batch,
         num_processes=AUTO if auto else first.hardware.processes,
         num_machines=largest.machines,
@@ -118,7 +119,7 @@ class _Survey:
         alone, tried, earlier = self.kinds == 1, list[Offer](), len(self.evaluators)
         progress = "" if alone else f" ({place} of {self.kinds})"
         for number in self.numbers:
-            tried.append(self._offer(word, number, progress))
+            tried.append(self._reported(self._offer(word, number, progress)))
             if not should_try_more_gpus(tried):
                 break
         single = [each for each in self.evaluators[earlier:] if each.problem.setting.machine.hardware.processes == 1]
@@ -127,8 +128,18 @@ class _Survey:
             # Pinned host memory grows in powers of two, so it does not follow from few layers.
             resorts.trace_full_depth([each.candidate for each in resorts.ranked()[:1] if each.fits], varied=False)
             tried[0] = self._best(Offer(tried[0].gpu, 1), resorts)
-            self.offloads += [tried[0]] if tried[0].fits else []
+            self.offloads += [self._reported(tried[0])] if tried[0].fits else []
         return offers_to_show(tried, alone=alone)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of times and costs."""
+        return "epoch" if self.arguments.dataset is not None else "billion tokens"
+
+    def _reported(self, offer: Offer) -> Offer:
+        """Report an offer to the listener, since an interruption loses the table, and return it."""
+        self.arguments.listener(Noted(f"{offer_text(offer, self.unit)}."))
+        return offer
 
     def _offer(self, word: str | int | None, processes: int, progress: str) -> Offer:
         """Return the offer for a number of GPUs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.core.rent import Offer, Rent
+from autotune.core.rent import Offer, Rent, Unit
 from autotune.reporting import words
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.plan import traces_text, workload_and_gpus_text
@@ -59,17 +59,20 @@ def best_text(rent: Rent) -> str:
     if fastest is None:
         return f"{counted(len(fitting), 'of these fits', 'of these fit')}, and no speed is known."
     if cheapest is not None and cheapest is fastest:
-        return f"The cheapest and the fastest: {_offer_text(fastest, rent)}."
-    sentences = [f"The cheapest: {_offer_text(cheapest, rent)}."] if cheapest is not None else []
-    return " ".join([*sentences, f"The fastest: {_offer_text(fastest, rent)}."])
+        return f"The cheapest and the fastest: {offer_text(fastest, rent.unit)}."
+    sentences = [f"The cheapest: {offer_text(cheapest, rent.unit)}."] if cheapest is not None else []
+    return " ".join([*sentences, f"The fastest: {offer_text(fastest, rent.unit)}."])
 
 
-def _offer_text(offer: Offer, rent: Rent) -> str:
+def offer_text(offer: Offer, unit: Unit) -> str:
+    """Return an offer with its speed and cost in the unit of a table, or why nothing fits; without a full stop."""
+    if not offer.fits:
+        return f"{offer.gpus}: {offer.reason.rstrip('.')}"
     cost = f" for {words.cost_text(offer.cost)}" if offer.cost is not None else ""
-    doubt = "" if offer.fits_with_error else ", which may not fit (see the notes)"
+    doubt = "" if offer.fits_with_error else ", which may not fit"
     rate = words.predicted_rate(offer.estimate, words.rate_or_dash(offer.tokens_per_second))
     duration = words.duration_or_dash(offer.seconds)
-    return f"{offer.gpus}, {rate}, {duration} per {rent.unit}{cost}{doubt}"
+    return f"{offer.gpus}, {rate}, {duration} per {unit}{cost}{doubt}"
 
 
 def _cells(offer: Offer, *, several: bool, priced: bool) -> tuple[str, ...]:

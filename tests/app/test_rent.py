@@ -11,7 +11,7 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
-from autotune.core.events import Event, StageStarted, Tracing
+from autotune.core.events import Event, Noted, StageStarted, Tracing
 from autotune.core.rent import BILLION, Offer, Rent
 from autotune.core.step_time import StepTime
 from autotune.core.traced import GpuFigures, Replayed, TraceReply, TraceRequest
@@ -19,6 +19,7 @@ from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer
 from autotune.probing.tracing import Traced
+from autotune.reporting.rent import offer_text
 from autotune.units import MIB
 from tests.app.test_last_resort import OffloadingTracer
 from tests.settings import CPU, GPU
@@ -166,15 +167,18 @@ def test_gpus_that_run_the_same_kernels_share_their_traces(model: str, tracer: F
     assert run < len(table.offers)
 
 
-def test_each_gpu_is_announced_with_its_number_among_all_and_its_traces_are_counted(
+def test_each_gpu_is_announced_and_then_told_of_so_that_an_interruption_loses_none(
     model: str, tracer: FollowingTracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[Event] = []
     told = lambda here, requests: here._listener(Tracing(0, len(requests))) or tracer(requests)  # noqa: E731
     monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", told)
-    autotune.rent(model, seq_len=56, fix=ONE_WAY, listener=heard.append)
-    stages = [event.text for event in heard if isinstance(event, StageStarted) and "Planning" in event.text]
+    table = autotune.rent(model, seq_len=56, fix=ONE_WAY, listener=heard.append)
+    texts = [event.text for event in heard if isinstance(event, StageStarted | Noted)]
+    start = next(place for place, text in enumerate(texts) if "Planning" in text)
+    stages, found = texts[start::2], texts[start + 1 :: 2]
     assert [stage.rpartition("(")[2] for stage in stages] == [f"{number} of 5)" for number in range(1, 6)]
+    assert found == [f"{offer_text(of(table, name), table.unit)}." for name in WORDS]
     assert max(event.done for event in heard if isinstance(event, Tracing)) > 0
 
 

@@ -77,7 +77,7 @@ def test_what_has_less_to_spare_than_the_estimate_may_be_off_by_is_not_named_wit
     assert CHEAPEST.estimate is not None
     tight = replace(CHEAPEST, estimate=replace(CHEAPEST.estimate, spare_bytes=2 * GIB - 1))
     exact = replace(CHEAPEST, estimate=replace(CHEAPEST.estimate, spare_bytes=2 * GIB))
-    assert best_text(a_rent(offers=(tight,))).endswith(" for 80.00, which may not fit (see the notes).")
+    assert best_text(a_rent(offers=(tight,))).endswith(" for 80.00, which may not fit.")
     assert best_text(a_rent(offers=(exact,))).endswith(" for 80.00.")
     assert bytes_or_dash(2 * GIB) in cells(exact, a_rent())
 
