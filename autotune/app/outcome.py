@@ -157,7 +157,7 @@ def _notes_on_contradictions(outcome: SearchOutcome, limit_bytes: int) -> Iterat
         if predicted is not None and shown.ok and predicted.over(limit_bytes):
             measured = format_bytes(shown.need_bytes or 0)
             yield (
-                f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, "
+                f"Probe {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, "
                 f"±{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
             )
 
@@ -298,7 +298,7 @@ def _notes_on_failures(outcome: SearchOutcome, *, is_users: bool) -> Iterator[st
     baseline = outcome.baseline
     for record in outcome.failed_confirmations:
         of_baseline = baseline is not None and record.number == baseline.number
-        name = baseline_name(is_users=is_users, capitalized=True) if of_baseline else f"Trial {record.number}"
+        name = baseline_name(is_users=is_users, capitalized=True) if of_baseline else f"Probe {record.number}"
         failure = failure_of(record, outcome.records)
         assert failure is not None
         yield f"{name} ran in its probe, and {ended_text(failure.status)} in a later run ({failure.reason})."
@@ -330,7 +330,7 @@ def _notes_on_equally_fast(outcome: SearchOutcome) -> Iterator[str]:
     least = lightest.measurement.need_bytes or 0
     ours = max(run.need_bytes or 0 for run in (winner.measurement, *winner.runs))
     if least < (1 - _WORTH_NAMING) * ours:
-        which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
+        which = f"probe {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
         yield (
             f"Of the candidates as fast within run-to-run variation, {which} needs the least memory:"
             f" {format_bytes(least)} instead of {format_bytes(ours)}."

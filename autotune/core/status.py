@@ -48,7 +48,7 @@ class Ending(StrEnum):
     """
 
     TIME = "the time limit"
-    TRIALS = "the trial limit"
+    TRIALS = "the limit of probes"
     NO_GAIN = "an expected gain below 1 %"
     PATIENCE = "a row of 24 traced candidates that do not fit"
     SAMPLED = "a random sample of the space with none left to probe"

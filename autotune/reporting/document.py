@@ -172,7 +172,7 @@ class Candidates:
     Attributes:
         counts: numbers by outcome, in sentences.
         lines: sentences on all of them, such as the reasons of vetoes.
-        number: title of the column of numbers, such as ``trial``.
+        number: title of the column of numbers, such as ``probe``.
         columns: titles of the columns of figures.
         last: title of the last column, which has the candidate and the reason.
         in_text: whether a terminal and Markdown show the rows; a search shows its rows while it runs.
@@ -197,7 +197,7 @@ class Point:
     """A candidate whose memory and speed are known.
 
     Attributes:
-        label: source of the figures, such as ``trial 3``.
+        label: source of the figures, such as ``probe 3``.
         role: ``recommended``, ``default`` or ``other``.
     """
 

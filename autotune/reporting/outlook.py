@@ -83,7 +83,7 @@ def nothing_fits_text(result: Result) -> str:
     one = next((trial for trial in result.trials if trial.status not in decided), None)
     if one is not None:
         reason = one.reason.rstrip(".")
-        ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {reason}' if reason else ''}"
+        ended = f"; probe {one.number} {words.ended_text(one.status)}{f': {reason}' if reason else ''}"
     if result.status is RunStatus.FAILED:
         found = f"No candidate can be recommended{ended}."
     else:
@@ -121,7 +121,7 @@ def _smallest_need_text(result: Result) -> str:
 
 def _name(result: Result, trial: Trial) -> str:
     of_baseline = result.baseline is not None and trial.number == result.baseline.number
-    return baseline_name(result, capitalized=True) if of_baseline else f"Trial {trial.number}"
+    return baseline_name(result, capitalized=True) if of_baseline else f"Probe {trial.number}"
 
 
 def baseline_name(result: Result, *, capitalized: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The report of ``autotune probe``: the recommendation against the baseline, its choices, trials and charts."""
+"""The report of ``autotune probe``: the recommendation against the baseline, its choices, the candidates and charts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
             *_contributions(result),
             *_file(result),
             doc.Section("Best speed for each amount of memory", (plane,)),
-            doc.Section("Trials", (_trials(result),)),
+            doc.Section("Candidates", (_trials(result),)),
             *sections.peak_sections("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, pages),
             *doc.listing("Not searched", outlook.left_out_lines(result.left_out)),
             *doc.listing("Not measured, since it changes training", further),
@@ -150,7 +150,7 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
         if one is not None:
             found[one.candidate] = (role, one)
     return tuple(
-        doc.Point(outlook.candidate_name(result, one.candidate), f"trial {one.number}", held, rate, role)
+        doc.Point(outlook.candidate_name(result, one.candidate), f"probe {one.number}", held, rate, role)
         for role, one in found.values()
         if (held := one.held_bytes) is not None and (rate := one.tokens_per_second) is not None
     )
@@ -167,7 +167,7 @@ def _trials(result: Result) -> doc.Candidates:
     return doc.Candidates(
         counts=outlook.trial_counts_text(result),
         lines=outlook.veto_lines(result),
-        number="trial",
+        number="probe",
         columns=("memory", "tok/s", "predicted"),
         last="candidate, and why it failed or was not tried",
         rows=tuple(

@@ -85,4 +85,4 @@ def _reason(judge: Judge, changed: Candidate) -> str:
         return veto.reason
     if record is not None:
         return record.measurement.reason
-    return judge.lighter_failure(changed) or "the trial or time limit was reached"
+    return judge.lighter_failure(changed) or "the limit of probes or of time was reached"

@@ -77,9 +77,9 @@ class Failures:
             return None
         if measurement.status is ProbeStatus.TIMEOUT:
             longer = _growth(candidate, run.candidate, differing, problem.longer)
-            killed = f"trial {run.number} was {measurement.reason}"
+            killed = f"probe {run.number} was {measurement.reason}"
             return longer and f"{killed}, and this never takes less time: {longer}, all else equal"
-        ended = f"trial {run.number} {_RAN_OUT[measurement.status]}"
+        ended = f"probe {run.number} {_RAN_OUT[measurement.status]}"
         larger = _growth(candidate, run.candidate, differing, problem.ordered)
         if larger is None or (problem.accumulates(run.candidate) and not problem.accumulates(candidate)):
             return None
@@ -189,7 +189,7 @@ class Judge:
         if lowest is None or (least := self.need_bytes(lowest.candidate)) > need:
             return None
         return (
-            f"predicted to need {format_bytes(int(need))}, and trial {lowest.number}, predicted to need "
+            f"predicted to need {format_bytes(int(need))}, and probe {lowest.number}, predicted to need "
             f"{format_bytes(int(least))}, ran out of memory"
         )
 

@@ -195,7 +195,7 @@ class Session:
         elif (stored := self.log.finish(number, measurement)) is not None:
             self._own_numbers.add(stored.number)
         else:
-            self._note(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
+            self._note(f"This worker's lease expired during probe {number}; another worker repeats it.")
         self._learn_new_records()
         self._report(record, purpose, measurement)
         return True
@@ -252,7 +252,7 @@ class Session:
         """Whether the search's time limit ended a probe, so that its result says nothing about the candidate."""
         cut_off = measurement.status is ProbeStatus.TIMEOUT and self.clock.over(reserve_seconds)
         if cut_off:
-            self._note(f"The time limit ended the run of trial {number}: --resume repeats it.")
+            self._note(f"The time limit ended the run of probe {number}: --resume repeats it.")
         return cut_off
 
     def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:

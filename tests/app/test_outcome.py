@@ -167,7 +167,7 @@ def test_a_candidate_that_fails_after_its_probe_is_told_of() -> None:
     told = "ran in its probe, and ran out of memory in a later run"
     assert f"TRL's default {told}" in result(record(0, ran(100), RAN_OUT)).notes[0]
     failing = compared(WINNER, (1, 300), (0, 100), (0, 90), (1, RAN_OUT))
-    assert f"Trial 1 {told}" in result(BASELINE, failing).notes[0]
+    assert f"Probe 1 {told}" in result(BASELINE, failing).notes[0]
 
 
 def test_a_default_that_failed_beside_a_winner_that_failed_too_is_told_of_with_all_its_runs() -> None:
@@ -175,7 +175,7 @@ def test_a_default_that_failed_beside_a_winner_that_failed_too_is_told_of_with_a
     other = record(2, ran(200), ran(200), liger="on")
     found = result(BASELINE, failing, other, winner=other)
     told = "ran in its probe, and ran out of memory in a later run (in backward)."
-    assert found.notes[:2] == (f"TRL's default {told}", f"Trial 1 {told}")
+    assert found.notes[:2] == (f"TRL's default {told}", f"Probe 1 {told}")
     assert found.baseline is not None
     assert found.baseline.peak_bytes == 700
 
@@ -186,7 +186,7 @@ def test_of_candidates_within_the_spread_between_runs_the_lightest_is_named() ->
     heavy = replace(SCATTERED, measurement=ran(900, 500 * MIB))
     (note, *_) = result(BASELINE, heavy, *near, *far, winner=heavy).notes[1:]
     assert note == (
-        "Of the candidates as fast within run-to-run variation, trial 3 (liger=on max_length=64) needs the least "
+        "Of the candidates as fast within run-to-run variation, probe 3 (liger=on max_length=64) needs the least "
         "memory: 300 MiB instead of 500 MiB."
     )
 
@@ -266,7 +266,7 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     wrong, within = (result_of(outcome_of(each), PROBLEM, FACTS).notes for each in fitted)
     assert len(wrong) == len(within) + 1
     assert wrong[0].startswith(
-        "Trial 3 was predicted to need 2.00 GiB, ±10.0 %, and ran with 300 MiB: the prediction is wrong"
+        "Probe 3 was predicted to need 2.00 GiB, ±10.0 %, and ran with 300 MiB: the prediction is wrong"
     )
 
 
@@ -288,7 +288,7 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
     ("ending", "others", "said"),
     [
         (Ending.TIME, 0, "the only compared candidate out of {size}; the time limit ended the search"),
-        (Ending.TRIALS, 2, "the fastest of 3 compared candidates out of {size}; the trial limit ended the search"),
+        (Ending.TRIALS, 2, "the fastest of 3 compared candidates out of {size}; the limit of probes ended the search"),
         *(
             (ending, 1, f"the fastest of 2 compared candidates out of {{size}}; {ending} ended the search")
             for ending in (Ending.PATIENCE, Ending.NO_GAIN, Ending.SAMPLED)
@@ -320,7 +320,7 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
             Ending.TRIALS,
             (
                 "the fastest of 4 compared candidates out of {size}; 2 others are as fast within run-to-run variation; "
-                "the trial limit ended the search"
+                "the limit of probes ended the search"
             ),
         ),
         (

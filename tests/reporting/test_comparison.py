@@ -120,9 +120,9 @@ def test_the_headline_says_how_many_were_compared_and_what_limited_it() -> None:
     result = a_result(
         speedup_low=None,
         speedup_high=None,
-        compared="the fastest of 9 compared candidates out of 288; the trial limit ended the search",
+        compared="the fastest of 9 compared candidates out of 288; the limit of probes ended the search",
     )
-    among = "It is the fastest of 9 compared candidates out of 288; the trial limit ended the search."
+    among = "It is the fastest of 9 compared candidates out of 288; the limit of probes ended the search."
     assert headline(result, recommended(result)) == (
         f"2.30x the speed of TRL's default at the same global batch of 8. {among}"
     )

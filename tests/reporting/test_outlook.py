@@ -135,7 +135,7 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     why = "ended the search before any probe decided whether a candidate fits."
     assert interrupted_text(in_time) == f"The time limit {why} Go on with --resume and a longer --timeout."
     by_trials = interrupted_text(replace(in_time, ended=Ending.TRIALS))
-    assert by_trials == f"The trial limit {why} Go on with --resume and more --trials."
+    assert by_trials == f"The limit of probes {why} Go on with --resume and more --trials."
     assert interrupted_text(replace(in_time, ended=Ending.EXHAUSTED)) == f"The search {why.replace(' the search', '')}"
     barred = interrupted_text(replace(in_time, trials=only_the_default_fits().trials))
     assert "decided whether a candidate that may be recommended fits. TRL's default fits with 13.00 GiB, but" in barred

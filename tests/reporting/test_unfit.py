@@ -78,7 +78,7 @@ def test_a_candidate_that_ended_without_lacking_memory_is_no_proof(status: Probe
     result = replace(nothing_fits(), trials=(*nothing_fits().trials, trial), ended=Ending.EXHAUSTED)
     assert nothing_fits_text(result) == (
         "Nothing that was tried fits in 4.00 GiB less the margin of 5 %: the smallest measured need was 6.00 GiB; "
-        f"trial 2 {ended}: ImportError: no module named kernel."
+        f"probe 2 {ended}: ImportError: no module named kernel."
     )
 
 
@@ -92,4 +92,4 @@ def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() 
 def test_a_candidate_that_crashed_is_told_with_its_reason(reason: str) -> None:
     crashed = a_trial(1, SMALL, status=ProbeStatus.CRASHED, reason=reason)
     said = nothing_fits_text(replace(nothing_fits(), status=RunStatus.FAILED, trials=(crashed,)))
-    assert said == "No candidate can be recommended; trial 1 crashed: signal 9."
+    assert said == "No candidate can be recommended; probe 1 crashed: signal 9."

@@ -171,4 +171,4 @@ def test_a_change_back_above_what_ran_out_is_not_measured_and_says_why(run: Run)
     assert outcome.winner is not None
     assert outcome.winner.candidate == winner
     assert changed not in [record.candidate for record in probed(outcome)]
-    assert reasons["attention"] == "predicted to need 400 B, and trial 0, predicted to need 400 B, ran out of memory"
+    assert reasons["attention"] == "predicted to need 400 B, and probe 0, predicted to need 400 B, ran out of memory"

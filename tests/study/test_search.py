@@ -113,7 +113,7 @@ def test_running_out_of_memory_vetoes_the_same_with_a_larger_batch(run: Run) -> 
     assert outcome.records[1].measurement.status == ProbeStatus.OUT_OF_MEMORY
     vetoed = outcome.records[2]
     assert (vetoed.candidate, vetoed.measurement.status) == (large, ProbeStatus.VETOED)
-    assert "trial 1 ran out of memory" in vetoed.measurement.reason
+    assert "probe 1 ran out of memory" in vetoed.measurement.reason
     assert "batch 8 → 16" in vetoed.measurement.reason
 
 
@@ -127,7 +127,7 @@ def test_a_probe_that_took_too_long_vetoes_the_same_with_a_larger_batch_and_noth
     vetoed = outcome.records[2]
     assert (vetoed.candidate, vetoed.measurement.status) == (larger, ProbeStatus.VETOED)
     assert vetoed.measurement.reason == (
-        "trial 1 was killed after 5 min, and this never takes less time: batch 2 → 4, all else equal"
+        "probe 1 was killed after 5 min, and this never takes less time: batch 2 → 4, all else equal"
     )
     assert [item for _, item, _ in table.calls[1:5]] == [slow, *others]
 

@@ -221,7 +221,7 @@ def test_what_the_limit_left_unmeasured_is_reported_as_that(recipes: Run) -> Non
     outcome = recipes(ReplayedTable(shown={GOOD: rate(1e6)}), trials=2)
     liger = next(item for item in outcome.contributions if item.knob == "liger")
     assert (liger.status, liger.number, liger.speedup) == (ProbeStatus.VETOED, None, None)
-    assert liger.reason == "the trial or time limit was reached"
+    assert liger.reason == "the limit of probes or of time was reached"
 
 
 def test_a_change_back_that_is_faster_becomes_the_winner(run: Run) -> None:

@@ -7,7 +7,7 @@ import argparse
 SUMMARY = "write the result of a run as a page"
 DESCRIPTION = (
     "Reads the result.json of a run of `autotune probe` and writes one page that opens from disk: the verdict, memory "
-    "against speed, the contribution of each choice, every trial. It needs no network and measures nothing."
+    "against speed, the contribution of each choice, every candidate. It needs no network and measures nothing."
 )
 
 
