@@ -218,7 +218,7 @@ def _notes(ran: CommandResult, result: DryRunAnswer, steps: int) -> Iterator[str
 def _gpus_needed(command: Sequence[str]) -> int:
     """Return the number of GPUs that a command needs; 1 if its words and files do not determine it."""
     try:
-        found = read_command_line(command)
+        found = read_command_line(command, anywhere=True)
         file = read_yaml(found.config) if found.config is not None else None
         return likely_gpus(WrittenConfig(found, file, found.trainer or "", default_file(found)))
     except InputError:

@@ -119,19 +119,24 @@ def options_of(words: Sequence[str]) -> dict[str, object]:
     return {name: several if several[1:] else next(iter(several), True) for name, several in options.items()}
 
 
-def read_command_line(words: Sequence[str]) -> Command:
+def read_command_line(words: Sequence[str], *, anywhere: bool = False) -> Command:
     """Return the parsed command.
+
+    Args:
+        anywhere: whether it may run in another directory, whose files are not read.
 
     Raises:
         InputError: it starts no known training.
-        UnreadError: it starts a module that is not on this machine.
+        UnreadError: it starts a module that is not on this machine, or a training in another directory.
     """
     refused = InputError(f"{' '.join(words) or 'An empty text'} is not a command that trains with TRL.", hint=_HINT)
     errors = []
-    for part in _commands(words):
+    for folder, part in _commands(words):
         # The name of a program may also be the value of a wrapper's option: `uv run --with trl trl dpo`.
         for start in (index for index, word in enumerate(part) if launches(word)):
             try:
+                if not anywhere:
+                    _check_folder(folder)
                 assigned = (word.partition("=") for word in part[:start] if ASSIGNMENT.fullmatch(word))
                 return _parse_program(part[start:], {name: value for name, _, value in assigned})
             except InputError as error:
@@ -139,8 +144,21 @@ def read_command_line(words: Sequence[str]) -> Command:
     raise errors[0] if errors else refused
 
 
-def _commands(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the commands in the text of a shell's ``-c``, or else the words themselves.
+def _check_folder(folder: Path) -> None:
+    """Check that a command runs in the working directory, where a check looks for its files.
+
+    Raises:
+        UnreadError: it does not.
+    """
+    if folder.resolve() != Path.cwd():
+        raise UnreadError(
+            f"The command first changes to the directory {folder}, where its files are.",
+            hint="Run autotune there, and leave out the cd.",
+        )
+
+
+def _commands(words: Sequence[str], folder: Path = Path()) -> Iterator[tuple[Path, Sequence[str]]]:
+    """Yield the commands in the text of a shell's ``-c``, or else the words themselves, each with its directory.
 
     Raises:
         InputError: the text has an unclosed quotation mark.
@@ -153,9 +171,12 @@ def _commands(words: Sequence[str]) -> Iterator[Sequence[str]]:
             for part in _split_shell_text(text[0]):
                 if part[0] == "export":
                     assigned += part[1:]
-                yield from _commands([*assigned, *part])
+                if part[0] == "cd":
+                    folder /= part[-1] if part[1:] else "~"
+                else:
+                    yield from _commands([*assigned, *part], folder)
             return
-    yield words
+    yield folder, words
 
 
 def _split_shell_text(text: str) -> Iterator[list[str]]:

@@ -176,7 +176,7 @@ def test_a_module_that_is_not_here_may_train_nevertheless() -> None:
     [
         ["bash", "-c", "trl sft --config c.yaml"],
         ["srun", "--job-name", "sh", "/bin/bash", "-lc", "trl sft --config c.yaml"],
-        ["bash", "--login", "-euc", "cd trl && source env.sh; trl sft --config c.yaml 2>&1 | tee log"],
+        ["bash", "--login", "-euc", "cd trl && source env.sh && cd ..; trl sft --config c.yaml 2>&1 | tee log"],
         ["sh", "-c", "  trl sft \\\n --config c.yaml > log 2>&1\necho python done.py"],
         ["bash", "-c", "bash -c 'trl sft --config c.yaml'"],
     ],
@@ -184,6 +184,15 @@ def test_a_module_that_is_not_here_may_train_nevertheless() -> None:
 def test_the_text_that_a_shell_is_given_is_read(words: list[str]) -> None:
     found = read_command_line(words)
     assert (found.trainer, found.words) == ("sft", ("--config", "c.yaml"))
+
+
+def test_a_command_in_another_directory_is_not_read_by_the_files_of_this_one(tmp_path: Path) -> None:
+    words = ["bash", "-c", f"export A=1; cd {tmp_path}/runs && trl sft --config c.yaml"]
+    with pytest.raises(UnreadError, match=r"changes to the directory .*/runs.* Run autotune there"):
+        read_command_line(words)
+    assert read_command_line(words, anywhere=True).words == ("--config", "c.yaml")
+    here = ["bash", "-c", f"cd {Path.cwd()} && trl sft --config c.yaml; cd {tmp_path} && python -m done"]
+    assert read_command_line(here).words == ("--config", "c.yaml")
 
 
 def test_variables_that_are_set_in_the_text_for_a_shell_are_those_of_the_command() -> None:
