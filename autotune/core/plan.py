@@ -42,6 +42,8 @@ class Launch:
 
 EPOCHS = "num_train_epochs"
 """The field of ``transformers.TrainingArguments`` with the number of epochs."""
+STEPS = "max_steps"
+"""Its field with the number of optimizer steps, which counts instead of that of epochs if it is positive."""
 _EPOCHS = 3.0
 """The default of :data:`EPOCHS`, which TRL's configurations keep."""
 SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
@@ -174,10 +176,14 @@ class TrainingPlan:
         epochs = float(str(self.args.get(EPOCHS) or _EPOCHS))
         return epochs if epochs > 0 else _EPOCHS
 
-    @property
-    def pass_share(self) -> float:
-        """Micro-batches of the reference model's pass over the dataset for each one of training, on average."""
-        return self.rows / (self.number(PASS_ROWS) or self.rows) / self.epochs
+    def epochs_of(self, rows: int) -> float:
+        """Return the number of epochs on so many rows, packed if the trainer packs them; ``max_steps`` may end it."""
+        steps = self.number(STEPS) or 0
+        return steps / self.steps_of_epoch(rows) if steps > 0 else self.epochs
+
+    def pass_share(self, rows: int) -> float:
+        """Return the micro-batches of the reference model's pass over so many rows for each one of training."""
+        return self.rows / (self.number(PASS_ROWS) or self.rows) / self.epochs_of(rows)
 
     def steps_of_epoch(self, rows: int, *, drops_last: bool = False) -> int:
         """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.

@@ -153,7 +153,7 @@ class SizedPlan:
         forecast = None
         for phase, sizes, micro_batches, per_step in self._parts(largest):
             own = [(fits[at].forecast(micro_batches, self.plan.expandable_segments), weight) for at, weight in sizes]
-            mean = mean_times(own, self.plan.pass_share)
+            mean = mean_times(own, self.plan.pass_share(self.geometry.rows))
             forecast = forecast.with_phase(phase, mean, per_step) if forecast is not None else mean
             if phase == EVALUATE:
                 # A reference also passes over the rows to evaluate on, which may be longer.

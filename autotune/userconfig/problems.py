@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autotune.core.configuration import Built, Configuration, Fault, ReadCommand
 from autotune.core.nested import mapping
-from autotune.core.plan import EPOCHS
+from autotune.core.plan import EPOCHS, STEPS
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
@@ -30,7 +30,7 @@ _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 _NEAR_AS_BEST = 0.05
 _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 """A number without a point, which YAML 1.1 takes for text."""
-_STEPS, _REWARDS = "max_steps", "reward_funcs"
+_REWARDS = "reward_funcs"
 _LOADING_FIELDS = ("model_init_kwargs", TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
 _OLDER_DTYPE = "torch_dtype"
@@ -84,10 +84,10 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
         message = f"{_OLDER_DTYPE} in {of_model} has no effect, since TRL also passes dtype. Write dtype: {dtype}."
         yield finding(written, Severity.SILENT, of_model, message)
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
-    steps, epochs = values.get(_STEPS), values.get(EPOCHS)
+    steps, epochs = values.get(STEPS), values.get(EPOCHS)
     if steps == 0:
-        message = f"{_STEPS} is 0: transformers ends after the first step. Below 0, {EPOCHS} counts."
-        yield finding(written, Severity.SILENT, _STEPS, message)
+        message = f"{STEPS} is 0: transformers ends after the first step. Below 0, {EPOCHS} counts."
+        yield finding(written, Severity.SILENT, STEPS, message)
     elif isinstance(steps, int) and steps < 0 and isinstance(epochs, (int, float)) and epochs <= 0:
         message = f"{EPOCHS} is {epochs:g}: transformers ends before the first step."
         yield finding(written, Severity.SILENT, EPOCHS, message)

@@ -70,6 +70,7 @@ def test_what_no_technique_writes_is_in_every_plan(tmp_path: Path) -> None:
 
 def test_what_changes_a_step_on_a_device_alone_is_in_every_plan_and_in_no_trace(tmp_path: Path) -> None:
     text = "dataloader_num_workers: 8\ndataloader_prefetch_factor: 4\nfull_determinism: true\nddp_bucket_cap_mb: 100\n"
+    text += "max_steps: 7\n"
     problem = started(a_base(tmp_path, text)).problem
     expected = yaml.safe_load(text)
     other = problem.normal(problem.baseline.but(gradient_checkpointing="off"))

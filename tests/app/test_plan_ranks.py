@@ -113,7 +113,7 @@ def test_a_pass_before_training_is_spread_over_the_micro_batches_of_all_epochs(
 ) -> None:
     plan = TrainingPlan("dpo", {"per_device_train_batch_size": 4, **args})
     found = Forecast({}, 0.0, 0, 0, 0, 0, 0, {Part("precompute", Occurrence.BEFORE): taking(6.0)})
-    time = mean_times([(found, 1.0)], plan.pass_share).step(2)
+    time = mean_times([(found, 1.0)], plan.pass_share(1000)).step(2)
     assert time is not None
     assert time.seconds == pytest.approx(seconds)
 

@@ -113,10 +113,21 @@ def test_what_no_step_depends_on_changes_nothing(options: dict[str, Any]) -> Non
     assert changed == {}
 
 
-@pytest.mark.parametrize(("epochs", "share"), [(1, 1), (4, 1 / 4)])
-def test_the_pass_of_a_reference_is_shared_by_the_epochs_of_the_configuration(epochs: int, share: float) -> None:
-    config = DPOConfig(use_cpu=True, bf16=False, num_train_epochs=epochs, precompute_ref_log_probs=True)
-    assert plan_of(config).pass_share == share
+@pytest.mark.parametrize(
+    ("length", "share"),
+    [
+        ({"num_train_epochs": 1}, 1),
+        ({"num_train_epochs": 4}, 1 / 4),
+        # Of 80 rows, 5 steps train on 40.
+        ({"num_train_epochs": 4, "max_steps": 5}, 2),
+        ({"num_train_epochs": 4, "max_steps": 40}, 1 / 4),
+    ],
+)
+def test_the_pass_of_a_reference_is_shared_by_the_epochs_or_steps_of_the_configuration(
+    length: dict[str, int], share: float
+) -> None:
+    config = DPOConfig(use_cpu=True, bf16=False, precompute_ref_log_probs=True, **length)
+    assert plan_of(config).pass_share(80) == share
 
 
 def test_rows_that_an_evaluation_keeps_on_the_device_are_not_planned() -> None:

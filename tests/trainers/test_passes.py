@@ -124,7 +124,7 @@ def test_what_fails_in_a_pass_is_told_as_that(case: Case, phase: str, prepared: 
 
 @pytest.mark.parametrize(
     ("name", "given", "epochs"),
-    [("dpo, precomputed", {}, 3), ("kto, precomputed", {"num_train_epochs": 2}, 2)],
+    [("dpo, precomputed", {}, 3), ("kto, precomputed", {"num_train_epochs": 2, "max_steps": -1}, 2)],
 )
 def test_asking_the_reference_beforehand_is_timed_and_spread_over_all_epochs(
     name: str, given: Mapping[str, object], epochs: int, prepared: Prepare, tmp_path: Path

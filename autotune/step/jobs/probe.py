@@ -79,7 +79,7 @@ def _finished_measurement(
     # Ranks that share a micro-batch each count their part of it.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
-    rows_per_step = batches.rows * step.micro_batches / plan.epochs
+    rows_per_step = batches.rows * step.micro_batches / plan.epochs_of(batches.population)
     return replace(
         meter.peaks(),
         tokens_per_second=tokens / (timing["step_seconds"] + rows_per_step * pass_seconds_per_row),
