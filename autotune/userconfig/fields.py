@@ -120,7 +120,8 @@ def user_plan(
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
     assumptions += _order_assumption(config, trainer)
-    assumptions += tuple(text for name, text in assumed.items() if config.values.get(name) and name not in known)
+    switched = {name for name in assumed if bool(config.values.get(name)) is not bool(config.defaults.get(name))}
+    assumptions += tuple(text for name, text in assumed.items() if name in switched - known)
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
         args |= {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}

@@ -268,6 +268,13 @@ def test_rows_lie_end_to_end_as_trl_lays_them(options: dict[str, Any], flat: boo
             {"full_determinism": True},
             "traces have the workspaces that a GPU's libraries take without full_determinism",
         ),
+        (
+            {"skip_memory_metrics": False},
+            (
+                "training shares the interpreter with no further thread, while skip_memory_metrics=false starts one"
+                " that reads the memory of the process without a pause and slows training"
+            ),
+        ),
     ],
 )
 def test_what_the_configuration_alone_cannot_tell_is_said(options: dict[str, Any], assumption: str) -> None:
