@@ -8,7 +8,14 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.plan import ALLOCATOR_VARIABLES, BEST_METRIC, TrainingPlan, allocator_settings, unsimulated_settings
+from autotune.core.plan import (
+    ALLOCATOR_VARIABLES,
+    BEST_METRIC,
+    MEASURED_VARIABLES,
+    TrainingPlan,
+    allocator_settings,
+    unsimulated_settings,
+)
 from autotune.core.protocol import ReadCommandRequest, SmokeTestRequest
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
@@ -120,11 +127,11 @@ def plan_of(written: WrittenConfig, read: ReadCommand, config: Configuration) ->
     allocator = allocator_settings(env)
     kept_env = dict.fromkeys(ALLOCATOR_VARIABLES, allocator) if allocator else {}
     settings = ", ".join(unsimulated_settings(allocator))
-    assumed = f"the caching allocator has its default for {settings}, which is not simulated"
-    return UserPlan(
-        replace(_without_derived(user.plan, written), env=kept_env),
-        (*user.assumptions, assumed) if settings else user.assumptions,
-    )
+    assumed = [f"the caching allocator has its default for {settings}, which is not simulated"] if settings else []
+    measured = {name: env[name] for name in MEASURED_VARIABLES if name in env}
+    assumed += [f"traces leave out the effect of {', '.join(measured)}"] if measured else []
+    plan = replace(_without_derived(user.plan, written), env={**kept_env, **measured})
+    return UserPlan(plan, (*user.assumptions, *assumed))
 
 
 def _without_derived(plan: TrainingPlan, written: WrittenConfig) -> TrainingPlan:

@@ -316,6 +316,16 @@ def test_variables_of_the_file_replace_those_of_the_command_as_in_trl_s_parser(t
     assert user.plan.env == dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True")
 
 
+def test_variables_that_change_a_step_on_a_gpu_alone_are_in_every_plan_and_in_no_trace(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "env: {CUDA_LAUNCH_BLOCKING: 1, WANDB_PROJECT: mine}\n")
+    assert "traces leave out the effect of CUDA_LAUNCH_BLOCKING" in base.assumptions
+    problem = started(base).problem
+    plan = problem.trainer.plan(problem.baseline.but(allocator="expandable_segments"), problem.setting)
+    variables = dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True")
+    assert plan.env == {**variables, "CUDA_LAUNCH_BLOCKING": "1"}
+    assert problem.trainer.traced_plan(plan, Layout.EQUAL, Shape(1, 8)).env == {}
+
+
 @pytest.mark.parametrize("older", ["expandable_segments:True", ""])
 def test_the_older_of_the_allocator_s_variables_counts_where_both_are_set(older: str, tmp_path: Path) -> None:
     base = a_base(tmp_path, "env: {PYTORCH_ALLOC_CONF: 'expandable_segments:False'}\n")
