@@ -51,6 +51,8 @@ _NO_PREFETCH: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_p
 # Under FSDP, accelerate's `prepare_model` moves no model, and does not wrap models for evaluation (accelerate 1.15).
 _ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
 _STORAGE = "bnb_4bit_quant_storage"
+FULL_EVALUATION = ("bf16_full_eval", "fp16_full_eval")
+"""Fields of ``transformers.TrainingArguments`` with which a model is moved to the GPU only when training begins."""
 _EXCLUDES_INTEGERS = ">=1.14"
 """Versions of accelerate that exclude packed integers from FSDP2, which fails on them
 (https://github.com/huggingface/accelerate/pull/3987)."""
@@ -136,7 +138,8 @@ class Sharding(Technique):
 
         With adapters, TRL precomputes the reference with the trained model, which FSDP has not yet moved to the GPU
         (trl 1.16, ``_precompute_ref_logps``; without adapters, it uses a copy,
-        https://github.com/huggingface/trl/issues/6470).
+        https://github.com/huggingface/trl/issues/6470). With DDP, it is the model itself, which ``Trainer`` moves there
+        when it is built, except with ``bf16_full_eval`` (transformers 5.23, ``place_model_on_device``).
         """
         alone = setting.machine.hardware.processes == 1
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
@@ -155,6 +158,10 @@ class Sharding(Technique):
         precomputed = candidate.get("reference") == PRECOMPUTED and setting.machine.hardware.kind == "cuda"
         if choice == FSDP2 and precomputed and has_adapters(candidate):
             return CrashReason(f"reference={PRECOMPUTED} runs a model with adapters before {FSDP2} puts it on the GPU")
+        late = [name for name in FULL_EVALUATION if setting.users_entry(f"args.{name}")]
+        # bitsandbytes loads quantised weights onto the GPU, and TRL those of a single process (`device_map`).
+        if choice == DDP and precomputed and late and not alone and quantised == "none":
+            return CrashReason(f"reference={PRECOMPUTED} runs the model before {late[0]} lets it be put on the GPU")
         if choice in WEIGHTS_SHARED and quantised != "none":
             # transformers 5.23 loads them onto each GPU (``update_device_map`` of bitsandbytes' quantizers), and
             # accelerate 1.15 keeps them until all are sharded (``original_sd`` of ``fsdp2_prepare_model``).

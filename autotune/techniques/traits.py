@@ -10,6 +10,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import EPOCHS, STEPS, TrainingPlan
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique
+from autotune.techniques.sharding import FULL_EVALUATION
 from autotune.techniques.trace_impact import PlanImpact, Scope
 
 _Fields = Mapping[str, object]
@@ -21,7 +22,7 @@ MEASURED_FIELDS = frozenset({
     TOKENS_OF_ALL,
     "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
     "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
-    "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism", EPOCHS, STEPS,
+    "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism", EPOCHS, STEPS, *FULL_EVALUATION,
 })  # fmt: skip
 """Fields of ``transformers.TrainingArguments`` that change measured speeds but no trace; no technique writes them."""
 

@@ -341,6 +341,30 @@ def test_fsdp2_has_no_adapters_on_the_gpu_before_it_trains(
         assert isinstance(found, CrashReason) is (refused and machine is not TWO)
 
 
+@pytest.mark.parametrize(
+    ("choices", "entries", "refused"),
+    [
+        ({"reference": "precomputed"}, {"args.bf16_full_eval": True}, True),
+        ({"reference": "precomputed"}, {"args.fp16_full_eval": True}, True),
+        ({"reference": "precomputed"}, {"args.bf16_full_eval": False}, False),
+        ({"reference": "beside"}, {"args.bf16_full_eval": True}, False),
+        ({"reference": "precomputed", "sharding": "zero2"}, {"args.bf16_full_eval": True}, False),
+        ({"reference": "precomputed", "quantization": "4bit-nf4"}, {"args.bf16_full_eval": True}, False),
+    ],
+)
+def test_a_reference_is_not_precomputed_by_a_model_that_is_not_on_the_gpu_yet(
+    choices: dict[str, str], entries: dict[str, bool], refused: bool
+) -> None:
+    trainer = trainers()["dpo"]
+    for processes in (1, 2):
+        machine = replace(GPU, hardware=replace(GPU.hardware, processes=processes))
+        here = setting(machine=machine, of=replace(workload(), trainer="dpo"))
+        here = replace(here, base=Base("mine.yaml", {}, entries=entries))
+        start = Candidate({item.name: item.default(here) for item in trainer.techniques}).but(**choices)
+        found = find("sharding", trainer.techniques).conflict(start["sharding"], start, here)
+        assert isinstance(found, CrashReason) is (refused and processes > 1)
+
+
 @pytest.mark.parametrize("zero3", [True, False])
 def test_selective_checkpointing_of_adapters_is_refused_where_weights_are_shared_out(zero3: bool) -> None:
     machine = replace(TWO, packages={**TWO.packages, "transformers": "5.16.0"})
