@@ -94,7 +94,9 @@ class Pool:
         """
         starts = self.free.at_least(size)
         best = next(starts, None)
-        for start in starts if best is not None and self.expandable else ():
+        if best is None or not self.expandable:
+            return best
+        for start in starts:
             if self._size_when_grown(start) >= self._size_when_grown(best):
                 break
             best = start
