@@ -64,7 +64,7 @@ def test_a_configuration_that_is_not_valid_is_an_error_that_names_the_model(
         (b"", "is not a valid JSON file"),
         (b"[" * 100_000, "recursion"),
         (b"{}", "model_type"),
-        (b"[]", "model_type"),
+        (b"[]", "(model_type|list indices)"),
         (b'{"model_type": null}', "model type"),
     ],
 )

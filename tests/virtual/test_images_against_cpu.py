@@ -116,7 +116,7 @@ def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
     if name in COLLATORS:
         trainer.data_collator = COLLATORS[name](processor)
     else:
-        trainer.chat_template_kwargs = {}
+        trainer.args, trainer.chat_template_kwargs = SimpleNamespace(remove_unused_columns=False), {}
         trainer._tokenize_prompts = partial(RLOOTrainer._tokenize_prompts, trainer)
     find_adapter(name).tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
     return TracedRows([], chosen=ChosenRows(str(folder), "", (0, 1)))

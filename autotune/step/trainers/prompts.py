@@ -122,7 +122,7 @@ class Prompted(Adapter):
         check_reward_names(rollouts.rewards)
         for name in rollouts.rewards:
             reward_function(name)
-        if rollouts.rewards and find_trainer(self.name).scores and dataset != NO_DATA:
+        if find_trainer(self.name).scores and dataset != NO_DATA:
             removed = _removed_columns(trainer)
             passed = self.passed.of(columns, removed)
             for name in rollouts.rewards:

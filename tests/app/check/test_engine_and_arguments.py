@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome, Severity
@@ -122,7 +124,14 @@ def test_numbers_of_deepspeed_s_document_agree_with_the_arguments_or_end_the_run
         ({"total_num_steps": 100, "warmup_num_steps": 10}, {"warmup_steps": 10}, ""),
         ({"total_num_steps": 50}, {}, "total_num_steps: 50"),
         ({"warmup_num_steps": 10}, {}, "warmup_num_steps: 10"),
-        ({"warmup_num_steps": 1}, {}, ""),
+        pytest.param(
+            {"warmup_num_steps": 1},
+            {},
+            "",
+            marks=pytest.mark.skipif(
+                Version(version("transformers")) < Version("5.23"), reason="older transformers may need 0 there"
+            ),
+        ),
         ({"warmup_num_steps": 10}, {"warmup_steps": 0.1}, ""),
     ],
     ids=str,
