@@ -77,8 +77,8 @@ class DatasetSource:
             files = item.get("data_files")
             if isinstance(files, Mapping):
                 # Of each split, a file or several.
-                each = (files if isinstance(files, list | tuple) else [files] for files in files.values())
-                files = [file for files in each for file in files]
+                splits = (each if isinstance(each, list | tuple) else [each] for each in files.values())
+                files = [file for split in splits for file in split]
             listed = files if isinstance(files, list | tuple) else [files or item.get("data_dir") or item.get("path")]
             places += map(str, listed)
         return tuple(places)

@@ -161,7 +161,9 @@ class Sharding(Technique):
         late = [name for name in FULL_EVALUATION if setting.users_entry(f"args.{name}")]
         # bitsandbytes loads quantised weights onto the GPU, and TRL those of a single process (`device_map`).
         if choice == DDP and precomputed and late and not alone and quantised == "none":
-            return CrashReason(f"reference={PRECOMPUTED} runs the model before {late[0]} lets it be put on the GPU")
+            return CrashReason(
+                f"reference={PRECOMPUTED} runs the model before training, and {late[0]} keeps it on the host until then"
+            )
         if choice in WEIGHTS_SHARED and quantised != "none":
             # transformers 5.23 loads them onto each GPU (``update_device_map`` of bitsandbytes' quantizers), and
             # accelerate 1.15 keeps them until all are sharded (``original_sd`` of ``fsdp2_prepare_model``).

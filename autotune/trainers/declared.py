@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from autotune.core.machine import DeviceKind
 
+LOADING = "model_init_kwargs"
+"""The field with arguments of ``from_pretrained`` for the trained model."""
+
 
 @dataclass(frozen=True)
 class DatasetFormat:
@@ -132,7 +135,7 @@ class Declared:
     advice: ClassVar[Mapping[tuple[str, ...], str]] = {}
     # transformers refuses bf16 without a GPU unless use_cpu is set (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
-    loads_with: ClassVar[tuple[str, ...]] = ("model_init_kwargs",)
+    loads_with: ClassVar[tuple[str, ...]] = (LOADING,)
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     def device_args(self, kind: DeviceKind, *, in_group: bool) -> Mapping[str, object]:

@@ -32,13 +32,13 @@ from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.techniques.sync_each_batch import SYNCED
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
+from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import Prompted
 
 ORDER, BY_LENGTH = "train_sampling_strategy", "group_by_length"
 """The field for the order of rows, and its value for rows of similar lengths together."""
-_IN_ORDER = "sequential"
-_GENERATION, _LOADING = "generation_kwargs", "model_init_kwargs"
+_IN_ORDER, _GENERATION = "sequential", "generation_kwargs"
 # DistillationTrainer passes None to `from_pretrained`, which then takes the type of the teacher's own configuration.
 _TEACHER_ALONE: Mapping[str, object] = {"dtype": None, "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
@@ -115,7 +115,7 @@ def user_plan(
     args |= _accelerator_args(config)
     loading = _values_of_loading(config)
     placing = {name: loading[name] for name in loading.keys() & fields_of_kind("loading", "in_plans")}
-    args |= {_LOADING: placing} if placing and is_json(placing) else {}
+    args |= {LOADING: placing} if placing and is_json(placing) else {}
     words, assumptions = _model_words({**model, **loading})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
@@ -297,11 +297,11 @@ def _check_template(path: object) -> None:
     )
 
 
-def _values_of_loading(config: Configuration, field: str = _LOADING) -> Mapping[str, Any]:
+def _values_of_loading(config: Configuration, field: str = LOADING) -> Mapping[str, Any]:
     hint = "Write changes of the model into its config.json, or let autotune probe measure it."
     # use_cache: Trainer sets it for the trained model by its argument, and TRL turns it off except in generation.
     unused = frozenset() if isinstance(trainer_of(config), Prompted) else frozenset({"use_cache"})
-    keys = _check_each(config, field, fields_of_kind("loading", "traced") | fields_of_kind("loading") | unused, hint)
+    keys = _check_each(config, field, unused.union(*tables()["loading"].values()), hint)
     placed = keys.get("device_map")
     if isinstance(placed, Mapping) and placed.keys() != {""}:
         raise _unknown_effect(f"{field}' device_map={placed!r}", "Leave it out.")

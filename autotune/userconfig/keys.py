@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from autotune.core.configuration import Configuration
 from autotune.core.nested import Key, lookup, mapping, set_or_remove
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.trainers.declared import LOADING
 from autotune.userconfig.launch import Launching
 
 PARTS = ("args", "model", "env")
 """Parts of a plan that a configuration file can set."""
-_KWARGS = "model_init_kwargs"
 # Newer names of fields, which take precedence if a file has them (transformers' TrainingArguments).
 _NEWER = {
     "gradient_checkpointing": "activation_checkpointing",
@@ -51,9 +51,9 @@ def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
     first, *inner = names
     if part == "env":
         return (("env", first),)
-    if part == "model" and first in mapping(values.get(_KWARGS)):
+    if part == "model" and first in mapping(values.get(LOADING)):
         # A nested value takes precedence over the top-level key (trl/scripts).
-        return ((_KWARGS, first),)
+        return ((LOADING, first),)
     if part == "args" and _NEWER.get(first) in values:
         first = _NEWER[first]
     # transformers takes both spellings; the one with the prefix wins (training_args.py, `_process_fsdp_args`).

@@ -14,6 +14,7 @@ from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import find_trainer, trainers
+from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import check_reward_names
 from autotune.userconfig.launch import PROCESS_OPTIONS, Launching
@@ -31,7 +32,7 @@ _NEAR_AS_BEST = 0.05
 _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 """A number without a point, which YAML 1.1 takes for text."""
 _REWARDS = "reward_funcs"
-_LOADING_FIELDS = ("model_init_kwargs", TEACHER_LOADING)
+_LOADING_FIELDS = (LOADING, TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
 _OLDER_DTYPE = "torch_dtype"
 """transformers' older name of ``dtype``, which counts if that is null (``from_pretrained``, transformers 5.23)."""
@@ -77,12 +78,11 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
         given = values.get(name)
         if isinstance(given, str) and given and not given.startswith("{"):
             yield finding(written, Severity.ERROR, name, f"{name} is text, and TRL needs a mapping.")
-    of_model = _LOADING_FIELDS[0]
-    loading = mapping(values.get(of_model))
+    loading = mapping(values.get(LOADING))
     if loading.get(_OLDER_DTYPE) is not None and loading.get("dtype", "float32") is not None:
         dtype = str(loading[_OLDER_DTYPE]).removeprefix("torch.")
-        message = f"{_OLDER_DTYPE} in {of_model} has no effect, since TRL also passes dtype. Write dtype: {dtype}."
-        yield finding(written, Severity.SILENT, of_model, message)
+        message = f"{_OLDER_DTYPE} in {LOADING} has no effect, since TRL also passes dtype. Write dtype: {dtype}."
+        yield finding(written, Severity.SILENT, LOADING, message)
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
     steps, epochs = values.get(STEPS), values.get(EPOCHS)
     if steps == 0:

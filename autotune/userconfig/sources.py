@@ -15,6 +15,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file
+from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.fields import reading_of
@@ -62,7 +63,7 @@ def sources(
             "The configuration names no model.", hint="Write model_name_or_path, or give `model` (`--model`)."
         )
     # The revision only applies to the configuration's own model; model_init_kwargs has precedence (trl/scripts).
-    loading = mapping(config.values.get("model_init_kwargs"))
+    loading = mapping(config.values.get(LOADING))
     revision = loading.get("revision") or model.get("model_revision") if named == own else None
     if name is None:
         _check_unexpanded("model_name_or_path", named)

@@ -188,7 +188,7 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
 
 
 def _check_text(source: DatasetSource, rows: Dataset) -> None:
-    """Check that the first row can be read, whose text ``datasets`` decodes only then.
+    """Check that the first row is UTF-8: ``datasets`` decodes text only when a row is read.
 
     Raises:
         InputError: it is not UTF-8.

@@ -17,6 +17,7 @@ from trl.experimental.utils import truncate_right
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import TOKEN, Collation
 from autotune.step.trainers.prompts import (
+    COMPLETED,
     COMPLETION_TOKENS,
     NO_TOKEN,
     Passed,
@@ -126,7 +127,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     on_rows = _OnTokenizedPrompts
     completions_per_row = COMPLETIONS
     # As in ``OnlineDPOTrainer.training_step`` and ``_calculate_rewards_from_functions``.
-    passed = Passed(own=("prompts", "completions", "completion_ids", "trainer_state"), unpassed=("prompt",))
+    passed = Passed(own=(*COMPLETED, "trainer_state"), unpassed=("prompt",))
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate",
         REFERENCE_PASS: "reference_pass",

@@ -44,7 +44,7 @@ _TRL_REWARDS: dict[str, Callable[..., Any]] = {
 _MESSAGE_REWARDS = _TRL_REWARDS.keys() - {NO_REWARD}
 """TRL's reward functions that read messages (``completion[0]["content"]``), which need conversational prompts."""
 
-_COMPLETED = ("prompts", "completions", "completion_ids")
+COMPLETED = ("prompts", "completions", "completion_ids")
 """Arguments of a reward function that TRL names in its call, before those of :class:`Passed`."""
 
 
@@ -57,7 +57,7 @@ class Passed:
         unpassed: the columns that TRL omits.
     """
 
-    own: tuple[str, ...] = (*_COMPLETED, "trainer_state", "log_extra", "log_metric")
+    own: tuple[str, ...] = (*COMPLETED, "trainer_state", "log_extra", "log_metric")
     unpassed: tuple[str, ...] = ("prompt", "completion", "completion_ids")
 
     def of(self, columns: Iterable[str], removed: Collection[str] = ()) -> list[str]:
@@ -67,7 +67,7 @@ class Passed:
             InputError: a column has the name of an argument in TRL's call, which Python refuses.
         """
         passed = [name for name in columns if name not in {*self.unpassed, *removed}]
-        twice = [name for name in passed if name in _COMPLETED]
+        twice = [name for name in passed if name in COMPLETED]
         if twice:
             raise InputError(
                 f"The dataset has the column {twice[0]}: TRL passes reward functions its own {twice[0]} and each column"
@@ -269,7 +269,8 @@ def check_arguments(
             f" to pass: the dataset has {', '.join(columns)}.",
             hint="Rename a column of the dataset, or name a function that reads those that there are.",
         )
-    untaken = [each for each in passed if each not in {each.name for each in named}]
+    taken = {each.name for each in named}
+    untaken = [argument for argument in passed if argument not in taken]
     if untaken and not any(each.kind is each.VAR_KEYWORD for each in parameters):
         raise InputError(
             f"The reward function {name} (reward_funcs) does not take {', '.join(untaken)}, which TRL passes to it by"
