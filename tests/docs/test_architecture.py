@@ -1,4 +1,4 @@
-"""What ``docs/architecture.md`` names exists: files, names in them, layers, and what a trainer has to say."""
+"""What the pages for maintainers name exists: files, names in them, layers, and what a trainer has to say."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.docs.technique_table import missing_fields
 
 BASES = (ROOT, ROOT / "autotune")
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-QUOTED = sorted(set(re.findall(r"`([^`\n]+)`", DOCUMENT)))
+PAGES = DOCUMENT + (ROOT / "docs" / "wrong-estimates.md").read_text(encoding="utf-8")
+QUOTED = sorted(set(re.findall(r"`([^`\n]+)`", PAGES)))
 # Written by a run, into its output directory.
 WRITTEN = {"probes/0/"}
 PATHS = [name for name in QUOTED if re.fullmatch(r"[\w.-]*/[\w./-]*|[\w-]+\.(py|toml)", name) and name not in WRITTEN]
-NAMED_IN = re.findall(r"`(\w+)`(?:, `(\w+)`)? (?:in|of) `([\w/]+\.py)`", DOCUMENT)
+NAMED_IN = re.findall(r"`(\w+)`(?:, `(\w+)`)? (?:in|of) `([\w/]+\.py)`", PAGES)
 
 
 def layers() -> set[str]:
