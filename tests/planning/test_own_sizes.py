@@ -116,6 +116,7 @@ def test_rows_without_padding_are_traced_too_where_attention_without_a_mask_may_
     assert (alone[0] > alone[1]) is (precision == "bfloat16")
 
 
+@pytest.mark.nightly
 @plain_products
 def test_prompts_of_one_length_are_traced_too_where_attention_without_a_mask_may_need_more(
     model: ModelSource, tracer: ServerTracer, tmp_path: Path

@@ -131,9 +131,8 @@ def cases() -> Iterator[Any]:
     for way in WAYS:
         marks = () if way == "LoRA, checkpointed" else pytest.mark.nightly
         yield pytest.param("dpo", "qwen2_5_vl", way, marks=marks, id=f"dpo, qwen2_5_vl, {way}")
-    by_day = ("gemma3", "grpo"), ("gemma3", "kto")
     for family, trainer in product(FAMILIES, ("grpo", "rloo", "kto")):
-        marks = () if (family, trainer) in by_day else pytest.mark.nightly
+        marks = () if (family, trainer) == ("gemma3", "grpo") else pytest.mark.nightly
         yield pytest.param(trainer, family, BY_DAY[family], marks=marks, id=f"{trainer}, {family}, {BY_DAY[family]}")
 
 
@@ -180,7 +179,7 @@ def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as
     assert trace(run, target="cpu").device_peak.bytes == of_arrays.device_peak.bytes
 
 
-@pytest.mark.parametrize("micro_batches", [24, 48])
+@pytest.mark.parametrize("micro_batches", [24, pytest.param(48, marks=pytest.mark.nightly)])
 def test_images_of_two_generations_are_held_where_one_is_divided_among_many_micro_batches(
     micro_batches: int, tmp_path: Path
 ) -> None:

@@ -135,8 +135,7 @@ def test_merging_adapters_for_vllm_needs_what_it_needs_on_the_cpu(name: str) -> 
 @needs_deepspeed
 # TRL has two ways to send weights: online DPO's own, and that of the others.
 @pytest.mark.parametrize(
-    "name",
-    [name if name in ("grpo", "online_dpo") else pytest.param(name, marks=pytest.mark.nightly) for name in SIZES],
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.nightly) for name in SIZES]
 )
 def test_zero_3_gathers_all_weights_at_once_to_merge_adapters_for_vllm(
     name: str, worker: Worker, tmp_path: Path

@@ -113,9 +113,10 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
         ("sft", "adam_beta1: 0.0\nfull_determinism: true\ndataloader_num_workers: 2\nsave_only_model: true\n"),
         ("sft", "warmup_steps: 1000\nlr_scheduler_type: cosine\nnum_train_epochs: 0.5\nlogging_steps: 0.5\n"),
         ("dpo", f"{EVALUATED}lr_scheduler_type: reduce_lr_on_plateau\neval_accumulation_steps: 1\n"),
-        (
+        pytest.param(
             "grpo",
             f"{EVALUATED}{GROUPS}{DRAWN}metric_for_best_model: reward\nremove_unused_columns: true\n",
+            marks=pytest.mark.nightly,
         ),
         ("kto", "accelerator_config: {dispatch_batches: true}\nauto_find_batch_size: true\n"),
         # Norms are logged without a limit.
