@@ -15,8 +15,9 @@ from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
 from autotune.virtual.calls import arguments_of
 
-# An operator is repeated after an uncounted first run, for at least this time and at most this often.
-_MAX_RUNS = 9
+# An operator is repeated after an uncounted first run, for at least this time, and so often. The first runs of some
+# wait for new pages of memory, which a training keeps.
+_MIN_RUNS, _MAX_RUNS = 5, 9
 _MIN_SECONDS = 0.002
 # Larger than the cache of any GPU; written before each run to evict the operator's tensors.
 _CACHE_FLUSH_BYTES = 1 << 28
@@ -71,6 +72,6 @@ def _measure_seconds(call: str, device: DeviceKind, meter: Meter) -> float:
 
     first = run()
     times: list[float] = []
-    while not times or (len(times) < _MAX_RUNS and sum(times) < max(_MIN_SECONDS, first)):
+    while len(times) < _MIN_RUNS or (len(times) < _MAX_RUNS and sum(times) < max(_MIN_SECONDS, first)):
         times.append(run())
     return median(times)
