@@ -35,6 +35,8 @@ _ROOFLINE_LAUNCH_SECONDS = 1e-5
 """The host's time for an operator beside the roofline, before rates were known."""
 _FAST_LAUNCH_SECONDS = 3e-5
 """The host's time with which the rows of a fast host are predicted once more."""
+_LATER = ("llm-foundry MPT H100-80", "Lit-GPT LoRA")
+"""Tables that were added after it was set what errors are wanted."""
 _FAST_HOST, _UNCACHED = "fast host", "uncached"
 """Names of models beside those of the summary: with a fast host, and with no cache, both with operators alone."""
 
@@ -158,18 +160,20 @@ def summary(rows: Iterable[Predicted]) -> Iterator[str]:
 
 
 def reached(rows: Sequence[Predicted]) -> Iterator[str]:
-    """Yield for each model what was wanted of its errors, and whether it is reached."""
+    """Yield for each model what was wanted of its errors, and whether it is reached, with and without later tables."""
+    first = [each for each in rows if each.row.table not in _LATER]
     for name, wanted in (("operators alone", (0.10, 0.25)), ("sustained", (0.07, 0.20))):
-        each = [[abs(one.error(name)) for one in found] for found in tables(rows).values()]
-        found = (
-            statistics.median(map(statistics.median, each)),
-            statistics.median(_quantile(errors, 0.9) for errors in each),
-        )
-        words = (
-            f"{aim:.0%} ({'reached' if error <= aim else 'not reached'}: {error:.1%})"
-            for aim, error in zip(wanted, found, strict=True)
-        )
-        yield f"- {name}: {' and '.join(words)}"
+        for those, some in (("the tables that this was set for", first), ("all", rows)):
+            each = [[abs(one.error(name)) for one in found] for found in tables(some).values()]
+            found = (
+                statistics.median(map(statistics.median, each)),
+                statistics.median(_quantile(errors, 0.9) for errors in each),
+            )
+            words = (
+                f"{aim:.0%} ({'reached' if error <= aim else 'not reached'}: {error:.1%})"
+                for aim, error in zip(wanted, found, strict=True)
+            )
+            yield f"- {name}, {those}: {' and '.join(words)}"
 
 
 def _cell(figures: Iterable[float]) -> str:
