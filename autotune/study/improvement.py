@@ -136,8 +136,9 @@ class Improvements:
 
     Two Gaussian processes over the choices model rate and memory of candidates. The acquisition function is the
     expected improvement, over a pool of random candidates and of candidates that differ from the best by a few choices.
-    At last, changes of the fastest candidate that does not fit are run. While nothing fits, or no speed is known, the
-    objective is the memory need. Choices that rules forbid are combined with changes that make them legal.
+    At last, changes of the fastest candidate that does not fit are run, and changes that are expected to be faster than
+    the best. While nothing fits, or no speed is known, the objective is the memory need. Choices that rules forbid are
+    combined with changes that make them legal.
 
     Attributes:
         known: results so far, by candidate. The caller adds the results of each batch before it requests the next one.
@@ -160,7 +161,9 @@ class Improvements:
             yield from self._new(self._changes(baseline))
         best, stalled = self._best(), 0
         while best is not None and (
-            batch := (self._promising(best) if stalled < _PATIENCE else []) or self._neighbours_of_fastest_misfit(best)
+            batch := (self._promising(best) if stalled < _PATIENCE else [])
+            or self._neighbours_of_fastest_misfit(best)
+            or self._faster_changes(best)
         ):
             yield batch
             newest = self._best() or best
@@ -217,6 +220,19 @@ class Improvements:
             return []
         changes = [*self._open(self._changes(fastest))]
         return [each for each, chance in zip(changes, self._chances(changes), strict=True) if chance]
+
+    def _faster_changes(self, best: Estimate) -> list[Candidate]:
+        """Return changes of the best candidate that are expected to be faster, even if they are not expected to fit.
+
+        The model of memory may be wrong about them. Example: without checkpointing, micro-batches of eight rows needed
+        2.2 times as much, and those of one row 1.2 times.
+        """
+        changes, rate = [*self._open(self._changes(best.candidate))], self._rate()
+        if not best.fits or not changes or not rate.predicted:
+            return []
+        ahead = rate(changes).mean - math.log(best.tokens_per_second or 1.0)
+        faster = self._chances(changes) * (ahead > _MIN_IMPROVEMENT)
+        return [each for each, counts in zip(changes, faster, strict=True) if counts]
 
     def _rate(self) -> FigureModel:
         """Return the model of the rate; for candidates that cannot fit, the rate of their largest micro-batches."""

@@ -64,7 +64,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "small": Part(600 * MIB),
     "long": Part(1000 * MIB, case=Case("sft", "qwen3", "500MiB", "long")),
-    "dpo": Part(700 * MIB, "dpo", Case("dpo", "gemma3_text", "700MiB", "long")),
+    "dpo": Part(1000 * MIB, "dpo", Case("dpo", "gemma3_text", "1000MiB", "long")),
 }
 
 

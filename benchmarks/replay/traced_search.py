@@ -43,6 +43,7 @@ def _method(name: str, value: Callable[..., object]) -> Callable[[], AbstractCon
 RULES: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "as it is": nullcontext,
     "without changes of the fastest that does not fit": _method("_neighbours_of_fastest_misfit", lambda *_: []),
+    "without faster changes of the best": _method("_faster_changes", lambda *_: []),
     "without further changes of the most promising": _of("_EXPANSIONS", 0),
     "without random candidates": _of("_RANDOM_CANDIDATES", 0),
     "without an end after 24 without improvement": _of("_PATIENCE", 1000),

@@ -95,10 +95,10 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
 
 @pytest.mark.parametrize(
     ("name", "budget"),
-    [*product(["8b_full", "8b_dpo"], [1.5, 1.0, 0.8, 0.5, 0.25]), ("8b_lora", 1.0), ("8b_lora", 0.5)],
+    [*product(["8b_full", "8b_dpo"], [1.5, 1.0, 0.8, 0.5, 0.25]), *product(["8b_lora", "dpo"], [1.0, 0.5])],
 )
 @in_orders
-def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
+def test_the_best_found_for_other_shapes_is_within_one_percent_of_the_best_of_a_whole_space(
     name: str, budget: float, orders: Sequence[int]
 ) -> None:
     table = recorded(name)
