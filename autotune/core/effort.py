@@ -15,7 +15,6 @@ class Effort:
     """The limits of a search.
 
     Attributes:
-        name: its name in ``--effort``.
         trials: maximum number of probes, including contributions, excluding confirmation.
         patience: the search ends when the expected improvement was below 1 % before this many successive probes.
         probe: schedule of a search probe.
@@ -28,7 +27,6 @@ class Effort:
             as good as 24, since other candidates are traced before their probes.
     """
 
-    name: str
     trials: int
     patience: int
     probe: Schedule
@@ -41,7 +39,6 @@ class Effort:
 
 EFFORTS: dict[str, Effort] = {
     "quick": Effort(
-        name="quick",
         trials=24,
         patience=2,
         probe=Schedule(min_seconds=1.0, max_seconds=3.0, target_error=0.05),
@@ -52,7 +49,6 @@ EFFORTS: dict[str, Effort] = {
         planning_seconds=12.0,
     ),
     "normal": Effort(
-        name="normal",
         trials=40,
         patience=4,
         probe=Schedule(min_seconds=2.0, max_seconds=10.0, target_error=0.03),
@@ -63,7 +59,6 @@ EFFORTS: dict[str, Effort] = {
         planning_seconds=30.0,
     ),
     "thorough": Effort(
-        name="thorough",
         trials=150,
         patience=12,
         probe=Schedule(min_micro_batches=12, min_seconds=4.0, max_seconds=30.0, target_error=0.02),

@@ -54,7 +54,7 @@ def epilog() -> str:
         "  autotune probe --base my-config.yaml --memory-budget 24GiB\n\n"
         f"knobs (`autotune techniques` explains them):\n{indented(knob.name for knob in knobs)}\n\n"
         f"--allow takes {GLOBAL_BATCH}, and of these:\n{indented(changing)}\n\n"
-        f"--effort takes:\n{indented(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
+        f"--effort takes:\n{indented(f'{name} ({effort.trials} probes)' for name, effort in EFFORTS.items())}\n\n"
         f"{trainer_names()}\n"
         "exit codes: 0 a candidate is recommended, 1 nothing fits, or every probe failed,\n"
         "2 the input cannot be used, 3 a limit ended the search before any probe decided"
