@@ -11,14 +11,11 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.spread import TIE
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
+from autotune.reporting.words import ended_text
 from autotune.study.comparison import failed, runs_after
 from autotune.study.problem import Problem, Record
 from autotune.units import format_bytes
 
-_RAN_OUT = {
-    ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
-    ProbeStatus.HOST_OUT_OF_MEMORY: "ran out of host memory",
-}
 MAX_DROP = 0.03
 """Relative distance of a confirmed rate below an unconfirmed one for which the latter is confirmed too, unless it is
 within the prediction interval of the confirmed runs."""
@@ -45,7 +42,7 @@ class Failures:
             expected_to_fit: whether a prediction or an earlier probe fits the limit.
         """
         status = run.measurement.status
-        if status in _RAN_OUT or status is ProbeStatus.TIMEOUT:
+        if status in OUT_OF_MEMORY or status is ProbeStatus.TIMEOUT:
             self._failed[run.number] = run
             self.surprised |= status is ProbeStatus.OUT_OF_MEMORY and expected_to_fit
         elif run.measurement.ok:
@@ -79,7 +76,7 @@ class Failures:
             longer = _growth(candidate, run.candidate, differing, problem.longer)
             killed = f"probe {run.number} was {measurement.reason}"
             return longer and f"{killed}, and this never takes less time: {longer}, all else equal"
-        ended = f"probe {run.number} {_RAN_OUT[measurement.status]}"
+        ended = f"probe {run.number} {ended_text(measurement.status)}"
         larger = _growth(candidate, run.candidate, differing, problem.ordered)
         if larger is None or (problem.accumulates(run.candidate) and not problem.accumulates(candidate)):
             return None
