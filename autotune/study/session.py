@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
@@ -140,10 +139,6 @@ class Session:
         slowest = max(each.step_seconds or 0.0 for each in self._ran)
         return self.probe_seconds + max(self.effort.confirmation.max_seconds, WHOLE_STEPS * slowest)
 
-    def comparisons(self, winner: Record) -> int:
-        """Return the number of short runs of a winner and of the baseline, each."""
-        return self._short_runs(winner, wanted_runs(winner, self.effort.comparisons))
-
     def _short_runs(self, winner: Record, max_runs: int) -> int:
         seconds = pair_seconds(winner, self.baseline)
         return short_runs(seconds, self.log.records, max_runs, self.clock.limit_seconds)
@@ -171,8 +166,7 @@ class Session:
         if self.clock.over(reserve_seconds):
             return False
         prediction = self.predictor.predict(candidate)
-        plan = hashlib.sha256(self.problem.identity(candidate).encode()).hexdigest()[:16]
-        number = self.log.claim(candidate, plan, purpose, prediction, self._trials_left)
+        number = self.log.claim(candidate, self.problem.identity(candidate), purpose, prediction, self._trials_left)
         self._learn_new_records()
         if number is None:
             return False
@@ -241,7 +235,8 @@ class Session:
 
     def next_turn(self, winner: Record) -> ComparisonTurn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self.comparisons(winner))
+        wanted = wanted_runs(winner, self.effort.comparisons)
+        return next_turn(winner, self.baseline, self._short_runs(winner, wanted))
 
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
         self._own_numbers.add(run.number)
