@@ -12,8 +12,7 @@ import pytest
 from autotune.core.memory_timeline import OUTSIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
 from autotune.reporting.document import Bar, Charts, Step, Table
-from autotune.reporting.page.charts import charts
-from autotune.reporting.page.step_charts import COLOURS, shown_levels, step_charts, stretches
+from autotune.reporting.page.charts import COLOURS, charts, shown_levels, step_charts, stretches
 from autotune.reporting.probe import probe_report
 from autotune.units import GIB
 from tests.reporting.examples import a_result, a_timeline, traced
