@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -31,6 +32,16 @@ def cache_directory() -> Path:
         return Path.home() / ".cache" / "autotune"
     except RuntimeError as error:
         raise InputError("There is no home directory.", hint="Set XDG_CACHE_HOME to a directory.") from error
+
+
+def unwritten(path: Path, error: OSError, advice: str) -> InputError:
+    """Return the error to show for a path that cannot be written.
+
+    Args:
+        advice: what helps on any disk, such as ``choose another directory``.
+    """
+    hint = f"free some space, or {advice}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else advice
+    return InputError(f"{path} cannot be written: {error.strerror or error}.", hint=f"{hint[:1].upper()}{hint[1:]}.")
 
 
 @contextmanager

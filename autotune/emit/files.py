@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.core.files import remove_partial_files, written_atomically
+from autotune.core.files import remove_partial_files, unwritten, written_atomically
 from autotune.errors import InputError
 
 
@@ -71,8 +70,4 @@ def remove(file: Path) -> None:
 
 
 def _cannot_write(file: Path, error: OSError, option: str = "--output") -> InputError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = f"Free some space, or choose another directory with {option}."
-    else:
-        hint = f"Choose another directory with {option}."
-    return InputError(f"{file} cannot be written: {error.strerror or error}.", hint=hint)
+    return unwritten(file, error, f"choose another directory with {option}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import signal
 import time
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
+from autotune.core.files import unwritten
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.core.protocol import Failure, InputProblem
 from autotune.core.scratch import is_temporary
@@ -296,9 +296,5 @@ def load_reply(folder: Path, expected: type[R]) -> R | Failure:
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    problem = "is on a full disk" if is_full else f"cannot be written: {error.strerror}"
-    hint = "Free some space and resume." if is_full else "Choose another output directory."
-    if is_temporary(folder):
-        hint = "Set TMPDIR to another directory."
-    return InputError(f"{folder} {problem}.", hint=hint)
+    advice = "set TMPDIR to another directory" if is_temporary(folder) else "choose another output directory"
+    return unwritten(folder, error, advice)

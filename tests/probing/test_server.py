@@ -164,7 +164,7 @@ def test_a_full_disk_is_told_as_such(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(exchange, "write_document", full)
-    with pytest.raises(InputError, match="is on a full disk"):
+    with pytest.raises(InputError, match=r"No space left on device\. Free some space, or "):
         probe(misbehaving_server, request("behave"), tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_a_reply_that_a_full_disk_has_no_room_for_is_no_measurement(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(InputError, match=f"{tmp_path} is on a full disk. Free some space and resume."):
+    with pytest.raises(InputError, match=f"{tmp_path} cannot be written: No space left on device. Free some space"):
         probe(misbehaving_server, request(behaviour), tmp_path)
 
 
