@@ -1,10 +1,10 @@
-"""Runs jobs on a job server: one function per job, from a request to its reply."""
+"""Runs jobs on a job server: one function per job, from a request to its reply or, of a probe, to how it failed."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError
 from autotune.core.gpu import GpuSpeeds
+from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, combine_ranks
 from autotune.core.protocol import (
     LOG_FILE,
@@ -35,14 +36,17 @@ from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import PackingCheck, Workload
 from autotune.errors import AutotuneError, JobLostError
-from autotune.probing.channel import read_tail
-from autotune.probing.classify import classify
+from autotune.probing.channel import read_tail, signal_name
 from autotune.probing.server import JobExit, JobServer, Worker, load_reply
-from autotune.units import format_duration
+from autotune.units import format_bytes, format_duration
 
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 _SHOWN_LINES = 5
+# Message of libstdc++ for an uncaught allocation failure.
+_BAD_ALLOC = "std::bad_alloc"
+# Message of libraries, such as bitsandbytes, that end the process when CUDA is out of memory.
+_DEVICE_OUT_OF_MEMORY = "out of memory"
 
 
 def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_seconds: float | None = None) -> Workload:
@@ -189,6 +193,50 @@ def _load_measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> M
     if isinstance(reply, Failure):
         return Measurement(ProbeStatus.CRASHED, f"{reply.kind}: {reply.message}")
     return reply
+
+
+def classify(
+    ending: JobExit, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None
+) -> Measurement:
+    """Return the measurement of a probe without a readable reply.
+
+    Args:
+        unreadable: problem of the reply, such as "reply is missing".
+        log: the last lines of its log.
+        device: the device of the training.
+        limit_bytes: the enforced memory limit, or None.
+    """
+    killer = f"killed by signal {ending.signal} ({signal_name(ending.signal)})"
+    if ending.timed_out:
+        return Measurement(ProbeStatus.TIMEOUT, f"killed after {format_duration(ending.wall_seconds)}")
+    if ending.ran_out_of_memory:
+        return Measurement(
+            ProbeStatus.HOST_OUT_OF_MEMORY,
+            "killed by the kernel, whose control group counts an out-of-memory kill (oom_kill) meanwhile",
+        )
+    if ending.server_died:
+        return Measurement(ProbeStatus.CRASHED, "the process that starts probes died, and this one with it")
+    if ending.signal == signal.SIGKILL:
+        return Measurement(ProbeStatus.CRASHED, f"{killer}; nothing shows that memory was the cause")
+    end = killer if ending.signal else f"ended with exit status {ending.code}"
+    log_end = f"; its log ends with {log[-1]!r}" if log else ""
+    if not ending.signal and not ending.code:
+        return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{log_end}")
+    evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
+    if evidence is None:
+        return Measurement(ProbeStatus.CRASHED, f"{end}{log_end}")
+    # The budget limits the device's memory, which on a CPU is the host's.
+    if device == "cpu" or _DEVICE_OUT_OF_MEMORY in evidence.lower():
+        limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
+        return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{end}{limit}; its log has {evidence!r}")
+    return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{end}; its log has {evidence!r}")
+
+
+def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
+    """Whether a log line reports that memory ran out; on a CPU without a limit, bad_alloc may be an absurd request."""
+    if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
+        return True
+    return _DEVICE_OUT_OF_MEMORY in line.lower()
 
 
 def _load_expected(expected: type[ReplyT], job: Job, ending: JobExit, folder: Path) -> ReplyT:

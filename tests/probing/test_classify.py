@@ -11,7 +11,7 @@ import pytest
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
 from autotune.inspection.cpu import out_of_memory_kills
-from autotune.probing.classify import classify
+from autotune.probing.jobs import classify
 from autotune.probing.server import JobExit
 
 KILLED = JobExit(wall_seconds=3.0, signal=signal.SIGKILL)
