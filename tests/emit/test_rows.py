@@ -75,8 +75,8 @@ def test_a_full_disk_is_named(tokenized_directory: Path, tmp_path: Path, monkeyp
 
 
 def test_a_moved_bundle_keeps_its_script_right(tmp_path: Path) -> None:
+    from autotune.emit.bundle import script_text
     from autotune.emit.figures import measured
-    from autotune.emit.training import script_text
     from tests.reporting.examples import a_result
 
     result = a_result()

@@ -17,11 +17,10 @@ from autotune.core.documents import Documents
 from autotune.core.machine import Machine
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result
-from autotune.emit.bundle import write_bundle
+from autotune.emit.bundle import config_text, script_text, write_bundle
 from autotune.emit.figures import measured
 from autotune.emit.launch import launch_keys
 from autotune.emit.rows import training_rows
-from autotune.emit.training import config_text, script_text
 from autotune.errors import InputError
 from autotune.inspection.space_file import default_file, load
 from autotune.step.trainers import adapters
