@@ -19,8 +19,8 @@ from autotune.core.prediction import Predictor
 from autotune.errors import AutotuneError
 from autotune.study.durations import Clock
 from autotune.study.problem import ProbeRun, Purpose, Sharing, StudyStorage
-from autotune.study.queue import NextAction, Queue
 from autotune.study.roster import Activity, Roster, Worker, elapsed_seconds
+from autotune.study.searching import NextAction, Queue
 from autotune.study.session import Session
 from autotune.study.storage import OpenStudy, opened
 from autotune.study.trial_log import TrialLog
