@@ -9,7 +9,7 @@ import pytest
 from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.step.job import JobContext
-from autotune.step.jobs.operators import measure_operators as measure_operators_here
+from autotune.step.jobs.measure_operators import measure_operators as measure_operators_here
 from autotune.step.run.meters import METERS, CpuMeter, Mark
 
 
