@@ -55,7 +55,7 @@ ADAPTER = '''
 
 import torch
 from datasets import Dataset
-from trl import SFTConfig, SFTTrainer
+from trl import SFTTrainer
 from trl.trainer.utils import pad
 
 from autotune.step.rows import RowSizes, column_lengths
@@ -112,11 +112,13 @@ def collate(rows, multiple):
 class Toy(Adapter):
     """The child's side."""
 
-    name = "toy"
-    config = SFTConfig
-    trainer = ToyTrainer
     columns = COLUMNS
     methods = {"score": "score"}
+
+    def __init__(self):
+        """Train with a class of its own."""
+        super().__init__()
+        self.trainer = ToyTrainer
 
     def lengths(self, rows):
         """Return the tokens of questions and answers."""

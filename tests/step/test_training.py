@@ -70,7 +70,7 @@ class Seen(SFTTrainer):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
-    monkeypatch.setattr(type(find_adapter("sft")), "trainer", Seen)
+    monkeypatch.setattr(find_adapter("sft"), "trainer", Seen)
     monkeypatch.setattr(Seen, "lengths", [])
     monkeypatch.setattr(Seen, "collated", [])
     return Seen
@@ -130,7 +130,7 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
             held.append(len(self._extra_batches))
             return super().training_step(*args, **kwargs)
 
-    monkeypatch.setattr(type(find_adapter("sft")), "trainer", Counting)
+    monkeypatch.setattr(find_adapter("sft"), "trainer", Counting)
     request = probe_request(small_workload, plan(rows=2, micro_batches=7), schedule=SCHEDULE)
     progress, _ = trained(request, tmp_path)
     worst = progress.batches.worst_steps * 2

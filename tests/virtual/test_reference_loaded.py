@@ -58,7 +58,7 @@ def test_a_trainer_that_extends_one_of_trl_s_gets_its_reference_from_the_same_so
     known, made = find_adapter("dpo"), object()
     extended = type("ExtendedTrainer", (known.trainer,), {"__module__": __name__})
 
-    with mock.patch.object(type(known), "trainer", extended), known.loading_models_from(lambda: made):
+    with mock.patch.object(known, "trainer", extended), known.loading_models_from(lambda: made):
         loaded = sys.modules[extended.__mro__[1].__module__].create_model_from_path("none")
 
     assert loaded is made

@@ -288,7 +288,7 @@ def _read_model(source: ModelSource, adapter: Adapter, folder: Path) -> tuple[An
 def absent_entries(adapter: Adapter) -> tuple[str, ...]:
     """Return the plan entries of a trainer's techniques for which the installed TRL's configurations have no field."""
     has = {"args": _fields(adapter.config), "model": _fields(ModelConfig)}
-    entries = {entry for technique in find_trainer(adapter.name).techniques for entry in technique.writes}
+    entries = {entry for technique in adapter.specification.techniques for entry in technique.writes}
     paths = ((entry, entry.split(".")) for entry in sorted(entries))
     return tuple(entry for entry, path in paths if path[0] in has and path[1] not in has[path[0]])
 

@@ -15,7 +15,7 @@ __all__ = ["Adapter", "adapters", "find_adapter"]
 def adapters() -> dict[str, Adapter]:
     """Return all adapters by the name of their trainer."""
     modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
-    return {module.ADAPTER.name: module.ADAPTER for module in modules if hasattr(module, "ADAPTER")}
+    return {module.ADAPTER.specification.name: module.ADAPTER for module in modules if hasattr(module, "ADAPTER")}
 
 
 def find_adapter(trainer: str) -> Adapter:

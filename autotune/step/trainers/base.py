@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar
 from unittest import mock
@@ -108,8 +109,6 @@ class Adapter(ABC):
     its batches (:meth:`select_batches`). A trace does the same with synthetic rows (:meth:`synthetic`).
 
     Class attributes:
-        name: the trainer's name.
-        config, trainer: TRL's classes.
         on_rows: first base of a subclass of the trainer, for tokenised rows; None if TRL's own accepts them.
         head: the head that it trains, which determines the model's class.
         processor: transformers' auto class with which it loads the tokenizer.
@@ -119,11 +118,12 @@ class Adapter(ABC):
         methods: by the name of a phase of the step program, the trainer's method that forms that phase.
         generating: the trainer's method that generates data for several micro-batches, such as completions; its time is
             measured separately. None if each micro-batch is trained on rows of the dataset.
+
+    Attributes:
+        specification: the specification of the trainer, which has the name of the adapter's module.
+        config, trainer: TRL's classes.
     """
 
-    name: ClassVar[str]
-    config: ClassVar[type[Any]]
-    trainer: ClassVar[type[Any]]
     on_rows: ClassVar[type[Any] | None] = None
     head: ClassVar[Head] = LANGUAGE_MODEL
     processor: ClassVar[type[Any]] = AutoProcessor
@@ -131,6 +131,12 @@ class Adapter(ABC):
     collated_columns: ClassVar[tuple[str, ...]] = ()
     methods: ClassVar[Mapping[str, str]] = {}
     generating: ClassVar[str | None] = None
+
+    def __init__(self) -> None:
+        self.specification = find_trainer(type(self).__module__.rpartition(".")[2])
+        classes = import_module(self.specification.module)
+        self.config: type[Any] = getattr(classes, self.specification.config_class)
+        self.trainer: type[Any] = getattr(classes, self.specification.trainer_class)
 
     @property
     def module(self) -> ModuleType:
@@ -157,7 +163,7 @@ class Adapter(ABC):
         rows = trainer.train_dataset
         if image_column(rows) is not None:
             return with_collated(trainer, self.collated_columns, self.collated_tokens, dataset)
-        optional = [name for name in find_trainer(self.name).optional_columns if name in rows.column_names]
+        optional = [name for name in self.specification.optional_columns if name in rows.column_names]
         return rows.select_columns([*self.columns, *optional])
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,7 +175,7 @@ class Adapter(ABC):
 
         By default, the first columns are the parts.
         """
-        return column_lengths(rows, self.columns[: len(find_trainer(self.name).parts)])
+        return column_lengths(rows, self.columns[: len(self.specification.parts)])
 
     @abstractmethod
     def trainable(self, rows: Dataset) -> Counts:
@@ -210,7 +216,7 @@ class Adapter(ABC):
 
     def sequences(self, rows: Dataset, length: int | None) -> Counts:
         """Return the tokens of the sequences of tokenised rows, cut to a length; shape (rows, sequences)."""
-        _, *parts = find_trainer(self.name).document(tuple(self.lengths(rows).T))
+        _, *parts = self.specification.document(tuple(self.lengths(rows).T))
         sequences = np.stack(parts, axis=1)
         return sequences if length is None else sequences.clip(max=length)
 

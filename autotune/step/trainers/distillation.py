@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 from unittest import mock
 
-from trl import DistillationConfig, DistillationTrainer
-
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
@@ -57,9 +55,6 @@ class _WithTeacher(OnTokenizedPrompts):
 class OnPolicyDistillation(Generating):
     """The child's side of ``autotune.trainers.distillation``."""
 
-    name = "distillation"
-    config = DistillationConfig
-    trainer = DistillationTrainer
     on_rows = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer
+from trl import DPOTrainer
 
 from autotune.core.blocks import block_rows
 from autotune.step.images.tokens import image_elements
@@ -30,9 +30,6 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
 class PreferenceOptimization(WithReference):
     """Rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
-    name = "dpo"
-    config = DPOConfig
-    trainer = DPOTrainer
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
     collated_columns = ("prompt", "chosen", "rejected", "chat_template_kwargs")
     on_rows = _OnTokenizedRows

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from trl import GRPOConfig, GRPOTrainer
-
 from autotune.step.trainers.groups import Groups
 
 
 class GroupRelativePolicyOptimization(Groups):
     """The child's side of ``autotune.trainers.grpo``."""
 
-    name = "grpo"
-    config = GRPOConfig
-    trainer = GRPOTrainer
     # GRPOTrainer._tokenize_prompts passes None for a row without images, at which processors raise a TypeError.
     images_in_every_row = True
 

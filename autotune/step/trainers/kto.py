@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from trl import KTOConfig, KTOTrainer
+from trl import KTOTrainer
 
 from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
@@ -56,9 +56,6 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
 class UnpairedPreference(WithReference):
     """Rows of ``prompt_ids``, ``completion_ids`` and ``label``."""
 
-    name = "kto"
-    config = KTOConfig
-    trainer = KTOTrainer
     columns = ("prompt_ids", "completion_ids", "label")
     collated_columns = ("prompt", "completion", "label", "chat_template_kwargs")
     on_rows = _OnTokenizedRows

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 from trl.data_utils import maybe_apply_chat_template
-from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer, online_dpo_trainer
+from trl.experimental.online_dpo import OnlineDPOTrainer, online_dpo_trainer
 from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
@@ -121,9 +121,6 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 class OnlineDirectPreferenceOptimization(Prompted):
     """Adapter for ``autotune.trainers.online_dpo``."""
 
-    name = "online_dpo"
-    config = OnlineDPOConfig
-    trainer = OnlineDPOTrainer
     on_rows = _OnTokenizedPrompts
     completions_per_row = COMPLETIONS
     # As in ``OnlineDPOTrainer.training_step`` and ``_calculate_rewards_from_functions``.

@@ -27,7 +27,6 @@ from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import IMAGE_COLUMNS, check_images_in_every_row, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter
-from autotune.trainers import find_trainer
 from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT, REWARD_HINT, TRL_REWARDS, check_reward_names
 
 COMPLETION_TOKENS = "autotune_completion_tokens"
@@ -122,7 +121,7 @@ class Prompted(Adapter):
         check_reward_names(rollouts.rewards)
         for name in rollouts.rewards:
             reward_function(name)
-        if find_trainer(self.name).scores and dataset != NO_DATA:
+        if self.specification.scores and dataset != NO_DATA:
             removed = _removed_columns(trainer)
             passed = self.passed.of(columns, removed)
             for name in rollouts.rewards:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from trl import RewardConfig, RewardTrainer
 
 from autotune.step.models.heads import Head
 from autotune.step.rows import Counts
@@ -15,9 +14,6 @@ from autotune.step.trainers.base import Adapter
 class RewardModelling(Adapter):
     """Rows of ``chosen_ids`` and ``rejected_ids``, which RewardTrainer accepts unchanged; some have a ``margin``."""
 
-    name = "reward"
-    config = RewardConfig
-    trainer = RewardTrainer
     # RewardTrainer.__init__ sets this number where it loads a model by its name.
     head = Head(AutoModelForSequenceClassification, {"num_labels": 1})
     processor = AutoTokenizer

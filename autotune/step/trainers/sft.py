@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset
-from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL, Rollouts
@@ -16,15 +15,11 @@ from autotune.errors import InputError
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths, first_loss_token, loss_tokens
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
-from autotune.trainers import find_trainer
 
 
 class SupervisedFineTuning(Adapter):
     """Rows of ``input_ids`` and ``labels``, which SFTTrainer accepts unchanged."""
 
-    name = "sft"
-    config = SFTConfig
-    trainer = SFTTrainer
     columns = ("input_ids", "labels")
     collated_columns = ("messages", "prompt", "completion")
 
@@ -93,5 +88,5 @@ ADAPTER = SupervisedFineTuning()
 
 
 def _cut(rows: pa.Table, length: int) -> pa.Table:
-    copied_rows = find_trainer(ADAPTER.name).copied_rows
+    copied_rows = ADAPTER.specification.copied_rows
     return pa.Table.from_batches([copied_rows(batch, length) for batch in rows.combine_chunks().to_batches()])
