@@ -73,8 +73,7 @@ class Declared:
     """The declarations of a specification for one trainer of TRL.
 
     Class attributes:
-        name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
-        label: its name in messages, such as ``DPO``, and the prefix of TRL's classes.
+        label: its name in messages, such as ``Online DPO``; its other names and those of TRL's classes follow from it.
         title: its purpose, as the first words of a script.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
@@ -106,7 +105,6 @@ class Declared:
             needs if the switch is on.
     """
 
-    name: ClassVar[str]
     label: ClassVar[str]
     title: ClassVar[str]
     formats: ClassVar[tuple[DatasetFormat, ...]]
@@ -147,6 +145,11 @@ class Declared:
         """
         device_map = None if in_group else {"": 0}
         return self.cpu_args if kind == "cpu" else {f"{field}.device_map": device_map for field in self.loads_with}
+
+    @property
+    def name(self) -> str:
+        """Its name in ``trl`` and ``--trainer``, such as ``online_dpo``."""
+        return self.label.replace(" ", "_").lower()
 
     @property
     def config_class(self) -> str:

@@ -27,7 +27,6 @@ class OnPolicyDistillation(Generating):
     vocabulary in tiles, so that full logits never exist.
     """
 
-    name = "distillation"
     label = "Distillation"
     title = "On-policy distillation"
     counted = "prompts"

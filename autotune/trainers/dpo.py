@@ -34,7 +34,6 @@ _ACROSS_ROWS = {
 class PreferenceOptimization(Trainer):
     """Pairs of a chosen and a rejected answer, padded together; a frozen reference computes the log-probabilities."""
 
-    name = "dpo"
     label = "DPO"
     title = "Direct preference optimisation"
     formats = (

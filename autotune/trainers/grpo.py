@@ -17,7 +17,6 @@ _OVER_TOKENS = frozenset({"cispo", "dapo", "vespo"})
 class GroupRelativePolicyOptimization(Groups):
     """Completions are generated for all micro-batches of a step at once; there is no reference by default."""
 
-    name = "grpo"
     label = "GRPO"
     title = "Group-relative policy optimisation"
     config_fields = GROUPS_FIELDS | ConfigFields(

@@ -54,7 +54,6 @@ class UnpairedPreference(Trainer):
     micro-batch, so that the length of the second tensor depends on the batch size and on the order of the rows.
     """
 
-    name = "kto"
     label = "KTO"
     title = "Kahneman-Tversky optimisation"
     # TRL converts pairs to rows: the chosen answers of up to 1,000 rows, then their rejected ones.

@@ -32,7 +32,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
     experimental. Its inherited evaluation passes the dataset's columns to the model, and fails.
     """
 
-    name = "online_dpo"
     label = "Online DPO"
     title = "Online direct preference optimisation"
     evaluates = False

@@ -20,7 +20,6 @@ _GENERATES, _FUSED = "CAUSAL_LM", "fused_linear_cross_entropy"
 class RewardModelling(Trainer):
     """Pairs of a chosen and a rejected answer, padded together; a row with a longer answer is dropped whole."""
 
-    name = "reward"
     label = "Reward"
     title = "Training of a reward model"
     # In the order in which RewardTrainer looks for them.

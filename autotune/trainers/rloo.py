@@ -13,7 +13,6 @@ from autotune.trainers.groups import GROUPS_FIELDS, Groups
 class LeaveOneOut(Groups):
     """Like GRPO, but with a reference by default, and always with old log-probabilities."""
 
-    name = "rloo"
     label = "RLOO"
     title = "REINFORCE leave-one-out"
     config_fields = GROUPS_FIELDS | ConfigFields(traced=frozenset({"normalize_advantages", "reward_clip_range"}))

@@ -29,7 +29,6 @@ _TRACED_DOCUMENTS = 4
 class SupervisedFineTuning(Trainer):
     """Rows of tokens, all or some of which the loss counts."""
 
-    name = "sft"
     label = "SFT"
     title = "Supervised fine-tuning"
     # In the order in which SFTTrainer looks for them.

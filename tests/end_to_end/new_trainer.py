@@ -15,7 +15,6 @@ from autotune.trainers.sft import TRAINER as SFT
 class Toy(Trainer):
     """Rows of a question and an answer, each a sequence of its own."""
 
-    name = "toy"
     label = "Toy"
     title = "Questions and answers"
     config_class = SFT.config_class
