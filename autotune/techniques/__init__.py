@@ -1,4 +1,4 @@
-"""The technique catalogue: an instance of each named subclass of :class:`Technique` in the modules of this package."""
+"""The technique catalogue: an instance of each knob's subclass of :class:`Technique` in the modules of this package."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["catalogue", "find"]
 def catalogue() -> tuple[Technique, ...]:
     """Return all techniques, sorted by name; each trainer supports a subset."""
     modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
-    # Only concrete techniques have a name.
+    # Bases have no summary.
     classes = {
         item
         for module in modules
         for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, Technique) and hasattr(item, "name")
+        if isinstance(item, type) and issubclass(item, Technique) and hasattr(item, "summary")
     }
     return tuple(sorted((item() for item in classes), key=lambda item: item.name))
 

@@ -14,7 +14,6 @@ from autotune.techniques.trace_impact import NO_PATCHES
 class ActivationOffloading(Equipped):
     """TRL's activation offloading (``trl/models/activation_offloading.py``)."""
 
-    name = "activation_offloading"
     summary = "Moves activations to the host's memory during forward and back during backward."
     options = (
         Option(OFF, "activations stay on the device"),

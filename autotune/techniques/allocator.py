@@ -18,7 +18,6 @@ DEFAULT = "default"
 class Allocator(Equipped):
     """``expandable_segments`` in the environment variables that configure PyTorch's caching allocator."""
 
-    name = "allocator"
     summary = "Lets segments of reserved GPU memory grow, so that less of it is unused between tensors."
     options = (
         Option(DEFAULT, "segments of fixed sizes; a freed block is reused for requests that fit into it"),

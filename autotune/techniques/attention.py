@@ -72,7 +72,6 @@ def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | Non
 class Attention(Technique):
     """The implementation that ``attn_implementation`` names."""
 
-    name = "attention"
     summary = "Chooses the attention kernel; fused kernels never store the matrix of scores."
     options = (
         Option(EAGER, "plain matrix products; stores the matrix of scores"),

@@ -103,10 +103,10 @@ class TrainerFacts:
 
 
 class Technique:
-    """One knob of TRL, transformers or PEFT. Each named subclass is one knob and one file; unnamed ones are bases.
+    """One knob of TRL, transformers or PEFT. Each subclass with a summary is one knob and one file; others are bases.
 
     Class attributes:
-        name: the knob's spelling everywhere.
+        name: the knob's spelling everywhere; by default, the name of its file.
         summary: its trade-off, in one sentence.
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting; by default, the first of the options.
@@ -132,6 +132,7 @@ class Technique:
     impact: ClassVar[TraceImpact] = TraceImpact()
 
     def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name", cls.__module__.rpartition(".")[2])
         if "options" in vars(cls) and "trl_default" not in vars(cls):
             cls.trl_default = cls.options[0].choice
 

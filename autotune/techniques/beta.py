@@ -17,7 +17,6 @@ _ALWAYS = "any value needs the same memory and time, since the loss always needs
 class Beta(NumberTechnique):
     """``beta``; at 0 there is neither a copy of the model, nor its pass over each generation batch."""
 
-    name = "beta"
     summary = "Weight of the divergence from a reference; 0 needs no reference model and no pass through it."
     options = (
         Option("0.0", "no reference: TRL's default for GRPO"),

@@ -46,7 +46,6 @@ def data_ranks(candidate: Candidate, setting: Setting) -> int:
 class ContextParallel(Equipped):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
-    name = NAME
     summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
     options = (
         Option(1, "each process has whole rows", entries={}),

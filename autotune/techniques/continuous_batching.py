@@ -17,7 +17,6 @@ class ContinuousBatching(Equipped):
     after the first generation, weights are trained in bf16 or fp16.
     """
 
-    name = "continuous_batching"
     summary = "Generates completions of all lengths without padding, with a paged cache that takes most free memory."
     options = (
         Option(OFF, "`generate()` on padded prompts", entries={}),

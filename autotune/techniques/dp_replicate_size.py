@@ -15,7 +15,6 @@ NAME = "dp_replicate_size"
 class DpReplicateSize(Distributed):
     """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
 
-    name = NAME
     summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
     options = (
         Option(1, "one group: the model is sharded among all processes", entries={}),

@@ -44,7 +44,6 @@ def _generating(trainer: str) -> TrainerFacts:
 class GradientCheckpointing(Technique):
     """Activation checkpointing of transformers and TRL."""
 
-    name = "gradient_checkpointing"
     summary = "Keeps fewer activations and recomputes the others in the backward pass."
     options = (
         Option(OFF, "keeps all activations"),

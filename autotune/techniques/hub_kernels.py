@@ -9,7 +9,6 @@ from autotune.techniques.trace_impact import TraceImpact
 class HubKernels(Equipped):
     """``use_kernels`` of ``from_pretrained``."""
 
-    name = "hub_kernels"
     summary = "Replaces layers by fused kernels from the Hub, which are downloaded at first use."
     options = (
         # Older releases of transformers do not accept the argument.

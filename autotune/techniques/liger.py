@@ -31,7 +31,6 @@ def _supported_models() -> frozenset[str]:
 class Liger(Equipped):
     """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
-    name = "liger"
     summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
     options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, for architectures that have them"))
     # Triton has no driver on a CPU.

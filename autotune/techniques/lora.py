@@ -67,7 +67,6 @@ def trains_whole_modules(setting: Setting) -> bool:
 class Lora(Technique):
     """LoRA by PEFT, set through the fields of ``trl.ModelConfig``."""
 
-    name = "lora"
     summary = "Trains small adapters on a frozen model: only they have gradients and optimizer state."
     options = (
         Option(NONE, "all weights are trained"),

@@ -9,7 +9,6 @@ from autotune.techniques.trace_impact import GROWING_SIZES
 class MaxCompletionLength(NumberTechnique):
     """Longer completions are cut, which changes their rewards; the worst case has only completions of this length."""
 
-    name = "max_completion_length"
     summary = "Maximum tokens of a completion: bounds the key-value cache and the width of every micro-batch."
     options = (
         Option(512, "TRL's default"),

@@ -66,7 +66,6 @@ def _cuts_loss_inputs(setting: Setting) -> bool:
 class MaxLength(Technique):
     """Longer rows are truncated to this length, or dropped, as the trainer does; packed rows are filled up to it."""
 
-    name = "max_length"
     summary = (
         "Cuts or drops long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
     )

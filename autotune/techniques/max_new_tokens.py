@@ -9,7 +9,6 @@ from autotune.techniques.max_completion_length import MaxCompletionLength
 class MaxNewTokens(MaxCompletionLength):
     """``max_completion_length`` under another name, with another default."""
 
-    name = "max_new_tokens"
     summary = "Maximum tokens of a completion: bounds the cost of generation and the width of every micro-batch."
     options = (
         Option(64, "TRL's default"),

@@ -9,7 +9,6 @@ from autotune.techniques.trace_impact import SIZES
 class NumGenerations(NumberTechnique):
     """A generation batch holds whole groups, so it is divisible by their size."""
 
-    name = "num_generations"
     summary = "Number of completions per prompt; all of a prompt's are in one generation batch."
     options = (
         Option(8, "TRL's default for GRPO"),

@@ -9,7 +9,6 @@ from autotune.techniques.trace_impact import TraceImpact
 class NumIterations(NumberTechnique):
     """Fewer generations for the same number of updates; all but the first update are off-policy."""
 
-    name = "num_iterations"
     summary = "Number of updates on the same completions, which share the time to generate them."
     options = (
         Option(1, "TRL's default: each completion is trained on once"),

@@ -36,7 +36,6 @@ _GPU_OPTIMIZERS = ("bnb", "8bit", "paged")
 class Offload(Technique):
     """``offload_optimizer`` and ``offload_param`` of DeepSpeed, ``cpu_offload`` of FSDP2. Offloading is exact."""
 
-    name = "offload"
     summary = "Keeps optimizer state or weights in the host's memory, where the optimizer then runs."
     options = (
         Option(NONE, "all on the device"),

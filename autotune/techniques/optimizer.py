@@ -19,7 +19,6 @@ _PAGED = "paging moves optimizer state between a GPU and the host, and there is 
 class Optimizer(Technique):
     """``optim`` of ``TrainingArguments``."""
 
-    name = "optimizer"
     summary = "Chooses the optimizer: AdamW's state is two fp32 copies of the trained weights; others have less state."
     options = (
         Option("adamw_torch_fused", "AdamW in one fused kernel"),

@@ -152,7 +152,6 @@ def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float
 class Packing(Equipped):
     """TRL's packing strategies."""
 
-    name = NAME
     summary = "Packs several shuffled documents into each row, which avoids time and memory for padding."
     options = (
         Option(NONE, "one document per row, padded to the longest of its micro-batch"),

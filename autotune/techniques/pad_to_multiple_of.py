@@ -22,7 +22,6 @@ def multiple_of(candidate: Candidate) -> int:
 class PadToMultipleOf(Technique):
     """Padding of the collated length beyond the longest row."""
 
-    name = NAME
     summary = "Rounds up the length of a micro-batch, which matches matrix units' tiles and repeats shapes."
     options = (
         Option(NONE, "no rounding"),

@@ -13,7 +13,6 @@ from autotune.techniques.trace_impact import SIZES
 class PaddingFree(Equipped):
     """TRL's padding-free collator."""
 
-    name = "padding_free"
     summary = "Concatenates the rows of a micro-batch, which avoids time and memory for padding."
     options = (
         Option(OFF, "rows are padded to the longest of their micro-batch"),

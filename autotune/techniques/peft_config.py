@@ -29,7 +29,6 @@ class PeftConfig(Technique):
     A choice is the configuration itself, as JSON, so that a study does not depend on a file that may change.
     """
 
-    name = "peft_config"
     summary = "Trains an adapter configured by a file of PEFT's JSON: any PEFT method with all of its keys."
     options = (
         Option(NONE, "the adapter that lora chooses, or none"),

@@ -13,7 +13,6 @@ from autotune.techniques.trace_impact import GROWING_SIZES
 class PerDeviceEvalBatchSize(Technique):
     """Rows per evaluation micro-batch, which computes no gradients; it changes neither training nor its speed."""
 
-    name = "per_device_eval_batch_size"
     summary = "Rows per micro-batch of evaluation, any number."
     options = (Option(8, "any number of rows", family=POSITIVE),)
     writes = frozenset({"args.per_device_eval_batch_size"})

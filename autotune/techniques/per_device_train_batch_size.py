@@ -37,7 +37,6 @@ def documents_per_step(candidate: Candidate, setting: Setting) -> float:
 class PerDeviceTrainBatchSize(Technique):
     """Rows per micro-batch; gradient accumulation provides the rest of the global batch, counted in documents."""
 
-    name = ROWS
     summary = "Rows per micro-batch, any number; gradient accumulation adapts to keep the global batch."
     options = (Option(8, "any number of rows up to the global batch", family=POSITIVE),)
     writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})

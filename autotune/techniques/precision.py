@@ -20,7 +20,6 @@ _BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
 class Precision(Technique):
     """The type of loaded weights, and mixed precision."""
 
-    name = "precision"
     summary = "Chooses the type of the weights and of matrix products."
     options = (
         Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),

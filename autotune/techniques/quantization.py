@@ -15,7 +15,6 @@ _NF4 = {"model.load_in_4bit": True, "model.bnb_4bit_quant_type": "nf4"}
 class Quantization(Equipped):
     """bitsandbytes' quantised linear modules, set through the fields of ``trl.ModelConfig``."""
 
-    name = "quantization"
     summary = "Stores the frozen weights in 8 or 4 bits and dequantises them for each use."
     options = (
         Option(NONE, "weights in their loaded type", entries={}),

@@ -22,7 +22,6 @@ SYNCHRONISED_WHOLE = (
 class Reference(Equipped):
     """``precompute_ref_log_probs``. With adapters, the model without them is the reference, at no extra memory."""
 
-    name = "reference"
     summary = (
         "Computes the reference model's log-probabilities in each micro-batch, or once for all rows before training."
     )

@@ -14,7 +14,6 @@ from autotune.techniques.trace_impact import TraceImpact
 class ReshardAfterForward(Distributed):
     """The key of that name in ``fsdp_config``."""
 
-    name = "reshard_after_forward"
     summary = "Frees a layer's gathered weights after its forward pass; FSDP2 gathers them again for the backward pass."
     options = (
         Option(ON, "weights of one layer at a time"),

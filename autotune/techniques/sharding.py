@@ -102,7 +102,6 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
 class Sharding(Technique):
     """Data parallelism of PyTorch (DDP, FSDP2) or DeepSpeed (ZeRO), through ``fsdp`` or ``deepspeed``."""
 
-    name = "sharding"
     summary = "Shards optimizer state, gradients and weights across the processes, instead of copying them."
     options = (
         Option(DDP, "each process holds everything"),

@@ -23,7 +23,6 @@ _SEVERAL = re.compile(r"step\*([2-9]|[1-9]\d+)")
 class StepsPerGeneration(Technique):
     """Generating all completions of an optimizer step at once is fastest, but needs the largest key-value cache."""
 
-    name = NAME
     summary = "Generates the completions of an optimizer step at once, or in parts with a smaller key-value cache."
     options = (
         Option(WHOLE, "all completions of an optimizer step at once: TRL's default"),

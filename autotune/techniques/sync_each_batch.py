@@ -19,7 +19,6 @@ class SyncEachBatch(Distributed):
     DDP holds whole gradients in either case, and with DeepSpeed ``Trainer`` reduces them in every micro-batch.
     """
 
-    name = "sync_each_batch"
     summary = "Reduces FSDP2's gradients in each micro-batch, so that no process holds whole gradients between them."
     options = (
         Option(OFF, "once per optimizer step, and until then each process holds whole gradients", entries={}),

@@ -9,7 +9,6 @@ from autotune.techniques.trace_impact import TraceImpact
 class TorchCompile(Technique):
     """``torch_compile`` of ``TrainingArguments``. Not in the default space: compiling takes minutes per probe."""
 
-    name = "torch_compile"
     summary = "Compiles the model, which fuses kernels and takes minutes for each new shape."
     options = (
         Option(OFF, "runs as written", entries={"args.torch_compile": False}),

@@ -14,7 +14,6 @@ class TorchEmptyCacheSteps(Equipped):
     the time to return and reserve memory; predicted times exclude it.
     """
 
-    name = "torch_empty_cache_steps"
     summary = "Returns cached memory to the GPU before the backward pass, and reserves it again when needed."
     options = (
         Option(OFF, "the allocator keeps its reserved memory", entries={}),

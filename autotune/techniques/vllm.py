@@ -38,7 +38,6 @@ class Vllm(Equipped):
     (``vllm_importance_sampling_correction``), and RLOO takes its old log-probabilities from the trained model.
     """
 
-    name = NAME
     summary = "Generates completions with vLLM, which is fast and reserves a share of the GPU for itself."
     options = (
         Option(OFF, "transformers generates: TRL's default", entries={}),

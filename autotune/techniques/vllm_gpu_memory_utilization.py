@@ -13,7 +13,6 @@ from autotune.techniques.vllm import VllmSize, is_colocated
 class VllmGpuMemoryUtilization(VllmSize):
     """It covers vLLM's weights, activations, CUDA graphs and key-value cache, which takes the remainder."""
 
-    name = "vllm_gpu_memory_utilization"
     summary = "Share of the GPU that vLLM reserves; its key-value cache takes the part beyond weights and activations."
     options = (
         Option("0.3", "TRL's default for GRPO, RLOO and distillation"),

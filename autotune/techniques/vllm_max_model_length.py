@@ -16,7 +16,6 @@ MODEL = "model"
 class VllmMaxModelLength(VllmSize):
     """vLLM does not start unless its cache holds one such sequence, even if the dataset's are shorter."""
 
-    name = "vllm_max_model_length"
     summary = "Longest sequence of vLLM: its key-value cache must hold at least one of this length."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),

@@ -22,7 +22,6 @@ from autotune.techniques.base import Option, Technique
 class WeightDecay(Technique):
     """A knob for the test."""
 
-    name = "weight_decay"
     summary = "Shrinks weights a little at every step."
     options = (Option("off", "no decay"), Option("on", "a decay of 0.1"))
     trl_default = "off"

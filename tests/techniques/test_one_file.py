@@ -27,7 +27,6 @@ from autotune.techniques.trace_impact import PlanImpact, Scope, TraceImpact
 class Knob(Technique):
     """A field of ``transformers.TrainingArguments`` that has no technique."""
 
-    name = "weight_decay"
     summary = "Shrinks weights a little at every step."
     options = (Option(0, "no decay"), Option(1, "far too much"))
     trl_default = 0
