@@ -22,7 +22,6 @@ class ActivationOffloading(Equipped):
     # TRL 1.16 fails there.
     without_gpu = "it moves activations from an accelerator to the host, and there is no accelerator"
     needs = "an accelerator, and host memory for the activations"
-    writes = frozenset({"args.activation_offloading"})
     impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

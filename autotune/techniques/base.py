@@ -113,7 +113,8 @@ class Technique:
         needs: its requirements, for the catalogue; empty without any.
         changes: how its training-changing choices change training; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
-            ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+            ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``. By
+            default, the field of its name.
         identified_by: the entries of :attr:`writes` that identify a choice in a user's own configuration; empty: all.
             The others are further settings; in a user's own engine document, they are kept.
         by_trainer: facts that depend on the trainer, by its name.
@@ -133,6 +134,7 @@ class Technique:
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name", cls.__module__.rpartition(".")[2])
+        cls.writes = vars(cls).get("writes", frozenset({f"args.{cls.name}"}))
         if "options" in vars(cls) and "trl_default" not in vars(cls):
             cls.trl_default = cls.options[0].choice
 

@@ -22,7 +22,6 @@ class Beta(NumberTechnique):
         Option("0.0", "no reference: TRL's default for GRPO"),
         Option("0.05", "TRL's default for RLOO; any number", Effect.CHANGES_TRAINING),
     )
-    writes = frozenset({"args.beta"})
     by_trainer = differing(
         rloo=TrainerFacts(default="0.05"),
         **dict.fromkeys(("dpo", "kto", "online_dpo"), TrainerFacts(without_effect=_ALWAYS)),

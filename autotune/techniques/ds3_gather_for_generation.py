@@ -21,7 +21,6 @@ class GatherForGeneration(Distributed):
         Option(OFF, "layer by layer: little memory, but slow"),
     )
     needs = f"sharding={_ZERO3}, and generation without vLLM"
-    writes = frozenset({"args.ds3_gather_for_generation"})
     # Weights are gathered layer by layer.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == OFF)
     by_trainer = differing(

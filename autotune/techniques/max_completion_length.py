@@ -14,6 +14,5 @@ class MaxCompletionLength(NumberTechnique):
         Option(512, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    writes = frozenset({"args.max_completion_length"})
     changes = "longer completions are cut, and rewarded after the cut"
     impact = GROWING_SIZES

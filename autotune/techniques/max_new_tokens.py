@@ -14,4 +14,3 @@ class MaxNewTokens(MaxCompletionLength):
         Option(64, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    writes = frozenset({"args.max_new_tokens"})

@@ -15,6 +15,5 @@ class NumGenerations(NumberTechnique):
         Option(2, "TRL's default for RLOO; any number from 2 on", Effect.CHANGES_TRAINING, family=SEVERAL),
     )
     by_trainer = differing(rloo=TrainerFacts(default=2))
-    writes = frozenset({"args.num_generations"})
     changes = "the baseline of a reward is the mean of more or fewer completions"
     impact = SIZES

@@ -14,6 +14,5 @@ class NumIterations(NumberTechnique):
         Option(1, "TRL's default: each completion is trained on once"),
         Option(2, "any number", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    writes = frozenset({"args.num_iterations"})
     changes = "the same completions are trained on again after the model has changed (off-policy)"
     impact = TraceImpact(also_sets_sizes=True, patches_libraries=False)

@@ -28,7 +28,6 @@ class PadToMultipleOf(Technique):
         Option(8, "any number of tokens above 1", family=SEVERAL),
         Option(64, "any number of tokens"),
     )
-    writes = frozenset({"args.pad_to_multiple_of"})
     impact = SIZES
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:

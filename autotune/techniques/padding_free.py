@@ -19,7 +19,6 @@ class PaddingFree(Equipped):
         Option(ON, "rows are concatenated"),
     )
     needs = "an architecture and attention that keep packed documents apart (checked)"
-    writes = frozenset({"args.padding_free"})
     with_images = "TRL refuses it for rows with images"
     by_trainer = differing(dpo=TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off"))
     impact = SIZES

@@ -15,7 +15,6 @@ class PerDeviceEvalBatchSize(Technique):
 
     summary = "Rows per micro-batch of evaluation, any number."
     options = (Option(8, "any number of rows", family=POSITIVE),)
-    writes = frozenset({"args.per_device_eval_batch_size"})
     needs = "rows to evaluate on (`--eval-dataset`, `--eval-split`)"
     impact = GROWING_SIZES
 

@@ -22,5 +22,4 @@ class TorchEmptyCacheSteps(Equipped):
     )
     without_gpu = "it empties the cache of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU"
-    writes = frozenset({"args.torch_empty_cache_steps"})
     impact = TraceImpact(Scope.ALLOCATOR, unplanned="its time")

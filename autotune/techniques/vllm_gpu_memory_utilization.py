@@ -19,7 +19,6 @@ class VllmGpuMemoryUtilization(VllmSize):
         Option("0.5", "any share between 0 and 1"),
     )
     by_trainer = differing(online_dpo=TrainerFacts(default="0.55"))
-    writes = frozenset({"args.vllm_gpu_memory_utilization"})
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the share, spelled as Python does."""

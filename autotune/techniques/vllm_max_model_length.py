@@ -23,7 +23,6 @@ class VllmMaxModelLength(VllmSize):
         Option(4096, "any number of tokens", family=POSITIVE),
     )
     trl_default = MODEL
-    writes = frozenset({"args.vllm_max_model_length"})
 
     def default(self, setting: Setting) -> Choice:
         """Return the length of the data: with TRL's default, a model made for 131,072 tokens needs a cache for them."""

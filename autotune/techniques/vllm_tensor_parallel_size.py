@@ -19,7 +19,6 @@ class VllmTensorParallelSize(VllmSize):
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
     needs = f"{VllmSize.needs}, and a number of GPUs that it divides"
-    writes = frozenset({"args.vllm_tensor_parallel_size"})
     # `_generate_vllm_colocate` passes each process's own prompts, but all ranks of an engine need the same.
     by_trainer = differing(
         online_dpo=TrainerFacts(ignored={2: "TRL does not gather the prompts of the processes that share vLLM"})
