@@ -11,8 +11,6 @@ from functools import cache
 from autotune.errors import InputError
 from autotune.techniques.base import Technique
 
-__all__ = ["catalogue", "find"]
-
 
 @cache
 def catalogue() -> tuple[Technique, ...]:
