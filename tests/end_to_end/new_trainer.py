@@ -140,9 +140,6 @@ class Toy(Adapter):
         return Dataset.from_dict(
             {name: [[TOKEN] * row[part] for row in rows] for part, name in enumerate(COLUMNS)}
         )
-
-
-ADAPTER = Toy()
 '''
 
 SEARCH_SPACE = """

@@ -101,7 +101,7 @@ def _loading_by(trainer: type[Any], make_model: Callable[[], Any]) -> Iterator[N
 
 
 class Adapter(ABC):
-    """The child's side of one trainer. A subclass is one file, and its only instance is ``ADAPTER``.
+    """The child's side of one trainer: one subclass in the module of its name.
 
     A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
     probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`arguments`,
@@ -209,10 +209,10 @@ class Adapter(ABC):
         return rows
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-        """Return TRL's trainer class, or its subclass with :attr:`on_rows`, which has the plan as an attribute."""
+        """Return TRL's trainer class, or its subclass with :attr:`on_rows`, whose attributes are plan and adapter."""
         if self.on_rows is None:
             return self.trainer
-        return type(self.trainer.__name__, (self.on_rows, self.trainer), {"plan": plan, "module": self.module})
+        return type(self.trainer.__name__, (self.on_rows, self.trainer), {"plan": plan, "adapter": self})
 
     def sequences(self, rows: Dataset, length: int | None) -> Counts:
         """Return the tokens of the sequences of tokenised rows, cut to a length; shape (rows, sequences)."""

@@ -21,17 +21,18 @@ class _WithTeacher(OnTokenizedPrompts):
     teacher_model: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        module = self.adapter.module
         # TRL limits vLLM's sequences to a generation batch.
         sequences = self.plan.rows * self.plan.micro_batches * (self.plan.number(_PARALLEL) or 1)
-        make_connection = self.module.VLLMGeneration
+        make_connection = module.VLLMGeneration
 
         def limit_sequences(**arguments: Any) -> Any:
             return make_connection(**{**arguments, "max_num_seqs": sequences})
 
         # The trainer checks that vLLM is installed, which a trace does not need.
         needs_vllm = self.plan.args.get("vllm_mode") != STAND_IN
-        is_available = self.module.is_vllm_available if needs_vllm else lambda: True
-        with mock.patch.multiple(self.module, VLLMGeneration=limit_sequences, is_vllm_available=is_available):
+        is_available = module.is_vllm_available if needs_vllm else lambda: True
+        with mock.patch.multiple(module, VLLMGeneration=limit_sequences, is_vllm_available=is_available):
             super().__init__(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
@@ -61,6 +62,3 @@ class OnPolicyDistillation(Generating):
     def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
         """Return the teacher's name, by which TRL loads it; rows are tokenised without one."""
         return {"teacher_model": plan.args[TEACHER]} if TEACHER in plan.args else {}
-
-
-ADAPTER = OnPolicyDistillation()

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from trl import DPOTrainer
 
 from autotune.core.blocks import block_rows
 from autotune.step.images.tokens import image_elements
@@ -15,14 +14,14 @@ from autotune.step.rows import Counts, RowSizes
 from autotune.step.trainers.reference import OnTokenizedRows, WithReference
 
 
-class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
+class _OnTokenizedRows(OnTokenizedRows):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest rows, then time it on a sample of micro-batches, to extrapolate to all."""
-        widths = ADAPTER.sequences(dataset, self.args.max_length).max(axis=1)
+        widths = self.adapter.sequences(dataset, self.args.max_length).max(axis=1)
         widest = np.argsort(-widths, kind="stable")[:batch_size]
-        blocks, answers = block_rows(len(dataset), batch_size), ADAPTER.answers(dataset, self.args)
+        blocks, answers = block_rows(len(dataset), batch_size), self.adapter.answers(dataset, self.args)
         columns = {"ref_chosen_logps": answers[:, 0], "ref_rejected_logps": answers[:, 1]}
         return self.precompute_sample(dataset, name, [widest], blocks, widths[blocks].max(axis=1), columns)
 
@@ -59,6 +58,3 @@ class PreferenceOptimization(WithReference):
         # Truncation of the end leaves the rest of the answer; TRL drops rows whose prompt alone fills the length.
         keeps_start = args.truncation_mode == "keep_start"
         return np.asarray(sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:]))
-
-
-ADAPTER = PreferenceOptimization()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -14,7 +13,7 @@ from trl.generation import vllm_generation
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.images.sizes import COLUMNS
-from autotune.step.trainers.base import Drawing
+from autotune.step.trainers.base import Adapter, Drawing
 from autotune.step.trainers.prompts import (
     COMPLETION_TOKENS,
     NO_TOKEN,
@@ -44,17 +43,18 @@ class OnTokenizedPrompts(_Trl):
 
     Attributes:
         plan: the training plan.
-        module: the module of TRL's trainer.
+        adapter: the adapter of the trainer.
         skipped_micro_batches: micro-batches of a step that are not run.
     """
 
     plan: TrainingPlan
-    module: ModuleType
+    adapter: Adapter
     skipped_micro_batches = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        connection = FixedCompletions if self.plan.args.get("vllm_mode") == STAND_IN else self.module.VLLMGeneration
-        with mock.patch.object(self.module, "VLLMGeneration", connection), with_random_weights(vllm_generation):
+        module = self.adapter.module
+        connection = FixedCompletions if self.plan.args.get("vllm_mode") == STAND_IN else module.VLLMGeneration
+        with mock.patch.object(module, "VLLMGeneration", connection), with_random_weights(vllm_generation):
             super().__init__(*args, **kwargs)
         # TRL loads tokenizers with left padding; this one was passed in.
         self._tokenizer.padding_side = "left"

@@ -27,7 +27,7 @@ class _GroupTrainer(OnTokenizedPrompts):
     _passes: Iterator[str]
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        shuffle = self.module.shuffle_sequence_dict
+        shuffle = self.adapter.module.shuffle_sequence_dict
 
         def shuffle_in_order(batch: Any) -> Any:
             with mock.patch.object(torch, "randperm", torch.arange):
@@ -35,7 +35,7 @@ class _GroupTrainer(OnTokenizedPrompts):
 
         previous = self._buffered_inputs
         # TRL shuffles the completions of a generation batch; here, the order of rows assigns them to micro-batches.
-        with mock.patch.object(self.module, "shuffle_sequence_dict", shuffle_in_order):
+        with mock.patch.object(self.adapter.module, "shuffle_sequence_dict", shuffle_in_order):
             inputs = super()._prepare_inputs(*args, **kwargs)
         if self._has_images and is_tracing() and self._buffered_inputs is not previous:
             # Meanwhile TRL also holds the unshuffled tensors, and those of the previous generation.

@@ -10,6 +10,3 @@ class GroupRelativePolicyOptimization(Groups):
 
     # GRPOTrainer._tokenize_prompts passes None for a row without images, at which processors raise a TypeError.
     images_in_every_row = True
-
-
-ADAPTER = GroupRelativePolicyOptimization()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from trl import KTOTrainer
 
 from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
@@ -22,7 +21,7 @@ from autotune.virtual import is_tracing
 _MISMATCHED = "KL_completion_ids"
 
 
-class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
+class _OnTokenizedRows(OnTokenizedRows):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,10 +43,11 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then time it on a sample of blocks for an extrapolation to all."""
-        lengths, beside = ADAPTER.sequences(dataset, self.args.max_length)[:, 0], _mismatched_tokens(dataset, self.args)
+        lengths = self.adapter.sequences(dataset, self.args.max_length)[:, 0]
+        beside = _mismatched_tokens(dataset, self.args)
         loads, blocks = blocks_of(lengths, beside, batch_size), block_rows(len(dataset), batch_size)
         pairs = {"ref_logps": lengths} if beside is None else {"ref_logps": lengths, "ref_KL_logps": beside}
-        columns = {column: pair - ADAPTER.lengths(dataset)[:, 0] for column, pair in pairs.items()}
+        columns = {column: pair - self.adapter.lengths(dataset)[:, 0] for column, pair in pairs.items()}
         # A last block with fewer rows repeats them in `blocks`, which would need more memory than TRL does.
         widest = [np.unique(blocks[place]) for place in worst_blocks(loads)]
         return self.precompute_sample(dataset, name, widest, blocks, loads.tokens + loads.beside, columns)
@@ -109,9 +109,6 @@ class UnpairedPreference(WithReference):
 
         trainer._compute_kl_logps = log_probabilities
         watch_reference(trainer, in_phase, lambda: bool(running))
-
-
-ADAPTER = UnpairedPreference()
 
 
 def _with_mismatched(block: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -161,6 +161,3 @@ class OnlineDirectPreferenceOptimization(Prompted):
         completion = self.max_completion_tokens(trainer) if trainer.use_vllm else drawn
         rows = COMPLETIONS * len(batch[PROMPT])
         return rows, rows * int(self.collation(trainer).joined(np.array(prompt), np.array(completion)))
-
-
-ADAPTER = OnlineDirectPreferenceOptimization()

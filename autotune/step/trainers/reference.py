@@ -28,9 +28,11 @@ class OnTokenizedRows(_Trl):
     """TRL's trainer on tokenised rows; a subclass precomputes the reference's log-probabilities for some of them.
 
     Attributes:
+        adapter: the adapter of the trainer.
         seconds_per_row: time to precompute a row; 0 if nothing is precomputed.
     """
 
+    adapter: Any
     seconds_per_row = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -22,6 +22,3 @@ class RewardModelling(Adapter):
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of both sequences, all of which affect the score."""
         return np.asarray(self.lengths(rows).sum(axis=1))
-
-
-ADAPTER = RewardModelling()

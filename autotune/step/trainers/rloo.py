@@ -7,6 +7,3 @@ from autotune.step.trainers.groups import Groups
 
 class LeaveOneOut(Groups):
     """The child's side of ``autotune.trainers.rloo``."""
-
-
-ADAPTER = LeaveOneOut()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,8 +58,8 @@ class SupervisedFineTuning(Adapter):
         """Truncate rows as in a bundle's copy of the dataset, if the plan truncates before the trainer."""
         if plan.truncate_to is None:
             return rows
-        cut = rows.with_format("arrow").map(_cut, batched=True, fn_kwargs={"length": plan.truncate_to})
-        return cut.with_format(None)
+        known = {"copied_rows": self.specification.copied_rows, "length": plan.truncate_to}
+        return rows.with_format("arrow").map(_cut, batched=True, fn_kwargs=known).with_format(None)
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of the trainer's rows, packed or not; its collator truncates rows with images."""
@@ -84,9 +84,5 @@ class SupervisedFineTuning(Adapter):
         return Dataset.from_dict({"input_ids": tokens, "labels": labels})
 
 
-ADAPTER = SupervisedFineTuning()
-
-
-def _cut(rows: pa.Table, length: int) -> pa.Table:
-    copied_rows = ADAPTER.specification.copied_rows
+def _cut(rows: pa.Table, copied_rows: Callable[..., pa.RecordBatch], length: int) -> pa.Table:
     return pa.Table.from_batches([copied_rows(batch, length) for batch in rows.combine_chunks().to_batches()])
