@@ -25,7 +25,6 @@ from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import TraceFacts, capability_of, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import find_adapter
-from autotune.trainers import find_trainer
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.costs import Kind, operator_seconds, step_seconds
@@ -64,7 +63,7 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
 
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     start_seconds = time.monotonic()
-    facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
+    facts, program = TraceFacts(), find_adapter(request.plan.trainer).specification.program(request.plan)
     traced = _traced(request, facts, folder, of_step=program.in_step)
     parts = sections(traced, traced.phase(step_name(1)), _with_synchronisation(program))
     timed_operators = [

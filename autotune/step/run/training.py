@@ -33,7 +33,6 @@ from autotune.step.run.worst import worst_order
 from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Adapter, Drawing
 from autotune.techniques.attention import FLEX, unmasked_may_need_more
-from autotune.trainers import find_trainer
 
 OUTPUT_DIRECTORY = "output"
 """The trainer's output directory in the job's folder; no tensors are saved to it."""
@@ -89,7 +88,7 @@ def step_size(plan: TrainingPlan, drawing: Drawing | None = None) -> StepSize:
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:
     """Return the trainer with its model and its data."""
     plan, source, adapter = request.plan, request.model, find_adapter(request.plan.trainer)
-    progress.program = find_trainer(plan.trainer).program(plan)
+    progress.program = adapter.specification.program(plan)
     in_step = step_size(plan).executed(whole=request.schedule.whole_steps)
     # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
     overrides = {**run_arguments(1, folder), **adapter.derived(plan), "gradient_accumulation_steps": in_step}
@@ -99,7 +98,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     arguments = on_device(torch.device("cpu"), plan, configure) if request.device == "cpu" else configure()
     loading: dict[str, Any]
     building: AbstractContextManager[object] = nullcontext()
-    if source.init == "pretrained" and find_trainer(plan.trainer).loads_by_name:
+    if source.init == "pretrained" and adapter.specification.loads_by_name:
         arguments.model_init_kwargs["revision"] = source.revision
         model: Any = source.name
         loading = {"quantization_config": quantization_config(plan)}

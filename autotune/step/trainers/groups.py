@@ -13,7 +13,6 @@ import torch
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
-from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.virtual import assume, for_real, is_tracing, phase
@@ -53,7 +52,7 @@ class _GroupTrainer(OnTokenizedPrompts):
     @property
     def passes(self) -> tuple[str, ...]:
         """The passes over a generation batch, in TRL's order."""
-        old = OLD_PASS in find_trainer(self.plan.trainer).program(self.plan).names
+        old = OLD_PASS in self.adapter.specification.program(self.plan).names
         return (*((OLD_PASS,) if old else ()), *((REFERENCE_PASS,) if self.beta else ()))
 
     def _get_per_token_logps_and_entropies(
