@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
+from autotune.core.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnwrittenError
 from tests.test_architecture import PARENT_MODULES
 
@@ -35,7 +35,7 @@ def test_an_error_of_any_kind_can_be_sent_to_another_process() -> None:
     "error",
     [
         InputError("It is broken.", hint="Mend it."),
-        WillNotFit("It needs too much.", Verdict(SCHEMA, Outcome.DOES_NOT_FIT, "does not fit"), hint="Pack rows."),
+        WillNotFit("It needs too much.", Verdict(Outcome.DOES_NOT_FIT, "does not fit"), hint="Pack rows."),
         UnwrittenError(InputError("The disk is full.", hint="Free some."), {"a": "result"}),
     ],
     ids=lambda error: type(error).__name__,

@@ -15,7 +15,7 @@ from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden_values, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
-from autotune.core.dry_run import SCHEMA, CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
+from autotune.core.dry_run import CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
 from autotune.core.events import StageStarted
 from autotune.core.scratch import scratch_folder
 from autotune.errors import InputError
@@ -77,7 +77,6 @@ def dry_run(args: DryRunArguments) -> DryRun:
     result = answer(ran, count, steps)
     held_bytes, spare_bytes = _most(ran.processes, result.failed)
     return DryRun(
-        schema=SCHEMA,
         outcome=result.outcome,
         headline=headline(result, held_bytes, spare_bytes),
         reason=result.reason,

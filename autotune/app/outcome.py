@@ -13,7 +13,7 @@ from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
+from autotune.core.result import BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.spread import mean_interval, mean_rate, prediction_interval
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
@@ -68,7 +68,6 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         if not (record.measurement.ok and trial.illegal)
     ]
     return Result(
-        schema=SCHEMA,
         status=_status(outcome, trials),
         trainer=trainer.name,
         workload=workload,

@@ -29,7 +29,7 @@ from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.epoch import Epoch
-from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
+from autotune.core.estimate import Estimate, Plan, distinct, smallest_changes
 from autotune.core.events import TRACING
 from autotune.core.explanation import Explanation, Subject
 from autotune.core.gpu import Gpu
@@ -102,7 +102,6 @@ def plan(args: PlanArguments) -> Plan:
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
         epochs = [_epoch(problem, one, args) for one in (*best, baseline)]
     found = Plan(
-        schema=SCHEMA,
         model=workload.model.name,
         dataset=workload.dataset.name,
         gpu=planned.device,

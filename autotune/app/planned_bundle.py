@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.app.servers import longest_sequence
-from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
+from autotune.core.bundle import Basis, PlannedBundle, ServerSplit
 from autotune.core.estimate import Estimate
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
@@ -81,7 +81,6 @@ def write_plan(
     if copies_rows(workload, plan) and not Path(workload.dataset.tokenized_directory).exists():
         workload = read_workload()
     document = PlannedBundle(
-        schema=SCHEMA,
         basis=Basis.PLANNED,
         directory=str(folder),
         trainer=problem.trainer.name,

@@ -18,7 +18,7 @@ from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.events import Noted, Ranked, StageStarted, excluding
 from autotune.core.machine import Hardware
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit, cost_of
+from autotune.core.rent import BILLION, Offer, Rent, Unit, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import compared_gpus, compares_gpus
@@ -70,7 +70,6 @@ def rent(args: RentArguments) -> Rent:
         raise survey.refused[0]
     largest = planned_machine(words[0], max(offer.processes for offer in offers), args.num_machines).hardware
     return Rent(
-        schema=SCHEMA,
         model=workload.model.name,
         dataset=workload.dataset.name,
         trainer=options.trainer.name,

@@ -13,7 +13,7 @@ from autotune.core.bundle import Basis
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
 from autotune.core.json_text import read_json
-from autotune.core.result import SCHEMA, Result, Timelines
+from autotune.core.result import Result, Timelines
 from autotune.emit.bundle import PLAN, RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError
@@ -119,8 +119,8 @@ def read_result(file: Path) -> Result:
             f"{file} is a plan, and `autotune report` reads the results of probes.",
             hint="`autotune plan --html FILE` writes the page of a plan.",
         )
-    if schema != SCHEMA:
-        raise InputError(f"{file} has schema {schema!r}, not {SCHEMA}.", hint=_AGAIN)
+    if schema != Result.schema:
+        raise InputError(f"{file} has schema {schema!r}, not {Result.schema}.", hint=_AGAIN)
     try:
         # Earlier versions wrote secrets into the file.
         found = decode(Result, hidden_values(document))

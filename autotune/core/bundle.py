@@ -9,8 +9,6 @@ from enum import StrEnum
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 
-SCHEMA = 1
-
 
 class Basis(StrEnum):
     """The source of a bundle's figures.
@@ -68,7 +66,7 @@ class PlannedBundle:
         settings: the options that differ from the defaults, by the names of ``autotune.plan``'s parameters.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     basis: Basis
     directory: str
     trainer: str

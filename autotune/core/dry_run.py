@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.core.brief import Brief
-
-SCHEMA = 1
 
 
 class DryOutcome(StrEnum):
@@ -204,7 +202,7 @@ class DryRun(Brief):
         notes: limitations of the result, in sentences.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     outcome: DryOutcome
     headline: str
     reason: str

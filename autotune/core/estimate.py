@@ -19,8 +19,6 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.step_time import TIME_ERROR
 from autotune.core.unsearched import LeftOut, Unlockable
 
-SCHEMA = 1
-
 FRAGMENTATION = "fragmentation"
 """The category of memory in a breakdown that the allocator reserves without tensors in it."""
 
@@ -260,7 +258,7 @@ class Plan(Brief):
             was traced.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     model: str
     dataset: str
     gpu: Gpu

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autotune.core.brief import Brief
 from autotune.core.documents import Documents
 from autotune.core.workload import Workload
 
-SCHEMA = 1
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 COVERAGES = (0.9, 0.95, 0.99, 0.999)
 MOST_BINS = 24
@@ -71,7 +70,7 @@ class LengthReport(Brief):
         limits: ascending by maximum length; the last one cuts and drops nothing.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     workload: Workload
     rows: int
     tokens: int
@@ -90,7 +89,6 @@ def length_report(workload: Workload) -> LengthReport:
     """Return the report on the token lengths of the workload's dataset."""
     lengths, documents = workload.dataset.lengths, workload.dataset.documents
     return LengthReport(
-        schema=SCHEMA,
         workload=workload,
         rows=documents.rows,
         tokens=documents.tokens,

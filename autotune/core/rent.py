@@ -12,7 +12,6 @@ from autotune.core.estimate import Estimate
 from autotune.core.gpu import Gpu
 from autotune.core.step_time import TIME_ERROR
 
-SCHEMA = 1
 BILLION = 1_000_000_000
 Unit = Literal["epoch", "billion tokens"]
 """The unit of times and costs: an epoch of the dataset or, without one, a billion tokens."""
@@ -89,7 +88,7 @@ class Rent(Brief):
         environment: versions of the traced software, by package.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     model: str
     dataset: str
     trainer: str

@@ -17,7 +17,6 @@ from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.workload import Workload
 
-SCHEMA = 1
 _ENV, _HUB = "env.", "HF_TOKEN"
 _TOKENS = ("hub_token", "model_init_kwargs.token")
 
@@ -232,7 +231,7 @@ class Result(Brief):
         shorter: if nothing is recommended, shorter maximum lengths with the tokens and rows that they would keep.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     status: RunStatus
     trainer: str
     workload: Workload

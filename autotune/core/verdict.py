@@ -14,8 +14,6 @@ from autotune.core.yaml_text import yaml_line
 from autotune.errors import AutotuneError
 from autotune.units import counted, format_bytes
 
-SCHEMA = 1
-
 
 class Outcome(StrEnum):
     """The answer of a check.
@@ -163,7 +161,7 @@ class Verdict(Brief):
         wall_seconds: duration of the check.
     """
 
-    schema: int
+    schema: int = field(default=1, kw_only=True)
     outcome: Outcome
     headline: str
     reason: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.api.probe import ProbeResult
-from autotune.core.verdict import SCHEMA, Outcome, Verdict
+from autotune.core.verdict import Outcome, Verdict
 from tests.reporting.examples import a_result
 from tests.reporting.plans import a_plan
 from tests.reporting.rents import a_rent
@@ -16,7 +16,7 @@ def test_a_shell_shows_of_a_result_what_is_short_and_names_the_rest() -> None:
         assert shown.startswith(f"{type(value).__name__}(")
     assert "status=<RunStatus.FOUND: 'found'>" in repr(a_result())
     assert "trials" in repr(a_result()).partition("further: ")[2]
-    assert "headline='fits', reason=''" in repr(Verdict(SCHEMA, Outcome.FITS, "fits"))
+    assert "headline='fits', reason=''" in repr(Verdict(Outcome.FITS, "fits"))
 
 
 def test_a_notebook_shows_a_search_as_its_report() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
+from autotune.core.bundle import Basis, PlannedBundle, ServerSplit
 from autotune.core.candidate import Candidate
 from autotune.core.plan import Completions, Launch, TrainingPlan
 from autotune.emit.serving import serve_command, with_server_address
@@ -25,7 +25,6 @@ def a_bundle(split: ServerSplit | None = SPLIT, trainer: str = "grpo", **changes
     if split is not None:
         plan = with_server_address(replace(plan, args={**ARGS, "use_vllm": True, "vllm_mode": "server"}))
     document = PlannedBundle(
-        schema=SCHEMA,
         basis=Basis.PLANNED,
         directory="",
         trainer=trainer,

@@ -14,7 +14,7 @@ from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, Choosable, Contribution, LaterFailure, Result, Trial
+from autotune.core.result import Choosable, Contribution, LaterFailure, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.unsearched import LeftOut, Unlockable
@@ -166,7 +166,6 @@ TRIALS = (
 def a_result(**changes: Any) -> Result:
     """A run that found packing without checkpointing to be 2.3 times faster; ``changes`` are fields."""
     result = Result(
-        schema=SCHEMA,
         status=RunStatus.FOUND,
         trainer="sft",
         workload=a_workload(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.core.candidate import Candidate
 from autotune.core.epoch import Epoch
-from autotune.core.estimate import SCHEMA, Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.gpu import Gpu
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.units import GIB, MIB
@@ -60,7 +60,6 @@ AN_EPOCH = Epoch(
 def a_plan(**changes: Any) -> Plan:
     """A plan in which two fit, TRL's default is too large, and one is unknown."""
     plan = Plan(
-        schema=SCHEMA,
         model="Qwen/Qwen2.5-7B",
         dataset="rows of 1024 tokens",
         gpu=Gpu("RTX4090", BUDGET_BYTES, "usable", "https://example.org", 512 * MIB),

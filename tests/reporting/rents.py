@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import Candidate
-from autotune.core.rent import SCHEMA, Offer, Rent
+from autotune.core.rent import Offer, Rent
 from autotune.inspection.gpus import find_gpu
 from autotune.units import GIB
 from tests.reporting.plans import LONGEST, an_estimate
@@ -37,7 +37,6 @@ TOO_SMALL = Offer(find_gpu("T4"), 1, reason="the least needs 20.00 GiB of 14.56 
 def a_rent(**changes: Any) -> Rent:
     """A table in which one GPU is the cheapest, another the fastest, one has no price, and one is too small."""
     rent = Rent(
-        schema=SCHEMA,
         model="Qwen/Qwen2.5-7B",
         dataset="chats",
         trainer="sft",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict, headline
+from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict, headline
 from autotune.reporting.check import fixed_report, verdict_report
 from autotune.reporting.document import Listing, Paragraph
 from autotune.reporting.terminal import show
@@ -30,7 +30,6 @@ FINDINGS = (
     Finding(Severity.SILENT, "The weights are trained in bfloat16."),
 )
 VERDICT = Verdict(
-    SCHEMA,
     Outcome.DOES_NOT_FIT,
     "does not fit: 20.56 GiB of 18.00 GiB at the worst batch, 4 rows of 2,048 tokens, traced",
     trainer="sft",

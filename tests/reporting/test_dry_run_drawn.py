@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from autotune.core.dry_run import (
-    SCHEMA,
     CommandExit,
     DryOutcome,
     DryRun,
@@ -34,7 +33,6 @@ def process(rank: int, steps: int = 3) -> Followed:
 
 
 FITS = DryRun(
-    schema=SCHEMA,
     outcome=DryOutcome.FITS,
     headline="fits: at most 12.00 GiB of 24.00 GiB used",
     reason="",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.app.arguments import CheckArguments
 from autotune.confidential import hidden_words
 from autotune.core.machine import Machine
-from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
+from autotune.core.verdict import Finding, Need, Outcome, Severity, Verdict, headline
 from autotune.errors import AutotuneError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
@@ -56,7 +56,6 @@ class Task:
         if outcome is Outcome.UNKNOWN and self._dry_run is not None:
             findings = (*findings, Finding(Severity.NOTE, self._dry_run))
         return Verdict(
-            SCHEMA,
             outcome,
             headline(outcome, need, self.budget_bytes, reason),
             reason=reason,

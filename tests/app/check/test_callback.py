@@ -38,7 +38,7 @@ from trl import (
 import autotune
 from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
-from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
+from autotune.core.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
 from autotune.units import GIB
 from autotune.userconfig.fields import configuration_of
@@ -274,7 +274,7 @@ def test_a_callback_of_several_trainers_checks_the_one_that_begins(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checked(_callback: object, _args: object, trainer: Any, *_: object) -> Verdict:
-        return Verdict(SCHEMA, Outcome.DOES_NOT_FIT, f"it is number {trainers.index(trainer)}")
+        return Verdict(Outcome.DOES_NOT_FIT, f"it is number {trainers.index(trainer)}")
 
     monkeypatch.setattr(autotune.PreflightCallback, "_verdict", checked)
     callback = autotune.PreflightCallback()
@@ -381,7 +381,7 @@ def test_an_adapter_that_transformers_has_added_is_checked_as_one(
 
     def checked(given: CheckArguments, _: object) -> Verdict:
         asked.append(given)
-        return Verdict(SCHEMA, Outcome.FITS, "fits", budget_bytes=0)
+        return Verdict(Outcome.FITS, "fits", budget_bytes=0)
 
     monkeypatch.setattr(preflight, "check_object", checked)
     monkeypatch.setattr(preflight, "_arguments", lambda *_: SFTConfig)

@@ -24,7 +24,7 @@ import autotune
 from autotune.api import preflight
 from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.core.configuration import Configuration
-from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
+from autotune.core.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.userconfig.engine import engine_args
 from autotune.userconfig.launch import Launching
@@ -97,7 +97,7 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
 
 
 def answer(outcome: Outcome) -> Verdict:
-    return Verdict(SCHEMA, outcome, f"{outcome.value}: 4 GiB of 3 GiB at the worst batch")
+    return Verdict(outcome, f"{outcome.value}: 4 GiB of 3 GiB at the worst batch")
 
 
 def test_both_are_stopped_by_the_message_of_one_check_with_the_least_memory_of_both(

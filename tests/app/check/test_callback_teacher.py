@@ -15,7 +15,7 @@ from trl import DistillationConfig, DistillationTrainer
 import autotune
 from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
-from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
+from autotune.core.verdict import Outcome, Verdict, WillNotFit
 from autotune.userconfig.fields import configuration_of
 
 
@@ -48,7 +48,7 @@ def test_the_teacher_of_the_trainer_is_checked_and_not_one_that_the_configuratio
         teacher = json.loads((Path(str(values["teacher_model_name_or_path"])) / "config.json").read_text())
         loading: Any = values["teacher_model_init_kwargs"]
         asked.append((teacher["intermediate_size"], loading["dtype"]))
-        return Verdict(SCHEMA, Outcome.FITS, "fits", budget_bytes=0)
+        return Verdict(Outcome.FITS, "fits", budget_bytes=0)
 
     monkeypatch.setattr(preflight, "check_object", checked)
     own = AutoConfig.from_pretrained(small_model_directory).intermediate_size

@@ -53,7 +53,7 @@ def test_a_need_that_is_not_traced_whole_is_said_to_be_from_few_layers(tmp_path:
     near = need_of({64: 16}, tmp_path, round(1.2 * far.bytes))
 
     def evidence(need: Need) -> str:
-        verdict = Verdict(1, Outcome.FITS, "", "", budget_bytes=0, need=need)
+        verdict = Verdict(Outcome.FITS, "", "", budget_bytes=0, need=need)
         found = verdict_report(verdict).verdict
         assert found is not None
         return " ".join(found.evidence)

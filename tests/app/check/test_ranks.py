@@ -87,7 +87,7 @@ def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monke
 
 def test_a_verdict_reaches_the_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = meeting(store, 2, monkeypatch)
-    said = _FirstRankReply(verdict=Verdict(1, Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
+    said = _FirstRankReply(verdict=Verdict(Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
     assert run(lambda: first.broadcast(said), lambda: second.broadcast(_FirstRankReply())) == [said, said]
 
 

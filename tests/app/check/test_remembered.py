@@ -13,7 +13,7 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import judged_for_budget, key_of
 from autotune.app.planned import planned_machine
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
+from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.trainers.distillation import TEACHER
 from autotune.units import GIB
@@ -138,7 +138,7 @@ def of_device_and_host(outcome: Outcome, budget_bytes: int) -> Verdict:
     """Return a verdict on a need of 10 GiB of the device, and of 64 GiB of the host."""
     memory = MemoryEstimate(10 * GIB, 10 * GIB, 0, {}, 64 * GIB, None, 0.1, machine_bytes=64 * GIB)
     need = Need(Source.TRACED, 10 * GIB, 9 * GIB, 11 * GIB, 1, 64, memory=memory)
-    return Verdict(SCHEMA, outcome, "", budget_bytes=budget_bytes, need=need)
+    return Verdict(outcome, "", budget_bytes=budget_bytes, need=need)
 
 
 @pytest.mark.parametrize(("outcome", "budget"), [(Outcome.TOO_CLOSE, 80), (Outcome.TOO_CLOSE, 10), (Outcome.FITS, 80)])
