@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,16 +24,8 @@ from autotune.virtual.operators import define_operators
 _NAMESPACES = {2: "autotune_flash_attn", 3: "autotune_flash_attn", 4: "autotune_flash_cute"}
 BACKWARD = frozenset(f"{namespace}.backward.default" for namespace in _NAMESPACES.values())
 """Full names of the backward operators."""
-# Versions of FlashAttention by transformers' names of the implementations.
-_VERSIONS = {
-    "flash_attention_2": 2,
-    "kernels-community/flash-attn2": 2,
-    "flash_attention_3": 3,
-    "kernels-community/flash-attn3": 3,
-    "kernels-community/vllm-flash-attn3": 3,
-    "flash_attention_4": 4,
-    "kernels-community/flash-attn4": 4,
-}
+# transformers' names of the implementations, with the version of FlashAttention.
+_NAME = re.compile(r"(?:flash_attention_|kernels-community/(?:vllm-)?flash-attn)([234])")
 # The function with which transformers calls them.
 _ATTEND = "_flash_attention_forward"
 # Heads are padded to a multiple of 8 (flash_attn/flash_attn_interface.py, FlashAttnVarlenFunc).
@@ -49,9 +42,10 @@ def flash_attention_installed() -> Patches:
     real: Callable[..., Any] = module._lazy_imports
 
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        version = _VERSIONS.get(str(implementation))
-        if version is None:
+        named = _NAME.fullmatch(str(implementation))
+        if named is None:
             return real(implementation, *args, **kwargs)
+        version = int(named[1])
         _register(str(implementation))
         fixed, varlen = partial(_fixed, version), partial(_varlen, version)
         return fixed, varlen, None, module._pad_input, module._unpad_input
