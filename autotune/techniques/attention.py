@@ -33,23 +33,17 @@ _DECODED = 128
 # Compute capabilities from FlashAttention's README (2: Ampere and later; 3: only Hopper, see its issues 1785, 1853 and
 # 1889; 4: Hopper and Blackwell).
 _HOPPER = (9, 0), (9, 9)
-_FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | None]] = {
-    "flash_attention_2": ("flash-attn", AMPERE, None),
-    "flash_attention_3": ("flash-attn-3", *_HOPPER),
-    "flash_attention_4": ("flash-attn-4", (9, 0), None),
-    "kernels-community/flash-attn2": (None, AMPERE, None),
-    "kernels-community/flash-attn3": (None, *_HOPPER),
-    "kernels-community/vllm-flash-attn3": (None, *_HOPPER),
-    "kernels-community/flash-attn4": (None, (9, 0), None),
+_FLASH: Mapping[Choice, tuple[str, str, tuple[int, int], tuple[int, int] | None]] = {
+    "flash_attention_2": ("flash-attn", "kernels-community/flash-attn2", AMPERE, None),
+    "flash_attention_3": ("flash-attn-3", "kernels-community/vllm-flash-attn3", *_HOPPER),
+    "flash_attention_4": ("flash-attn-4", "kernels-community/flash-attn4", (9, 0), None),
+    "kernels-community/flash-attn2": ("kernels", "", AMPERE, None),
+    "kernels-community/flash-attn3": ("kernels", "", *_HOPPER),
+    "kernels-community/vllm-flash-attn3": ("kernels", "", *_HOPPER),
+    "kernels-community/flash-attn4": ("kernels", "", (9, 0), None),
 }
-"""The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest and the highest CUDA compute
-capability, None without one."""
-_FALLBACK: Mapping[Choice, str] = {
-    "flash_attention_2": "kernels-community/flash-attn2",
-    "flash_attention_3": "kernels-community/vllm-flash-attn3",
-    "flash_attention_4": "kernels-community/flash-attn4",
-}
-"""The Hub kernels that transformers falls back to without the package (``FLASH_ATTN_KERNEL_FALLBACK``)."""
+"""The distribution that each FlashAttention needs; the kernel of the Hub that transformers falls back to without it
+(``FLASH_ATTN_KERNEL_FALLBACK``); and the lowest and the highest CUDA compute capability, None without one."""
 
 
 def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | None, *, grouped: bool) -> bool:
@@ -103,12 +97,13 @@ class Attention(Technique):
         lacking = _lacking_gpu(choice, machine.hardware)
         if lacking is not None or choice not in _FLASH:
             return lacking
-        absent = missing(_FLASH[choice][0] or "kernels", machine)
+        distribution, fallback, *_ = _FLASH[choice]
+        absent = missing(distribution, machine)
         if absent is None:
             return None
-        if choice not in _FALLBACK or missing("kernels", machine) is not None:
+        if not fallback or missing("kernels", machine) is not None:
             return CrashReason(absent)
-        return f"{absent}, and transformers would use {_FALLBACK[choice]}, which is a separate choice"
+        return f"{absent}, and transformers would use {fallback}, which is a separate choice"
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason if the architecture does not support it, or if its worst row may not be among those run."""
@@ -152,7 +147,7 @@ def _lacking_gpu(choice: Choice, hardware: Hardware) -> str | None:
         return None
     if hardware.kind == "cpu":
         return "FlashAttention needs a CUDA GPU"
-    _, lowest, highest = _FLASH[choice]
+    *_, lowest, highest = _FLASH[choice]
     capability = hardware.compute_capability or (0, 0)
     if capability < lowest:
         return f"it needs a GPU of compute capability {lowest[0]}.{lowest[1]} or later"
