@@ -19,6 +19,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from autotune.core.ranks import rank_variables
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import Patches
 from autotune.virtual.records import Category
@@ -64,11 +65,8 @@ def process_group(world: World) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     # As torchrun sets them on one machine, except LOCAL_RANK: it selects the device, and a trace has one.
-    launched = {
-        "RANK": world.rank, "LOCAL_RANK": 0, "WORLD_SIZE": world.size, "LOCAL_WORLD_SIZE": world.size,
-        "MASTER_ADDR": "localhost", "MASTER_PORT": 0,
-    }  # fmt: skip
-    with mock.patch.dict(os.environ, {name: str(value) for name, value in launched.items()}):
+    launched = {**rank_variables(world.rank, world.size, port=0), "LOCAL_RANK": "0"}
+    with mock.patch.dict(os.environ, launched):
         dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
         try:
             with mock.patch.object(dist, "all_gather_object", _gather_own_object):
