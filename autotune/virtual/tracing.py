@@ -25,8 +25,7 @@ from autotune.virtual import apart
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import tensor_from
 from autotune.virtual.ledger import Ledger
-from autotune.virtual.libraries import Patches, fake_tensors_accepted
-from autotune.virtual.modules import movable_modules
+from autotune.virtual.libraries import Patches, fake_tensors_accepted, movable_modules
 from autotune.virtual.ranks import World, as_one_rank
 from autotune.virtual.records import Capabilities, Category, Trace, with_peaks
 from autotune.virtual.replay import replay
