@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 _CACHED = 16
 """Datasets whose counts by maximum length are cached; a training has rows to train and to evaluate on."""
+UNKEPT = (1 << 31) - 1
+"""In place of the smallest maximum length: TRL drops the document with any, and keeps it without one."""
 Document = tuple[Any, ...]
 """A document: the smallest maximum length at which it is kept, then the tokens of each of its sequences that pass
-through the model, before any cutting. Each is a number, or an array with a number for each row of a dataset.
+through the model, before any cutting. Each is a number, or an array with a number for each row of a dataset. The first
+is :data:`UNKEPT` if no maximum length keeps it.
 
 Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
 tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` for DPO: it is dropped if no token of the
@@ -85,7 +88,12 @@ class Documents:
     @cached_property
     def rows(self) -> int:
         """Number of documents."""
-        return self.rows_kept(None)
+        return sum(int(part[:, 0].sum()) for part in self.groups.parts())
+
+    @cached_property
+    def unkept(self) -> int:
+        """Number of documents that no maximum length keeps."""
+        return self.rows - self.rows_kept(self.longest)
 
     @cached_property
     def tokens(self) -> int:
@@ -105,11 +113,15 @@ class Documents:
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
-        return max(int(part[:, 1:].max()) for part in self.groups.parts())
+        return max(int(part[:, 1:].max(where=part[:, 1:] < UNKEPT, initial=0)) for part in self.groups.parts())
 
     def capped(self, max_length: int | None) -> int:
         """Return the smallest maximum length with the same effect on all documents; None: nothing is cut or dropped."""
         return self.longest if max_length is None else min(max_length, self.longest)
+
+    def _largest_need(self, max_length: int | None, *, dropping: bool) -> int:
+        """Return the most that a document may need to be kept, in tokens."""
+        return self.capped(max_length) if dropping and max_length is not None else UNKEPT
 
     def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[Numbers, Numbers]]:
         """Yield the counts of distinct documents that a maximum length keeps, and the tokens of their cut sequences.
@@ -120,9 +132,9 @@ class Documents:
             max_length: tokens to which sequences are cut; None: they are not cut.
             dropping: whether documents that need a larger maximum length are dropped; TRL does not drop when it packs.
         """
-        length = self.capped(max_length)
+        length, most = self.capped(max_length), self._largest_need(max_length, dropping=dropping)
         for part in self.groups.parts():
-            left = part[part[:, 1] <= length] if dropping else part
+            left = part[part[:, 1] <= most]
             yield left[:, 0], left[:, 2:].clip(max=length)
 
     @cached_property
@@ -169,7 +181,7 @@ class Documents:
         import numpy as np
 
         groups, length = self.groups.rows(), self.capped(max_length)
-        kept = groups[:, 1] <= length if dropping else slice(None)
+        kept = groups[:, 1] <= self._largest_need(max_length, dropping=dropping)
         needs, whole = groups[kept, 1:2], groups[kept, 2:]
         sequences = np.minimum(whole, length)
         tokens: Numbers = sequences.sum(axis=1, dtype=np.int64)
@@ -177,7 +189,8 @@ class Documents:
             return tokens
         own = self.trained.rows()[kept, 0]
         behind = (sequences - needs + 1).clip(min=0).sum(axis=1, dtype=np.int64)
-        return np.where((sequences < whole).any(axis=1), np.minimum(own, behind), own)
+        counted: Numbers = np.where((sequences < whole).any(axis=1), np.minimum(own, behind), own)
+        return counted
 
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return the documents that a maximum length keeps, uncut, in the order of the dataset.
@@ -195,15 +208,17 @@ class Documents:
         groups, found = self.groups.rows(self.order), of_groups.rows(self.order)
         if self.order is None:
             groups, found = (rows.repeat(groups[:, 0], axis=0) for rows in (groups, found))
-        return found[groups[:, 1] <= self.capped(max_length)] if dropping else found
+        return found[groups[:, 1] <= self._largest_need(max_length, dropping=dropping)]
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the number of tokens that a maximum length keeps."""
-        return int(_tokens_at(self, dropping=dropping)[self.capped(max_length)])
+        return int(_tokens_at(self, dropping=dropping and max_length is not None)[self.capped(max_length)])
 
     def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
-        """Return the share of tokens, 0 to 1, that a maximum length keeps."""
-        return self.tokens_kept(max_length, dropping=dropping) / self.tokens
+        """Return the share, 0 to 1, that a maximum length keeps of the tokens that any keeps."""
+        dropping = dropping and max_length is not None
+        whole = self.tokens_kept(self.longest, dropping=dropping)
+        return self.tokens_kept(max_length, dropping=dropping) / whole
 
     def least_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share, 0 to 1, that a maximum length keeps of all tokens or of those in the loss, if that is less.
@@ -215,20 +230,19 @@ class Documents:
             return kept
         groups, own, length = self.groups.rows(), self.trained.rows()[:, 0], self.capped(max_length)
         left = (own - (groups[:, 2:] - length).clip(min=0).sum(axis=1)).clip(min=0)
-        if dropping:
-            left[groups[:, 1] > length] = 0
+        left[groups[:, 1] > self._largest_need(max_length, dropping=dropping)] = 0
         return min(kept, float(groups[:, 0] @ left / (groups[:, 0] @ own)))
 
     def rows_kept(self, max_length: int | None, *, whole: bool = False) -> int:
         """Return how many documents a maximum length keeps; with ``whole``, how many it neither drops nor cuts."""
-        return int(_rows_at(self, whole=whole)[self.capped(max_length)])
+        return self.rows if max_length is None else int(_rows_at(self, whole=whole)[self.capped(max_length)])
 
     def shortest_covering(self, coverage: float) -> int:
         """Return the smallest maximum length, in tokens, that keeps a document and this share, 0 to 1, of all tokens.
 
         It keeps the same share of the tokens in the loss.
         """
-        covers = _tokens_at(self, dropping=True) / self.tokens >= coverage
+        covers = _tokens_at(self, dropping=True) / self.tokens_kept(self.longest) >= coverage
         shortest = max(self.first_kept, int(covers.argmax()))
         if self.trained is None:
             return shortest
@@ -248,8 +262,9 @@ def _tokens_at(documents: Documents, *, dropping: bool) -> Numbers:
     # From the length that keeps it on, a sequence has one more token with each length, until it is whole.
     first, further = np.zeros((2, documents.longest + 1), dtype=np.int64)
     for part in documents.groups.parts():
-        counts, needs = part[:, 0], part[:, 1] * dropping
-        for tokens in part[:, 2:].T:
+        left = part[part[:, 1] < UNKEPT] if dropping else part
+        counts, needs = left[:, 0], left[:, 1] * dropping
+        for tokens in left[:, 2:].T:
             np.add.at(first, needs, counts * np.minimum(tokens, needs))
             np.add.at(further, needs, counts)
             np.add.at(further, np.maximum(tokens, needs), -counts)
@@ -266,5 +281,6 @@ def _rows_at(documents: Documents, *, whole: bool) -> Numbers:
 
     found = np.zeros(documents.longest + 1, dtype=np.int64)
     for part in documents.groups.parts():
-        np.add.at(found, part[:, 1 : None if whole else 2].max(axis=1), part[:, 0])
+        left = part[part[:, 1] < UNKEPT]
+        np.add.at(found, left[:, 1 : None if whole else 2].max(axis=1), left[:, 0])
     return found.cumsum()

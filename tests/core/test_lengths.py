@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from autotune.core.codec import decode, encode
-from autotune.core.documents import Documents
+from autotune.core.documents import UNKEPT, Documents
 from autotune.core.length_report import MOST_BINS, LengthReport, length_report, limit
 from autotune.core.lengths import LengthDistribution
 from autotune.trainers.geometry import unpacked
@@ -48,6 +48,21 @@ def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
     assert whole.shortest_covering(0.0) == 20
     assert whole.shortest_covering(0.3) == 20
     assert whole.shortest_covering(0.5) == 70
+
+
+def test_a_row_that_no_length_keeps_is_left_only_where_nothing_is_dropped() -> None:
+    # Rows of 10 and 30 tokens, and the longest, of 40 tokens, without one that the loss counts.
+    some = Documents.of_rows([[1, 10], [21, 30], [UNKEPT, 40]], ordered=False, trained=[10, 10, 0])
+    assert (some.rows, some.tokens, some.longest, some.unkept) == (3, 80, 40, 1)
+    for length in (40, 41, 5000):
+        assert (some.rows_kept(length), some.tokens_kept(length)) == (2, 40)
+        assert (some.tokens_kept(length, dropping=False), len(some.in_order(length))) == (80, 2)
+        assert (some.coverage(length), some.least_coverage(length), limit(some, length).rows_dropped) == (1.0, 1.0, 1)
+        assert unpacked(some, 1, length, 1).rows == 2
+    assert (some.rows_kept(None), some.tokens_kept(None), some.coverage(None)) == (3, 80, 1.0)
+    assert unpacked(some, 1, None, 1).worst.tokens == 40
+    assert unpacked(some, 1, 40, 1).worst.tokens == 30
+    assert (some.shortest_covering(1.0), some.coverage(20)) == (30, 0.25)
 
 
 def test_where_rows_are_packed_nothing_is_dropped_whole() -> None:

@@ -82,6 +82,13 @@ def test_tokens_and_labels_are_those_of_trl(
     assert [[label != -100 for label in labels] for labels in found["labels"]] == (masks or [[True] * 4] * 3)
 
 
+def test_rows_without_a_label_that_counts_are_refused(small_model_directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    Dataset.from_dict({"input_ids": TOKENS, "labels": [[-100] * 4] * 3}).to_parquet(str(file))
+    with pytest.raises(InputError, match=r"The loss counts no token of rows.parquet: all its labels are -100\."):
+        read_by_autotune(file, small_model_directory)
+
+
 @pytest.mark.parametrize("column", ["labels", "completion_mask"])
 def test_rows_with_fewer_labels_than_tokens_are_refused(
     column: str, small_model_directory: Path, tmp_path: Path

@@ -20,7 +20,7 @@ from autotune.step.run.training import step_size
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, length_limit, trainers
 from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, prepared_rows, refused_by_trl, richest
-from tests.trainers.samples import sample_rows
+from tests.trainers.samples import TEXTS, sample_rows, token_rows
 
 Choices = Mapping[str, Choice]
 Seen = Callable[[Prepared, TrainingPlan], "Real"]
@@ -246,6 +246,39 @@ def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     most = sum(sorted(found.adapter.sizes(seen.built).trainable)[-plan.rows :])
     held = said.worst.rows * said.worst.tokens * said.sequences
     assert said.worst.trained * said.worst.filled * held == pytest.approx(most, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("choices", "drops"),
+    [
+        ({"per_device_train_batch_size": 3}, True),
+        ({"per_device_train_batch_size": 3, "max_length": 16}, True),
+        ({"padding_free": "on", "per_device_train_batch_size": 3, "max_length": 16}, True),
+        ({"padding_free": "on", "per_device_train_batch_size": 3}, False),
+        ({"packing": "bfd", "per_device_train_batch_size": 2, "max_length": 96}, False),
+        ({"packing": "wrapped", "per_device_train_batch_size": 2, "max_length": 29}, False),
+    ],
+    ids=str,
+)
+def test_rows_of_which_the_loss_counts_nothing_are_kept_where_trl_keeps_them(
+    choices: Choices, drops: bool, small_model_directory: Path, tmp_path: Path
+) -> None:
+    ids = [row["input_ids"] for row in token_rows(TEXTS)]
+    # Among them is the longest.
+    masked = {max(range(len(ids)), key=lambda place: len(ids[place])), 3, 8}
+    rows = [
+        {"input_ids": row, "labels": [-100] * len(row) if place in masked else row} for place, row in enumerate(ids)
+    ]
+    found = prepared_rows(trainers()["sft"], rows, small_model_directory, tmp_path)
+    plan, said = listed(found, choices)
+    seen = real(found, plan, tmp_path / "built")
+    assert said.rows == seen.rows
+    assert said.tokens * seen.rows / plan.rows == pytest.approx(seen.tokens, rel=1e-9)
+    if not plan.args.get("packing"):
+        assert seen.rows == len(rows) - len(masked) * drops
+    (remark,) = found.reply.dataset.remarks
+    counted = f"{len(masked)} rows of rows.jsonl have no token that the loss counts: TRL drops such rows, unless"
+    assert remark.startswith(counted)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,9 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         images=image_profile(rows, trainer, lengths, trainable),
         several=None if single and documents.order is None and counted is None else documents,
         exchanged=None if pairs is None else Documents.of_lengths(distribution(pairs)),
-        remarks=tuple(remarks(trainer, loaded.rows, request.dataset.name, loaded.format.columns, lengths[:, 0])),
+        remarks=tuple(
+            remarks(trainer, loaded.rows, loaded.format, request.dataset.name, lengths[:, 0], documents.unkept)
+        ),
     )
 
 

@@ -1,15 +1,16 @@
-"""Describes silent behaviour of a trainer on a dataset: columns left out, messages read as text, empty prompts."""
+"""Describes silent behaviour of a trainer on a dataset: columns left out, messages read as text, rows dropped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from datasets import Dataset
 
 from autotune.step.rows import Counts
 from autotune.trainers import Trainer
+from autotune.trainers.declared import DatasetFormat
 from autotune.units import counted
 
 _MAX_NAMED = 5
@@ -18,15 +19,34 @@ _MAX_NAMED = 5
 _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
 
 
-def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], first_parts: Counts) -> Iterator[str]:
+def remarks(
+    trainer: Trainer, rows: Dataset, form: DatasetFormat, name: str, first_parts: Counts, unkept: int
+) -> Iterator[str]:
     """Yield one sentence per remark; only the first row is checked for messages written as text.
 
     Args:
+        form: the format of the rows.
         name: the user's name of the dataset.
-        columns: the columns of its format.
         first_parts: tokens of each row's first part, which is its prompt if the model generates; shape (rows,).
+        unkept: number of rows that no maximum length keeps.
     """
-    first = rows[0]
+    yield from _of_columns(trainer, rows, form, name)
+    empty = int((first_parts == 0).sum())
+    if trainer.generates and empty:
+        yield (
+            f"{counted(empty, 'prompt')} of {name} {'has' if empty == 1 else 'have'} no token: training crashes where "
+            "such prompts alone are generated from at once."
+        )
+    if unkept:
+        yield (
+            f"{counted(unkept, 'row')} of {name} {'has' if unkept == 1 else 'have'} no token that the loss counts: TRL "
+            "drops such rows, unless it packs or max_length is null."
+        )
+
+
+def _of_columns(trainer: Trainer, rows: Dataset, form: DatasetFormat, name: str) -> Iterator[str]:
+    """Yield the remarks on columns: those with messages as text, and those left out."""
+    first, columns = rows[0], form.columns
     written = [column for column in columns if is_written_messages(first[column])]
     if written:
         yield (
@@ -41,12 +61,6 @@ def remarks(trainer: Trainer, rows: Dataset, name: str, columns: Sequence[str], 
         yield (
             f"{trainer.label} trains on {' and '.join(columns)} of {name}, and leaves out "
             f"{', '.join(unread[:_MAX_NAMED])}{more}."
-        )
-    empty = int((first_parts == 0).sum())
-    if trainer.generates and empty:
-        yield (
-            f"{counted(empty, 'prompt')} of {name} {'has' if empty == 1 else 'have'} no token: training crashes where "
-            "such prompts alone are generated from at once."
         )
 
 

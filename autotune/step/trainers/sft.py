@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
+from autotune.core.documents import UNKEPT
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL, Rollouts
 from autotune.errors import InputError
+from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths, first_loss_token, loss_tokens
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
@@ -32,7 +34,8 @@ class SupervisedFineTuning(Adapter):
         """Return the rows, each with a label for each token.
 
         Raises:
-            InputError: a row of the user's own tokens has fewer or more labels, or flags of a mask.
+            InputError: a row of the user's own tokens has fewer or more labels, or flags of a mask; or the loss counts
+                no token of any row.
         """
         rows = super().tokenized(trainer, rollouts, dataset)
         tokens, labels = column_lengths(rows, self.columns).T
@@ -44,6 +47,11 @@ class SupervisedFineTuning(Adapter):
                 f" {labels[row]:,}: TRL ends at such a row, or counts the wrong tokens.",
                 hint="Write a label, or a flag of the mask, for each token.",
             )
+        if tokens.any() and not self.trainable(rows).any():
+            raise InputError(
+                f"The loss counts no token of {dataset}: all its labels are {IGNORED_LABEL}.",
+                hint="Write the token ids to train on as labels.",
+            )
         return rows
 
     def trainable(self, rows: Dataset) -> Counts:
@@ -51,8 +59,13 @@ class SupervisedFineTuning(Adapter):
         return loss_tokens(rows, "labels")
 
     def min_kept_length(self, rows: Dataset) -> Counts:
-        """Return each row's length up to its first counted token: TRL drops a row that is cut before that token."""
-        return np.asarray(first_loss_token(rows, "labels") + 1)
+        """Return each row's length up to its first counted token: TRL drops a row that is cut before that token.
+
+        It drops a row without such a token wherever it cuts, whatever the length; it drops no row with images.
+        """
+        first = first_loss_token(rows, "labels")
+        never = (first == self.lengths(rows)[:, 0]) & (image_column(rows) is None)
+        return np.where(never, UNKEPT, first + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
         """Truncate rows as in a bundle's copy of the dataset, if the plan truncates before the trainer."""
