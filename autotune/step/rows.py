@@ -86,12 +86,13 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
     return lengths
 
 
-def largest_value(rows: Any, columns: Sequence[str]) -> int:
-    """Return the largest value in the lists in columns of a ``datasets.Dataset``; 0 if they are empty."""
-    maxima = [0]
+def extreme_values(rows: Any, columns: Sequence[str]) -> tuple[int, int]:
+    """Return the smallest and the largest value, or 0 if that lies beyond, of lists in a ``datasets.Dataset``."""
+    found = [0]
     for batch in rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS):
-        maxima += [pc.max(_offsets(batch.column(name))[1]).as_py() or 0 for name in columns]
-    return max(maxima)
+        for name in columns:
+            found += [value.as_py() or 0 for value in pc.min_max(_offsets(batch.column(name))[1]).values()]
+    return min(found), max(found)
 
 
 def loss_tokens(rows: Any, column: str, length: int | None = None) -> Counts:

@@ -93,6 +93,22 @@ def test_a_column_of_tokens_that_holds_something_else_is_told(
         prepared([row] * 3)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "row", "message"),
+    [
+        ("reward", {"chosen": "a", "rejected": "b", "margin": "0.5"}, r"type \w*string in margin, where TRL reads num"),
+        (
+            "kto",
+            {"prompt": "a", "completion": "b", "label": "yes"},
+            r"type \w*string in label, where TRL reads numbers",
+        ),
+    ],
+)
+def test_text_in_place_of_a_number_is_told(prepared: Prepared, trainer: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        prepared([row] * 2, trainer)
+
+
 def test_conversations_with_the_words_of_messages_are_to_be_renamed(prepared: Prepared) -> None:
     with pytest.raises(InputError, match="Rename `conversations` to `messages` where its messages have role"):
         prepared([{"conversations": messages} for messages in MESSAGES])

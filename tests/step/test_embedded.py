@@ -20,6 +20,8 @@ NEW = "<|new|>"
     ("trainer", "row", "named"),
     [
         ("sft", {"input_ids": [3, 1000]}, "1,000"),
+        ("sft", {"input_ids": [3, -1]}, "-1"),
+        ("sft", {"input_ids": [3, -100, 1000]}, "-100"),
         ("sft", {"text": f"said {NEW}"}, NEW),
         ("reward", {"chosen": f"a {NEW}", "rejected": "b"}, NEW),
         ("kto", {"prompt": f"a {NEW}", "completion": "b", "label": True}, NEW),

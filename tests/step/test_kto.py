@@ -174,11 +174,19 @@ def test_pairs_become_desirable_answers_then_undesirable_ones(small_model_direct
     assert found.reply.dataset.documents.rows == len(labels) == 2 * sum(labels)
 
 
-@pytest.mark.parametrize("label", ["yes", -1, 2, 0.5, None])
-def test_labels_are_true_or_false(label: object, small_model_directory: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "completion": " b", "label": label}] * 2
-    with pytest.raises(InputError, match=r"Row 1 of rows.jsonl has the label|rows.jsonl has no label in 2 of 2 rows"):
+def test_a_row_needs_a_label(small_model_directory: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": " b", "label": None}] * 2
+    with pytest.raises(InputError, match=r"rows.jsonl has no label in 2 of 2 rows"):
         prepared_rows(KTO, rows, small_model_directory, tmp_path)
+
+
+@pytest.mark.parametrize("label", [-1, 2, 0.5])
+def test_other_numbers_than_0_are_desirable(label: float, small_model_directory: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": f" b {place}", "label": label if place % 2 else 0} for place in range(4)]
+    read = prepared_rows(KTO, rows, small_model_directory, tmp_path)
+    assert read.reply.dataset.remarks == (f"rows.jsonl has {label} as label: KTO takes every number but 0 for true.",)
+    built = of_trl(read, tmp_path, rows=Dataset.from_list(rows), max_steps=1, per_device_train_batch_size=4)
+    assert built.train().global_step == 1
 
 
 def test_labels_may_be_zeros_and_ones(small_model_directory: Path, tmp_path: Path) -> None:

@@ -82,6 +82,27 @@ def test_tokens_and_labels_are_those_of_trl(
     assert [[label != -100 for label in labels] for labels in found["labels"]] == (masks or [[True] * 4] * 3)
 
 
+@pytest.mark.parametrize("column", ["input_ids", "labels"])
+def test_null_among_the_tokens_of_a_row_is_told_as_training_ends_at_it(
+    column: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    rows = Dataset.from_dict({"input_ids": TOKENS, "labels": TOKENS, column: [TOKENS[0], [7, None, 9, 3], TOKENS[2]]})
+    rows.to_parquet(str(file))
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        trl_trainer(rows.select([1]), tmp_path, per_device_train_batch_size=1).train()
+    with pytest.raises(InputError, match=rf"Row 2 \(counted from 1\) of rows.parquet has null among its {column}, at"):
+        read_by_autotune(file, small_model_directory)
+
+
+def test_null_in_a_mask_leaves_its_token_out_of_the_loss(small_model_directory: Path, tmp_path: Path) -> None:
+    file, flags = tmp_path / "rows.parquet", [[1, 1, 1, 1], [None, 1, 1, 0], [0, 1, 1, 1]]
+    rows = Dataset.from_dict({"input_ids": TOKENS, "assistant_masks": flags})
+    rows.to_parquet(str(file))
+    found = read_by_autotune(file, small_model_directory)
+    assert found["labels"][:] == trl_trainer(rows, tmp_path).train_dataset["labels"][:]
+
+
 def test_rows_without_a_label_that_counts_are_refused(small_model_directory: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     Dataset.from_dict({"input_ids": TOKENS, "labels": [[-100] * 4] * 3}).to_parquet(str(file))

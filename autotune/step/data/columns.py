@@ -37,7 +37,7 @@ def with_token_lists(source: DatasetSource, rows: Dataset, column: str, *, flags
     """Return rows whose column holds lists of whole numbers, all of whose lengths may differ.
 
     Args:
-        flags: whether the lists may also hold true or false, or numbers that are not whole.
+        flags: whether the lists may also hold true or false, null, or numbers that are not whole.
 
     Raises:
         InputError: the column holds something else.
@@ -50,20 +50,27 @@ def with_token_lists(source: DatasetSource, rows: Dataset, column: str, *, flags
             f"{source.name} has values of the type {kind} in {column}, where TRL reads a list of numbers, one a token.",
             hint="Write such lists as JSON lines or Parquet, or rename the column.",
         )
+    if not flags and pc.list_flatten(rows.with_format("arrow")[:][column]).null_count:
+        row = next(number for number, tokens in enumerate(rows[column], start=1) if tokens and None in tokens)
+        raise InputError(
+            f"Row {row:,} (counted from 1) of {source.name} has null among its {column}, at which training ends.",
+            hint="Write a number for each token.",
+        )
     if not pa.types.is_fixed_size_list(kind):
         return rows
     return rows.cast_column(column, List(rows.features[column].feature))
 
 
-def check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
-    """Check that a column holds true or false.
+def check_numbers(source: DatasetSource, rows: Dataset, column: str) -> None:
+    """Check that a column holds numbers, true or false, or lists of these.
 
     Raises:
-        InputError: a row has something else.
+        InputError: it holds something else.
     """
-    for row, value in enumerate(rows[column], start=1):
-        # 0 and 1 are common and equal False and True; -1 is ambiguous.
-        if value not in (True, False):
-            raise InputError(
-                f"Row {row} of {source.name} has the {column} {value!r}.", hint="It has to be true or false."
-            )
+    kind = rows.data.schema.field(column).type
+    inner = kind.value_type if pa.types.is_list(kind) else kind
+    if not any(is_wanted(inner) for is_wanted in (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)):
+        raise InputError(
+            f"{source.name} has values of the type {kind} in {column}, where TRL reads numbers, or true and false.",
+            hint="Write them without quotes, or rename the column.",
+        )

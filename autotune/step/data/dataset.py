@@ -25,7 +25,7 @@ from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file
 from autotune.inspection.rows import check_row_count, nested_rows_hint
-from autotune.step.data.columns import check_complete, check_flags, with_token_lists
+from autotune.step.data.columns import check_complete, check_numbers, with_token_lists
 from autotune.step.data.remarks import is_written_messages
 from autotune.step.hub import loading_error
 from autotune.step.images.messages import check_no_images
@@ -90,8 +90,8 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     for column in (name for name in (*of_tokens, *trainer.masks) if name in rows.column_names):
         rows = with_token_lists(source, rows, column, flags=column in trainer.masks)
     loaded = replace(loaded, rows=rows)
-    for column in loaded.format.flags:
-        check_flags(source, rows, column)
+    for column in (*loaded.format.flags, *(name for name in trainer.optional_columns if name in rows.column_names)):
+        check_numbers(source, rows, column)
     _check_tokenizer(trainer, loaded, processor, source, model)
     return loaded
 

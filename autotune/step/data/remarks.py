@@ -14,7 +14,7 @@ from autotune.trainers.declared import DatasetFormat
 from autotune.units import counted
 
 _MAX_NAMED = 5
-"""Maximum number of columns that are named; the others are counted."""
+"""Maximum number of columns, or of values, that are named."""
 # Messages as JSON, or in Python's notation, which pandas writes to CSV files.
 _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
 
@@ -42,6 +42,11 @@ def remarks(
             f"{counted(unkept, 'row')} of {name} {'has' if unkept == 1 else 'have'} no token that the loss counts: TRL "
             "drops such rows, unless it packs or max_length is null."
         )
+    for flag in form.flags:
+        others = sorted({*rows.unique(flag)} - {False, True})
+        if others:
+            values = ", ".join(map(str, others[:_MAX_NAMED]))
+            yield f"{name} has {values} as {flag}: {trainer.label} takes every number but 0 for true."
 
 
 def _of_columns(trainer: Trainer, rows: Dataset, form: DatasetFormat, name: str) -> Iterator[str]:

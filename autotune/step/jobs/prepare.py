@@ -28,7 +28,7 @@ from autotune.step.models.loading import check_weights, load_config, load_proces
 from autotune.step.models.peft import check_peft
 from autotune.step.models.shrink import MIN_BUILT_LAYERS, shrunken_model
 from autotune.step.objects import config as configuration
-from autotune.step.rows import distribution, largest_value
+from autotune.step.rows import distribution, extreme_values
 from autotune.step.trainers import Adapter, find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import PROMPT
@@ -142,13 +142,15 @@ def _check_embedded(
         return
     columns = [name for name in find_adapter(request.trainer).columns if name.endswith("_ids")]
     # If the trainer generates completions, only the lengths of known completions are used.
-    largest = largest_value(rows, [PROMPT] if find_trainer(request.trainer).generates else columns)
-    if largest >= model.vocabulary:
-        token = tokenizer_of(processor).convert_ids_to_tokens(largest)
+    smallest, largest = extreme_values(rows, [PROMPT] if find_trainer(request.trainer).generates else columns)
+    if smallest < 0 or largest >= model.vocabulary:
+        worst = smallest if smallest < 0 else largest
+        token = tokenizer_of(processor).convert_ids_to_tokens(worst) if worst > 0 else ""
+        hint = "Use the model's own tokenizer, or resize its embeddings (resize_token_embeddings) and save both."
         raise InputError(
-            f"{request.dataset.name} has the token id {largest:,}{f' ({token})' if token else ''}, and {model.name} has"
+            f"{request.dataset.name} has the token id {worst:,}{f' ({token})' if token else ''}, and {model.name} has"
             f" embeddings for {model.vocabulary:,} tokens: training crashes on it.",
-            hint="Use the model's own tokenizer, or resize its embeddings (resize_token_embeddings) and save both.",
+            hint="Leave a token out of the loss by its label, and keep its id." if worst < 0 else hint,
         )
 
 
