@@ -16,7 +16,7 @@ from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import TOKENS_OF_ALL
 from autotune.trainers.base import Trainer
-from autotune.trainers.declared import ConfigFields, DatasetFormat
+from autotune.trainers.declared import DOCUMENT_LENGTHS, ConfigFields, DatasetFormat
 from autotune.trainers.geometry import packed, unpacked
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class SupervisedFineTuning(Trainer):
     }
     of_tokens = ("labels",)
     masks = ("completion_mask", "assistant_masks")
-    further_columns = (*Trainer.further_columns, *of_tokens, *masks, "seq_lengths")
+    optional_columns = (DOCUMENT_LENGTHS,)
+    further_columns = (*Trainer.further_columns, *of_tokens, *masks)
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(

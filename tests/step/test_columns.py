@@ -59,6 +59,7 @@ def prepared(small_model_directory: Path, tmp_path: Path) -> Prepared:
         ("reward", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}, None),
         ("grpo", {"prompt": "a", "solution": "b"}, None),
         ("sft", {"messages": MESSAGES[0], "tools": [{"type": "function", "function": {"name": "f"}}]}, None),
+        ("sft", {"input_ids": [3, 4], "seq_lengths": [1, 1]}, None),
     ],
 )
 def test_columns_that_a_trainer_leaves_out_are_named(
@@ -107,6 +108,13 @@ def test_a_column_of_tokens_that_holds_something_else_is_told(
 def test_text_in_place_of_a_number_is_told(prepared: Prepared, trainer: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepared([row] * 2, trainer)
+
+
+def test_documents_that_rows_hold_already_are_remarked_upon(prepared: Prepared) -> None:
+    (remark,) = prepared([{"input_ids": [3, 4, 5], "seq_lengths": [1, 2]}] * 2).dataset.remarks
+    assert remark.startswith(
+        "rows.jsonl has seq_lengths: TRL keeps the documents of a row apart only with padding_free"
+    )
 
 
 def test_conversations_with_the_words_of_messages_are_to_be_renamed(prepared: Prepared) -> None:

@@ -110,6 +110,21 @@ def test_rows_without_a_label_that_counts_are_refused(small_model_directory: Pat
         read_by_autotune(file, small_model_directory)
 
 
+def test_documents_of_rows_that_are_packed_already_stay_apart_in_a_probe_as_in_trl(
+    small_model_directory: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    rows = Dataset.from_dict({"input_ids": TOKENS, "seq_lengths": [[1, 3], [4], [2, 2]]})
+    rows.to_parquet(str(file))
+    found = read_by_autotune(file, small_model_directory)
+    own, other = (
+        trl_trainer(each, tmp_path, padding_free=True, per_device_train_batch_size=3).get_train_dataloader()
+        for each in (found, rows)
+    )
+    starts = [sorted((batch["position_ids"] == 0).sum().item() for batch in loader) for loader in (own, other)]
+    assert starts == [[5], [5]]
+
+
 @pytest.mark.parametrize("column", ["labels", "completion_mask"])
 def test_rows_with_fewer_labels_than_tokens_are_refused(
     column: str, small_model_directory: Path, tmp_path: Path

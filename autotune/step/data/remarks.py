@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from autotune.step.rows import Counts
 from autotune.trainers import Trainer
-from autotune.trainers.declared import DatasetFormat
+from autotune.trainers.declared import DOCUMENT_LENGTHS, DatasetFormat
 from autotune.units import counted
 
 _MAX_NAMED = 5
@@ -50,7 +50,7 @@ def remarks(
 
 
 def _of_columns(trainer: Trainer, rows: Dataset, form: DatasetFormat, name: str) -> Iterator[str]:
-    """Yield the remarks on columns: those with messages as text, and those left out."""
+    """Yield the remarks on columns: those with messages as text, those left out, and the documents of packed rows."""
     first, columns = rows[0], form.columns
     written = [column for column in columns if is_written_messages(first[column])]
     if written:
@@ -66,6 +66,11 @@ def _of_columns(trainer: Trainer, rows: Dataset, form: DatasetFormat, name: str)
         yield (
             f"{trainer.label} trains on {' and '.join(columns)} of {name}, and leaves out "
             f"{', '.join(unread[:_MAX_NAMED])}{more}."
+        )
+    if DOCUMENT_LENGTHS in read.intersection(rows.column_names):
+        yield (
+            f"{name} has {DOCUMENT_LENGTHS}: TRL keeps the documents of a row apart only with padding_free and without "
+            "packing. A plan takes each row for one document."
         )
 
 
