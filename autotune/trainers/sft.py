@@ -34,8 +34,8 @@ class SupervisedFineTuning(Trainer):
     # In the order in which SFTTrainer looks for them.
     formats = (
         DatasetFormat("input_ids", ("input_ids",), tokenized=True),
-        DatasetFormat("conversations", ("conversations",), text=False),
         DatasetFormat("prompt+completion", ("prompt", "completion"), with_images=True),
+        DatasetFormat("conversations", ("conversations",), text=False),
         DatasetFormat("messages", ("messages",), text=False, with_images=True),
         DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )

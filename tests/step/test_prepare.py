@@ -203,6 +203,12 @@ def test_conversations_beside_text_are_read_as_trl_reads_them(
     assert prepared(rows).dataset.format == format_
 
 
+def test_a_prompt_and_its_completion_are_read_before_conversations(prepared: Callable[..., Workload]) -> None:
+    asked = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    found = prepared([{**row, "conversations": asked} for row in prompt_completion_rows(TEXTS)]).dataset
+    assert (found.format, found.trainable_tokens < found.documents.tokens) == ("prompt+completion", True)
+
+
 def test_a_single_row_is_enough(prepared: Callable[..., Workload]) -> None:
     assert prepared([{"text": "alone"}]).dataset.lengths.rows == 1
 
