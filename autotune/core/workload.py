@@ -55,6 +55,7 @@ class DatasetSource:
             rows; None: no split.
         reading: fields of the trainer's configuration for reading rows, such as ``dataset_text_field``, that the user
             set.
+        all_splits: whether TRL loads all splits, and not only ``split``.
     """
 
     name: str
@@ -65,6 +66,7 @@ class DatasetSource:
     mixture: tuple[Mapping[str, object], ...] = ()
     test_size: object = None
     reading: Mapping[str, object] = field(default_factory=dict)
+    all_splits: bool = field(default=False, compare=False)
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ _TRAIN, _TEST = "train", "test"
 # Fields of trl.scripts.utils.DatasetConfig that a plain dataset does not have.
 _MIXTURE_ONLY = ("data_dir", "columns", "fraction")
 _MOST_NAMED = 3
+_STREAMS = "dataset_streaming"
 _FUNCTIONS, _REWARD_MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
 
 
@@ -138,8 +139,8 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
     _check_unexpanded("dataset_name", name)
     check_split(train)
     config = script.get("dataset_config")
-    source = dataset_source(name, train, None if config is None else str(config))
-    return source, test, bool(script.get("dataset_streaming"))
+    source, streams = dataset_source(name, train, None if config is None else str(config)), bool(script.get(_STREAMS))
+    return replace(source, all_splits=not streams), test, streams
 
 
 def _check_splits(train: str, test: str, *, evaluates: bool, parted: bool) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from datasets import Dataset, load_from_disk
+from datasets import Dataset, load_dataset, load_from_disk
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
@@ -235,6 +235,18 @@ def test_a_dataset_of_several_configurations_is_told_with_their_names(
     with pytest.raises(InputError, match=r"has no configuration 'de'\..*It has en, fr\."):
         prepared(None, path=str(folder), data_files=None, config="de")
     assert prepared(None, path=str(folder), data_files=None, config="fr").dataset.documents.rows == 1
+
+
+def test_an_empty_split_is_told_where_trl_loads_all_of_them(prepared: Callable[..., Workload], tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_rows(folder / "train.jsonl", text_rows(TEXTS))
+    (folder / "test.jsonl").write_text("")
+    with pytest.raises(ValueError, match="test"):
+        load_dataset(str(folder))
+    with pytest.raises(InputError, match=r"The split test of .* has no rows, at which TRL ends"):
+        prepared(None, path=str(folder), data_files=None, all_splits=True)
+    assert prepared(None, path=str(folder), data_files=None).dataset.documents.rows == len(TEXTS)
 
 
 def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:

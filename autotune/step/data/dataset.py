@@ -102,6 +102,12 @@ def _load(source: DatasetSource) -> Dataset:
         rows = get_dataset(mixture)["train"]
     else:
         rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
+        empty = [name for name, split in (rows.info.splits or {}).items() if not split.num_examples]
+        if empty and source.all_splits:
+            raise InputError(
+                f"The split {empty[0]} of {source.name} has no rows, at which TRL ends: dataset_name loads all splits.",
+                hint=f"Remove its file, or write datasets: [{{path: {source.path}, split: {source.split}}}].",
+            )
     if source.test_size is not None:
         # Checks that the split is possible; its rows are random.
         rows.train_test_split(test_size=source.test_size)

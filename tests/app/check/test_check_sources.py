@@ -117,6 +117,7 @@ def test_a_split_to_evaluate_on_may_be_any_whole_split(find: Find, train: str, t
     asked = {"dataset_train_split": train, "dataset_test_split": test, "args": {"eval_strategy": "epoch"}}
     found = find(dataset_name=str(folder), **asked)
     assert found.evaluation is not None
+    assert found.dataset.all_splits
     # As in trl/scripts/sft.py.
     loaded = load_dataset(str(folder))
     for source, split in ((found.dataset, train), (found.evaluation, test)):
