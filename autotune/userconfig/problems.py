@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autotune.core.configuration import Built, Configuration, Fault, ReadCommand
+from autotune.core.configuration import MIXTURE, Built, Configuration, Fault, ReadCommand
 from autotune.core.nested import mapping
 from autotune.core.plan import EPOCHS, STEPS
 from autotune.core.verdict import Finding, Severity
@@ -26,6 +26,11 @@ _QUOTED = ("distributed_type", "num_processes", "mixed_precision")
 # Sections of that file, each with the distributed_type with which accelerate reads it.
 _SECTIONS: Mapping[str, str] = {"deepspeed_config": "DEEPSPEED", "fsdp_config": "FSDP"}
 _FP8 = "fp8"
+# The keys of rows that TRL ignores beside another one (trl 1.16, ``ScriptArguments`` and its scripts).
+_IGNORED_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "datasets": ("dataset_name", "dataset_config", "dataset_streaming"),
+    "dataset_name": ("streaming", "test_split_size"),
+}
 _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 # Similarity of names such as per_device_batch_size and per_device_train_batch_size.
 _NEAR_AS_BEST = 0.05
@@ -288,6 +293,11 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     for warning in read.warnings:
         if not _deprecates_written_key(written, warning):
             yield _of_warning(written, mentioned(written, warning), warning)
+    mixture = read.configurations.get(MIXTURE)
+    used = "datasets" if mixture is not None and mixture.values.get("datasets") else "dataset_name"
+    for key in _IGNORED_BESIDE[used]:
+        if written.given.get(used) and written.given.get(key):
+            yield finding(written, Severity.SILENT, key, f"{key} has no effect beside {used}.")
     if written.values.get(_REMOTE_CODE):
         message = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
         yield finding(written, Severity.NOTE, _REMOTE_CODE, message)

@@ -34,6 +34,24 @@ def trl_starts(words: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize(
+    ("body", "ignored"),
+    [
+        ("dataset_name: other\ndataset_streaming: true\n", ["dataset_name", "dataset_streaming"]),
+        ("dataset_streaming: false\nstreaming: true\nmax_steps: 3\n", []),
+        ("datasets: []\ndataset_name: other\nstreaming: true\n", ["streaming"]),
+    ],
+)
+def test_a_key_of_rows_that_trl_ignores_is_told(
+    body: str, ignored: list[str], tmp_path: Path, checked: Checked
+) -> None:
+    head = "model_name_or_path: model\noutput_dir: out\nreport_to: none\n"
+    rows = "" if "datasets" in body else "datasets: [{path: hub/id}]\n"
+    (tmp_path / "own.yaml").write_text(f"{head}{rows}{body}", encoding="utf-8")
+    verdict = checked(config=str(tmp_path / "own.yaml"), trainer="sft", fits=False)
+    assert [item.key for item in verdict.findings if "has no effect beside" in item.message] == ignored
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--max_length 32 --num_processes 2", None),
