@@ -51,7 +51,9 @@ def deepspeed_document(
         return _document(config.values["deepspeed"])
     if document.get("distributed_type") != "DEEPSPEED":
         return None
-    return {_ACCUMULATION: accumulation, **_deepspeed(mapping(document.get("deepspeed_config")))}
+    # accelerate sets a precision that the document lacks by the trainer's (``DeepSpeedPlugin.set_mixed_precision``).
+    precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
+    return {_ACCUMULATION: accumulation, **precision, **_deepspeed(mapping(document.get("deepspeed_config")))}
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
@@ -63,14 +65,11 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     if given.get("zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     clipping = given[_CLIPPING] if given.get(_CLIPPING) is not None else AUTO
-    # accelerate leaves the precision to the trainer.
-    precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
     return {
         **dict.fromkeys(SIZES, AUTO),
         _ACCUMULATION: given.get(_ACCUMULATION) or AUTO,
         "zero_optimization": zero,
         **({_CLIPPING: clipping} if clipping else {}),
-        **precision,
         "zero_allow_untested_optimizer": True,
     }
 

@@ -54,8 +54,9 @@ def as_launched(config: Configuration, started: Launching) -> Configuration:
     """Return a configuration with the precision of accelerate's launcher, if that applies.
 
     transformers uses the launcher's precision unless ``bf16`` or ``fp16`` is true (transformers 5.23,
-    ``training_args.py``). A DeepSpeed document of the trainer has its own precision. Without ``torch_compile``,
-    accelerate compiles with the launcher's ``dynamo_backend`` (``TorchDynamoPlugin``).
+    ``training_args.py``). A DeepSpeed document of the trainer may have its own precision (accelerate 1.15,
+    ``DeepSpeedPlugin.set_mixed_precision``). Without ``torch_compile``, accelerate compiles with the launcher's
+    ``dynamo_backend`` (``TorchDynamoPlugin``).
 
     Raises:
         InputError: accelerate passes the precision to DeepSpeed's document, which then contradicts the trainer's
@@ -68,11 +69,14 @@ def as_launched(config: Configuration, started: Launching) -> Configuration:
             f"accelerate's dynamo_backend: {started.dynamo} compiles the model, and only torch_compile is read."
             " Write torch_compile: true instead."
         )
-    if wanted == NO_PRECISION or values.get("bf16") or values.get("fp16") or values.get("deepspeed"):
+    if wanted == NO_PRECISION or values.get("bf16") or values.get("fp16"):
+        return config
+    own = deepspeed_document({}, config)
+    if own is not None and wanted in own:
         return config
     if wanted not in _PRECISIONS:
         raise UnreadError(f"mixed_precision: {wanted} is not traced. Write {' or '.join(_PRECISIONS)}.")
-    if started.document.get("distributed_type") == "DEEPSPEED":
+    if own is None and started.document.get("distributed_type") == "DEEPSPEED":
         raise InputError(
             f"bf16 and fp16 are false, and accelerate's mixed_precision: {wanted} sets DeepSpeed's: transformers ends"
             " the run.",

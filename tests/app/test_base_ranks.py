@@ -165,7 +165,9 @@ def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> No
     assert (baseline["sharding"], baseline["offload"]) == ("zero2", "optimizer")
     # What follows from the trainer's arguments is searched, and so written as `auto`.
     sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    assert search.plan.args["deepspeed"] == {**ZERO2, **dict.fromkeys(sizes, "auto")}
+    # accelerate adds the precision that the document lacks.
+    added = {"fp16": {"enabled": "auto"}}
+    assert search.plan.args["deepspeed"] == {**ZERO2, **added, **dict.fromkeys(sizes, "auto")}
     assert search.plan.launch.processes == 2
     assert set(search.problem.choices["sharding"]) == {"zero2", "ddp", "zero1", "zero3", "fsdp2"}
     assert search.problem.illegal(baseline) is None

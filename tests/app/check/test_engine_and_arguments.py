@@ -48,6 +48,12 @@ def configured(**args: Any) -> Configuration:
 
 def mismatches(document: Mapping[str, Any], folder: Path, **args: Any) -> list[str]:
     """Return what transformers finds in a training that accelerate's real launcher starts by a document."""
+    found: list[str] = deepspeed_of(document, folder, **args).mismatches
+    return found
+
+
+def deepspeed_of(document: Mapping[str, Any], folder: Path, **args: Any) -> Any:
+    """Return the document of DeepSpeed with which transformers trains by accelerate's real launcher."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
     from transformers.integrations.deepspeed import propagate_args_to_deepspeed
@@ -70,8 +76,7 @@ def mismatches(document: Mapping[str, Any], folder: Path, **args: Any) -> list[s
         if config.auto_find_batch_size:
             # `Trainer._update_auto_batch_size` does it again.
             propagate_args_to_deepspeed(accelerator, config, auto_find_batch_size=True)
-    found: list[str] = config.deepspeed_plugin.hf_ds_config.mismatches
-    return found
+    return config.deepspeed_plugin.hf_ds_config
 
 
 @needs_deepspeed
@@ -160,6 +165,43 @@ def test_numbers_of_deepspeed_s_scheduler_agree_with_the_arguments_or_end_the_ru
     # A trace and a probe train for fewer steps.
     found: Any = engine_args({}, config, 2)["deepspeed"]
     assert found["scheduler"]["params"] == dict.fromkeys(params, "auto")
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("args", [{}, {"bf16": False, "fp16": True}, {"bf16": False}], ids=str)
+def test_a_precision_that_deepspeed_s_document_lacks_is_the_trainer_s(args: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(STAGE), encoding="utf-8")
+    document = {**ZERO, "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "ds.json")}}
+    trained, config = deepspeed_of(document, tmp_path, **args).config, configured(**args)
+    found: Any = engine_args(document, config, 2)["deepspeed"]
+    for name in ("bf16", "fp16"):
+        assert trained[name]["enabled"] is config.values[name]
+        assert found[name] == {"enabled": "auto"}
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("own", [{}, {"bf16": {"enabled": "auto"}}, {"fp16": {"enabled": "auto"}}], ids=str)
+def test_a_launcher_s_precision_counts_where_the_trainer_s_own_document_lacks_it(own: dict[str, object]) -> None:
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+    from trl import SFTConfig
+
+    document = {**STAGE, **own}
+    try:
+        with (
+            mock.patch.dict("os.environ", {"ACCELERATE_MIXED_PRECISION": "bf16"}),
+            mock.patch.object(SFTConfig, "world_size", 2),
+        ):
+            real: Any = SFTConfig("out", use_cpu=True, report_to="none", bf16=False, deepspeed=document)
+        # As `AcceleratorState` does with the precision that Trainer passes on.
+        real.deepspeed_plugin.set_mixed_precision(real.mixed_precision)
+        trains = real.deepspeed_plugin.deepspeed_config["bf16"]["enabled"]
+    finally:
+        unset_hf_deepspeed_config()
+    config = configured(bf16=False)
+    config = Configuration(config.kind, {**config.values, "deepspeed": document}, {})
+    for kind in ("MULTI_GPU", "DEEPSPEED"):
+        started = Launching(2, precision="bf16", document={"distributed_type": kind})
+        assert as_launched(config, started).values["bf16"] is trains
 
 
 def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_path: Path) -> None:
