@@ -135,7 +135,7 @@ def check_documents(started: Launching, config: Configuration, env: Mapping[str,
     Raises:
         InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``),
             or FSDP offloads without a backend for the host.
-        UnreadError: options on accelerate's command line choose or configure an engine.
+        UnreadError: options on accelerate's command line choose or configure an engine, or only a variable does.
     """
     document = started.document
     keys = mapping(document.get("deepspeed_config"))
@@ -149,6 +149,13 @@ def check_documents(started: Launching, config: Configuration, env: Mapping[str,
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
     _check_offload(started, config, env)
+    for kind in ("DEEPSPEED", "FSDP"):
+        chosen = env.get(f"ACCELERATE_USE_{kind}", "").lower() == "true"
+        if chosen and document.get("distributed_type") != kind and not config.values.get(kind.lower()):
+            raise UnreadError(
+                f"ACCELERATE_USE_{kind} chooses an engine, which a check reads only from files. Write {kind.lower()} in"
+                " TRL's file, or name a file with accelerate_config."
+            )
     words = [name for name in started.flags if name not in fields_of_kind("deepspeed")]
     if words:
         raise UnreadError(

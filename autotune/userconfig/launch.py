@@ -34,6 +34,8 @@ PROCESS_OPTIONS = {
 }  # fmt: skip
 """How the number of processes is written for each launcher."""
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
+# Variables that accelerate's launcher sets for its processes, by the attributes of a launch.
+_VARIABLES: Mapping[str, str] = {"precision": "ACCELERATE_MIXED_PRECISION", "dynamo": "ACCELERATE_DYNAMO_BACKEND"}
 # Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU. The
 # empty name is ``python``.
 _SEES_ALL_GPUS = ("", TRL, ACCELERATE)
@@ -83,8 +85,11 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
     on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
+    # TRL's parser sets the file's variables in each process, after accelerate's launcher.
+    env = {**({} if read.launched is not None else {**os.environ, **written.command.env}), **written.env}
+    variables = {name: env[variable].lower() for name, variable in _VARIABLES.items() if variable in env}
     return Launching(
-        **vars(found),
+        **{**vars(found), **variables},
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
         flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),

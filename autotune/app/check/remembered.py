@@ -28,6 +28,8 @@ from autotune.userconfig.written import WrittenConfig
 
 # Up to this size, a verdict's key includes a file's content; of larger files and directories, names, sizes and times.
 _MOST_HASHED_BYTES = 1 << 20
+# Beginnings of variables that accelerate reads in a training's processes.
+_READ_BY_ACCELERATE = ("ACCELERATE_", "FSDP_")
 # Options outside the key: a cached verdict is judged again for them.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
@@ -68,7 +70,11 @@ def key_of(args: CheckArguments, written: WrittenConfig, planned: Machine) -> st
         return None
     named = {str(file): _state(file) for file in (*map(Path, local), *_named_files(_words(args, written)))}
     text = written.file.text if written.file is not None else ""
-    of_torchrun = {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
+    of_launchers = {
+        name: value
+        for name, value in os.environ.items()
+        if name in TORCHRUN_VARIABLES or name.startswith(_READ_BY_ACCELERATE)
+    }
     folder = written.file.path.parent if written.file is not None else None
     bundle = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
     software = environment(planned)
@@ -76,7 +82,7 @@ def key_of(args: CheckArguments, written: WrittenConfig, planned: Machine) -> st
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
     settings = {name: value for name, value in args.settings.items() if name not in _JUDGED_AGAIN}
-    return fingerprint("verdict", settings, text, named, bundle, device, software, of_torchrun, package_digest())
+    return fingerprint("verdict", settings, text, named, bundle, device, software, of_launchers, package_digest())
 
 
 def _words(args: CheckArguments, written: WrittenConfig) -> Iterator[str]:

@@ -49,6 +49,13 @@ def test_a_document_that_a_bundle_s_accelerate_yaml_names_is_part_of_the_key(wri
     assert key(asked) != before
 
 
+def test_a_variable_that_accelerate_reads_is_part_of_the_key(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = CheckArguments(str(write("sft", "")), trainer="sft")
+    before = key(asked)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert key(asked) != before
+
+
 @pytest.mark.parametrize("folder", [".", "launch"], ids=["of the process", "of the document"])
 def test_a_relative_path_leads_from_either_folder_that_the_check_reads_it_from(
     folder: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
