@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.core.json_text import is_json
 from autotune.emit.launch import PARALLELISM
+from autotune.errors import InputError
 from autotune.userconfig.deepspeed import AUTO, SIZES
 from autotune.userconfig.engine import UNTRACED_KEYS
-from autotune.userconfig.launch import Launching
+from autotune.userconfig.launch import ALONE, Launching
 
 if TYPE_CHECKING:
     import transformers
@@ -27,8 +28,18 @@ def launching_of(args: transformers.TrainingArguments, state: Any) -> Launching:
     A single process may also have an engine: DeepSpeed offloads from one GPU.
 
     Args:
-        state: accelerate's ``AcceleratorState``.
+        state: accelerate's ``AcceleratorState``; None: it is not known, since no trainer was found.
+
+    Raises:
+        InputError: the state of several processes is not known.
     """
+    if state is None and args.world_size > 1:
+        raise InputError(
+            f"The trainer of these {args.world_size} processes was not found, and only it has their engine.",
+            hint="Give the callback to the trainer, which calls it.",
+        )
+    if state is None:
+        return ALONE
     kind = state.distributed_type.value
     document: dict[str, object] = {"distributed_type": kind}
     if kind == "DEEPSPEED":
@@ -41,7 +52,10 @@ def launching_of(args: transformers.TrainingArguments, state: Any) -> Launching:
         document["parallelism_config"] = {PARALLELISM + name: size for name, size in sizes.items() if size > 1}
     on_each = next((os.environ[name] for name in _ON_A_MACHINE if os.environ.get(name)), args.world_size)
     machines = max(1, args.world_size // int(on_each))
-    return Launching(args.world_size, True, machines, document=document, is_observed=True)
+    return Launching(
+        args.world_size, True, machines, precision=args.mixed_precision,
+        dynamo=state.dynamo_plugin.backend.value.lower(), document=document, is_observed=True,
+    )  # fmt: skip
 
 
 def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:

@@ -24,7 +24,6 @@ from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, listed_gpu
 from autotune.inspection.machine import parse_budget
-from autotune.userconfig.launch import ALONE
 
 if TYPE_CHECKING:
     import transformers
@@ -172,8 +171,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 gpu="cpu" if args.device.type == "cpu" else None,
                 memory_budget=budget,
             )
-            launched = launching_of(args, trainer.accelerator.state) if trainer is not None else ALONE
-            return check_object(check_arguments, launched)
+            return check_object(check_arguments, launching_of(args, trainer and trainer.accelerator.state))
 
 
 @dataclass(frozen=True)

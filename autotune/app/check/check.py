@@ -250,7 +250,7 @@ def check_object(args: CheckArguments, launched: Launching = ALONE) -> Verdict:
     check_options(args)
     found = configuration_of(args.config)
     # A training that already runs has resolved the fields that choose an engine.
-    found = without_engine(found) if launched.is_observed else found
+    found = as_launched(without_engine(found), launched) if launched.is_observed else found
     trainer = trainer_of(found)
     if args.model is None or args.dataset is None:
         raise InputError("A configuration object names no model and no data.", hint="Give model= and dataset=.")

@@ -9,25 +9,28 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from accelerate import ParallelismConfig
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, TorchDynamoPlugin
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
 from trl import SFTConfig
 
 import autotune
 from autotune.api import preflight
 from autotune.api.launched import _deepspeed, _fsdp, launching_of
+from autotune.app.arguments import CheckArguments
+from autotune.app.check.check import check_object
 from autotune.core.configuration import Configuration
 from autotune.core.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnreadError
-from autotune.userconfig.engine import engine_args
-from autotune.userconfig.launch import Launching
+from autotune.userconfig.engine import as_launched, engine_args
+from autotune.userconfig.fields import configuration_of
+from autotune.userconfig.launch import ALONE, Launching
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,8 +167,9 @@ def test_the_groups_of_a_training_that_runs_are_read_back() -> None:
         distributed_type=DistributedType.FSDP,
         fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True),
         parallelism_config=ParallelismConfig(dp_replicate_size=2, dp_shard_size=4),
+        dynamo_plugin=TorchDynamoPlugin(),
     )
-    found = launching_of(SimpleNamespace(world_size=8), state)
+    found = launching_of(SimpleNamespace(world_size=8, mixed_precision="no"), state)
     args = engine_args(found.document, Configuration("SFTConfig", {}, {}), found.processes)
     assert args["parallelism_config"] == {"dp_replicate_size": 2, "dp_shard_size": 4}
 
@@ -174,7 +178,9 @@ def test_deepspeed_of_a_single_process_is_checked_as_it_trains(
     small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = SimpleNamespace(deepspeed_config={"zero_optimization": {"stage": 3}})
-    state = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, deepspeed_plugin=plugin)
+    state = SimpleNamespace(
+        distributed_type=DistributedType.DEEPSPEED, deepspeed_plugin=plugin, dynamo_plugin=TorchDynamoPlugin()
+    )
     trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state))
     launched: list[Launching] = []
 
@@ -195,6 +201,26 @@ def test_deepspeed_of_a_single_process_is_checked_as_it_trains(
     [found] = launched
     args: Any = engine_args(found.document, Configuration("SFTConfig", {}, {}), found.processes)
     assert args["deepspeed"]["zero_optimization"]["stage"] == 3
+
+
+def test_a_precision_and_a_compiler_that_only_accelerate_s_launcher_sets_are_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    state = SimpleNamespace(distributed_type=DistributedType.NO, dynamo_plugin=TorchDynamoPlugin())
+    args = SFTConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    found = launching_of(args, state)
+    assert (found.precision, found.dynamo) == ("bf16", "inductor")
+    assert as_launched(configuration_of(args), replace(found, dynamo="no")).values["bf16"]
+    with pytest.raises(UnreadError, match="dynamo_backend: inductor compiles the model"):
+        check_object(CheckArguments(args, model="model", dataset="rows.jsonl"), found)
+
+
+def test_processes_whose_trainer_was_not_found_are_not_taken_for_one() -> None:
+    assert launching_of(SimpleNamespace(world_size=1), None) == ALONE
+    with pytest.raises(InputError, match="The trainer of these 2 processes was not found"):
+        launching_of(SimpleNamespace(world_size=2), None)
 
 
 def test_the_sizes_in_a_document_of_deepspeed_follow_from_the_trainer_again() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, TorchDynamoPlugin
 
 import autotune
 from autotune.api import ranks
@@ -165,5 +165,5 @@ def test_machines_are_counted_by_what_each_launcher_says(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    state = SimpleNamespace(distributed_type=DistributedType.MULTI_GPU, parallelism_config=None)
-    assert launching_of(SimpleNamespace(world_size=8), state).machines == machines
+    state = SimpleNamespace(distributed_type=DistributedType.MULTI_GPU, dynamo_plugin=TorchDynamoPlugin())
+    assert launching_of(SimpleNamespace(world_size=8, mixed_precision="no"), state).machines == machines
