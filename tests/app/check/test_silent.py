@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from accelerate.utils import concatenate
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from autotune.app.check.silent import silent_findings
+from autotune.app.check.silent import of_dispatching, silent_findings
+from autotune.core.candidate import Choice
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.setting import Setting
@@ -133,6 +137,43 @@ def test_an_evaluation_of_too_few_rows_has_no_loss(
     assert [item.severity for item in found] == ([] if severity is None else [severity])
     assert all(f"drops all {rows} rows of an evaluation" in item.message for item in found)
     assert all(f"a micro-batch of all processes has {16 * ranks}." in item.message for item in found)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flat", "error"), [((3, 5), False, RuntimeError), ((3, 3), True, TypeError), ((3, 3), False, None)]
+)
+def test_accelerate_joins_padded_micro_batches_of_one_width(
+    tokens: tuple[int, int], flat: bool, error: type[Exception] | None
+) -> None:
+    # As `DataLoaderDispatcher._fetch_batches` does with those of all processes.
+    collator = DataCollatorForLanguageModeling(0, padding_free=flat)
+    batches = [collator([{"input_ids": [1] * count}]) for count in tokens]
+    with pytest.raises(error) if error is not None else nullcontext():
+        assert concatenate(batches)["input_ids"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "choices", "ranks", "ends"),
+    [
+        ("sft", {"max_length": 1024}, 2, True),
+        ("sft", {"max_length": 1024}, 1, False),
+        # All rows are at least as long.
+        ("sft", {"max_length": 20}, 2, False),
+        ("sft", {"max_length": 20, "packing": "wrapped"}, 2, True),
+        ("grpo", {}, 2, True),
+    ],
+    ids=str,
+)
+def test_micro_batches_that_one_process_reads_for_all_have_to_be_as_wide(
+    trainer: str, choices: Mapping[str, Choice], ranks: int, ends: bool
+) -> None:
+    here = setting(of=replace(workload(), trainer=trainer))
+    plan = replace(plan_with(here, choices, trainer), launch=Launch(ranks))
+    known = find_trainer(trainer)
+    geometry = whole_geometry(known, plan, here.workload)
+    for given, error in (({"dispatch_batches": True}, ends), ({"dispatch_batches": False}, False)):
+        found = list(of_dispatching(plan, geometry, known, here.workload, {"accelerator_config": given}))
+        assert [(item.severity, item.key) for item in found] == [(Severity.ERROR, "accelerator_config")] * error
 
 
 @pytest.mark.parametrize(
