@@ -111,6 +111,7 @@ class Launched:
         refused: accelerate's error; empty if it starts the processes.
         gpu_ids: the GPUs that accelerate makes visible; empty if ``CUDA_VISIBLE_DEVICES`` determines them.
         dynamo: the ``dynamo_backend`` that accelerate passes to the processes; ``no`` if it compiles nothing.
+        on_cpu: whether accelerate starts a single process and tells it to use the CPU.
     """
 
     processes: int = 1
@@ -124,6 +125,7 @@ class Launched:
     refused: str = ""
     gpu_ids: str = ""
     dynamo: str = NOT_COMPILED
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True)

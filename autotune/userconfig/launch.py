@@ -82,7 +82,7 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
     _check_launch(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
     engines = tuple(fields_of_kind("launch", "beginnings"))
-    on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
+    on_cpu = "cpu" in given or found.on_cpu or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
     # TRL's parser sets the file's variables in each process, after accelerate's launcher.

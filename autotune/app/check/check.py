@@ -189,6 +189,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         found = (*found, *of_launch(task.written, read, started))
         env = {**os.environ, **task.written.command.env, **task.written.env}
         check_documents(started, config, env)
+        _check_device(task, started, config)
         config = as_launched(config, started)
         found = (*found, *of_precision(task.written, read, config))
         if has_error(found):
@@ -213,6 +214,22 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     budget_bytes = memory_budget(task.arguments.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
     return Fitting(task, read, config, started, found, tracer, cache).verdict()
+
+
+def _check_device(task: Task, started: Launching, config: Configuration) -> None:
+    """Check that accelerate and transformers train on the same device.
+
+    Raises:
+        InputError: accelerate puts the model on the CPU, and transformers the micro-batches on the GPU (transformers
+            5.23, ``TrainingArguments._setup_devices``).
+    """
+    on_gpu = task.target is not None and task.target.gpu is not None
+    if on_gpu and started.on_cpu and not config.values.get("use_cpu"):
+        raise InputError(
+            "accelerate's use_cpu puts the model on the CPU, and transformers the micro-batches on the GPU: the first"
+            " step ends.",
+            hint="Set use_cpu for TRL as well to train on the CPU, or leave it out for accelerate.",
+        )
 
 
 def _script_findings(task: Task) -> Iterator[Finding]:

@@ -83,6 +83,7 @@ def read_launch(options: Sequence[str], gpus: int, default_file: str) -> Launche
         gpu_ids="" if arguments.gpu_ids in (None, "all") else str(arguments.gpu_ids),
         # accelerate's DeepSpeed launcher passes no Dynamo backend (utils/launch.py, `prepare_deepspeed_cmd_env`).
         dynamo=NOT_COMPILED if arguments.use_deepspeed else str(arguments.dynamo_backend or NOT_COMPILED).lower(),
+        on_cpu=not starts_several and bool(arguments.cpu or arguments.use_cpu),
     )
 
 

@@ -14,12 +14,13 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
+from autotune.core.verdict import Outcome
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import WrittenConfig
 from autotune.userconfig.written import read_written as written_by
-from tests.app.check.conftest import Write
+from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import read_by_accelerate
 
 SCRIPT = "trl/scripts/sft.py"
@@ -77,6 +78,45 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
     assert str(file) in told[0]
     assert ("accelerate starts one process instead of 8" in told[-1]) is (processes == 1 and "8" in words)
+
+
+@pytest.mark.parametrize(
+    ("document", "words", "on_cpu"),
+    [
+        ({"distributed_type": "NO", "use_cpu": True}, "", True),
+        ({"distributed_type": "NO", "use_cpu": False}, "", False),
+        ({"distributed_type": "NO", "use_cpu": False}, "--cpu", True),
+        ({"distributed_type": "MULTI_GPU", "use_cpu": True}, "", False),
+    ],
+    ids=str,
+)
+def test_the_cpu_that_accelerate_tells_a_single_process_to_use_is_read(
+    document: dict[str, object], words: str, on_cpu: bool, tmp_path: Path
+) -> None:
+    import accelerate.commands.launch as module
+    from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+    several = document["distributed_type"] == "MULTI_GPU"
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump({"num_machines": 1, "num_processes": 1 + several, **document}), encoding="utf-8")
+    options = f"--config_file {file} {words}"
+    arguments: Any = module.launch_command_parser().parse_args([*options.split(), "train.py"])
+    module._validate_launch_command(arguments)
+    env = prepare_multi_gpu_env(arguments) if several else prepare_simple_launcher_cmd_env(arguments)[1]
+    assert (env.get("ACCELERATE_USE_CPU") == "True") is on_cpu
+    command = read_command_line([*f"accelerate launch {options} {SCRIPT}".split(), "--config", "c.yaml"])
+    written = WrittenConfig(command, None, "sft")
+    assert launching(written, read_by_accelerate(written)).on_cpu is on_cpu
+
+
+def test_a_cpu_for_accelerate_and_a_gpu_for_trl_end_the_training(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: true\n", encoding="utf-8")
+    file = write("sft", f"accelerate_config: {tmp_path / 'own.yaml'}\n")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert any("use_cpu puts the model on the CPU" in item.message for item in verdict.findings)
 
 
 @pytest.mark.parametrize("words", ["torchrun", "deepspeed", "python", "accelerate launch --cpu"])
