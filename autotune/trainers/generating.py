@@ -73,19 +73,24 @@ class Generating(Prompted):
         if shape.chosen:
             # Dataset rows are padded as in the plan.
             at.pop("pad_to_multiple_of", None)
+        else:
+            at["gradient_accumulation_steps"] = self.traced_together(plan)
         return replace(traced, args={**traced.args, **at})
 
     def traced_together(self, plan: TrainingPlan) -> int:
-        """Return the micro-batches of a generation batch in a trace.
+        """Return the micro-batches into which a trace divides a generation batch of the plan.
 
-        Two, so that groups of two completions fit micro-batches of one row; but a step of one micro-batch that also
-        generates for no other is traced as such.
+        The fewest equal ones, but several, so that groups of as many completions fit micro-batches of one row. A step
+        of one micro-batch that also generates for no other is traced as such.
         """
-        return 1 if plan.micro_batches == plan.steps_per_generation == 1 else MOST_TRACED
+        if plan.micro_batches == plan.steps_per_generation == 1:
+            return 1
+        completions = self.padded_together(plan)
+        return next((parts for parts in range(MOST_TRACED, completions + 1) if completions % parts == 0), 1)
 
     def rows_generating_whole(self, plan: TrainingPlan) -> int:
         """Return the rows of each of the micro-batches into which a trace divides a generation batch."""
-        return -(-self.padded_together(plan) // self.traced_together(plan))
+        return self.padded_together(plan) // self.traced_together(plan)
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the number of completions in a generation batch of one process."""

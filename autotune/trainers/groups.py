@@ -82,16 +82,14 @@ class Groups(Generating):
         traced = super().traced_plan(plan, layout, shape)
         args, own_rows = dict(traced.args), bool(shape.chosen) and not shape.evaluated
         # Further micro-batches need more memory than the first. That of an evaluation may form no groups alone.
-        alone = plan.micro_batches == 1 and (
-            own_rows
-            or plan.steps_per_generation > 1
-            or (shape.rows == plan.rows and layout in (Layout.EQUAL, self.layout(plan, plan.rows)))
-        )
-        batch = self.traced_together(plan) if alone else MOST_TRACED
+        whole_groups = plan.steps_per_generation > 1 or shape.rows == plan.rows
+        alone = plan.micro_batches == 1 and (own_rows or whole_groups)
+        batch = self.traced_together(plan)
+        batch = batch if whole_groups else max(batch, MOST_TRACED)
         batch = plan.steps_per_generation if own_rows else batch
         iterations = 1 if alone or batch > 1 else MOST_TRACED
         completions = shape.rows * batch * plan.data_ranks
-        groups = gcd(self.copies(plan), completions) if own_rows or batch == 1 else 2
+        groups = gcd(self.copies(plan), completions) if own_rows or batch == 1 else batch
         uses = batch * iterations
         micro_batches = 1 if alone else uses
         if plan.generates_within_steps:

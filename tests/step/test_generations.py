@@ -39,7 +39,7 @@ from tests.virtual.reference import run_on_cpu
 
 SCHEDULE = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=600.0)
 TOKENS = 4
-ROWS, VOCABULARY = 16, 16_384
+VOCABULARY = 16_384
 GRPO = find_trainer("grpo")
 # Micro-batches of a step, micro-batches of a generation batch, and iterations over it.
 STEPS = ((2, 2, 1), (4, 2, 1), (3, 2, 1), (2, 1, 1), (2, 4, 1), (1, 1, 1), (1, 2, 1), (1, 2, 2), (4, 1, 2))
@@ -149,8 +149,16 @@ def test_a_step_has_as_many_generations_as_trl_s(step: tuple[int, int, int], pro
     assert per_step * led == micro_batches / (together * iterations)
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation", "online_dpo"])
-def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(trainer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "rows_each", "micro_batches", "copies"),
+    [
+        ("grpo", 16, 1, 2), ("rloo", 16, 1, 2), ("distillation", 16, 1, 1), ("online_dpo", 8, 1, 2),
+        ("grpo", 1, 3, 3), pytest.param("distillation", 1, 3, 1, marks=pytest.mark.nightly),
+    ],
+)  # fmt: skip
+def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(
+    trainer: str, rows_each: int, micro_batches: int, copies: int, tmp_path: Path
+) -> None:
     """The scores of a wide vocabulary are most of it. In TRL's training, random completions do not end this early."""
     known, adapter = find_trainer(trainer), find_adapter(trainer)
     assert isinstance(known, Prompted)
@@ -159,9 +167,9 @@ def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(t
     config = small_config(vocab_size=VOCABULARY)
     rows: list[Any] = [{"prompt": "memory" + " memory" * 11}] * 16
     method = adapter.methods[GENERATION]
-    sizes = {"per_device_train_batch_size": ROWS // adapter.completions_per_row, known.most_field: TOKENS}
-    args: dict[str, Any] = {**sizes, "gradient_checkpointing": False}
-    args |= {"num_generations": 2} if "num_generations" in known.fields else {}
+    sizes = {"per_device_train_batch_size": rows_each, known.most_field: TOKENS}
+    args: dict[str, Any] = {**sizes, "gradient_accumulation_steps": micro_batches, "gradient_checkpointing": False}
+    args |= {"num_generations": copies} if "num_generations" in known.fields else {}
     args |= {"max_length": 64} if trainer == "online_dpo" else {}
     generate = getattr(adapter.trainer, method)
 
@@ -184,7 +192,7 @@ def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(t
     phase = next(each for each in run_virtually(steps, target="cpu").phases if each.name == GENERATION)
 
     needed = real.peak_bytes - real.start_bytes
-    assert needed > 3 * 4 * VOCABULARY * ROWS
+    assert needed > 3 * 4 * VOCABULARY * rows_each * adapter.completions_per_row * micro_batches
     assert phase.device_peak.bytes - phase.start_bytes == pytest.approx(needed, rel=0.02)
 
 
