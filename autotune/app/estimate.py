@@ -147,7 +147,7 @@ def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, S
     layout = find_trainer(plan.trainer).layout(plan, rows)
     rows, tokens = (1, rows * tokens) if layout is Layout.FLAT else (rows, tokens)
     width = rounded_up(tokens, plan.pad_multiple)
-    return Layout.PADDED if layout is Layout.EQUAL and width > tokens else layout, Shape(rows, width)
+    return Layout.PADDED if layout is not Layout.FLAT and width > tokens else layout, Shape(rows, width)
 
 
 def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:

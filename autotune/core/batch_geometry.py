@@ -16,6 +16,7 @@ class Layout(StrEnum):
     """How rows are arranged in a micro-batch's tensor; each layout has its own attention masks, and so its kernels."""
 
     EQUAL = "rows of equal length"
+    COMPLETED = "prompts of equal length, with completions of different lengths"
     PADDED = "padded rows"
     FLAT = "rows end to end"
 
@@ -99,12 +100,14 @@ class PhaseGeometry:
         sizes: shapes whose weighted mean time is the phase's mean time.
         per_step: mean number of its runs in an optimizer step; for a phase that leads each micro-batch, in a
             micro-batch.
+        layout: layout of those micro-batches; None: that of the geometry.
     """
 
     phase: str
     worst: Shape
     sizes: tuple[Typical, ...]
     per_step: float
+    layout: Layout | None = None
 
     def shape_for(self, micro_batch: Shape) -> Shape:
         """Return :attr:`worst`, or the micro-batch's shape if its trace runs the phase on its own rows."""

@@ -174,7 +174,8 @@ class SizedPlan:
 
         yield MICRO_BATCH, weighted(geometry.step_sizes, largest), geometry.micro_batches, 1.0
         for apart in geometry.apart:
-            worst = _size_of(geometry, apart.shape_for(largest[1])) if largest is not None else None
+            layout = apart.layout or geometry.layout
+            worst = (layout, apart.shape_for(largest[1])) if largest is not None else None
             yield apart.phase, weighted(apart.sizes, worst), geometry.micro_batches, apart.per_step
         if geometry.evaluation is not None:
             yield EVALUATE, [(_size_of(geometry.evaluation), 1.0)], 1, 0.0
@@ -292,7 +293,7 @@ class PlanTracer:
         capability = self._device.compute_capability if self._device is not None else None
         if (
             self._setting.machine.hardware.kind != "cuda"
-            or geometry.layout is not Layout.PADDED
+            or geometry.layout in (Layout.EQUAL, Layout.FLAT)
             or geometry.worst.chosen
             or not unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
         ):

@@ -49,9 +49,10 @@ class Generating(Prompted):
         return (1, lengths[0])
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return the layout of the prompts of a generation batch."""
+        """Return the layout of a generation batch; a single completion needs no padding."""
         completions = rows * plan.steps_per_generation
-        return super().layout(plan, completions // gcd(self.copies(plan), completions))
+        prompts = completions // gcd(self.copies(plan), completions)
+        return super().layout(plan, prompts) if completions > 1 else Layout.EQUAL
 
     def rows_per_draw(self, plan: TrainingPlan) -> int:
         """Return the number of prompts in a generation batch of one process, shared ones included."""

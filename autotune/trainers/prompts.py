@@ -125,9 +125,12 @@ class Prompted(Trainer):
         typical = sizes(rows, [self.scored(plan, prompt, completion) for prompt in prompts])
         generated = Shape(traced, longest + most, most), sizes(traced, whole, GENERATED_SIZES), generations
 
-        chunk = worst, typical, generations * steps
+        chunk, layout = (worst, typical, generations * steps), self.layout(plan, rows)
+        if layout is not Layout.EQUAL:
+            differ = layout is Layout.PADDED and len(counts) > 1
+            layout = Layout.PADDED if differ or longest > documents.longest else Layout.COMPLETED
         return BatchGeometry(
-            layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
+            layout=layout,
             worst=worst,
             sizes=typical,
             tokens=rows * (documents.tokens / documents.rows + documents.sequences * assumed.mean),
@@ -145,16 +148,27 @@ class Prompted(Trainer):
     ) -> BatchGeometry | None:
         """Return the geometry of completions of equally long prompts, the longest of which there are enough.
 
-        Their first pass has no mask. All others have one, for completions of different lengths; vLLM's are not traced.
+        Completions are all as long as they may be. A micro-batch of a single row has no padding either if its prompt
+        and its completion are the longest of a generation batch, whose other prompts may be shorter.
         """
-        multiple, together = plan.pad_multiple, self.rows_per_draw(plan)
+        together = self.rows_per_draw(plan)
+        found = self._unpadded(plan, documents, 1 if plan.rows == 1 else together)
+        if found is None:
+            return None
+        generated = self._unpadded(plan, documents, together) or geometry
+        at_once = (replace(each, layout=generated.layout) for each in generated.apart if each.phase in self.at_once)
+        others = (each for each in found.apart if each.phase not in self.at_once)
+        return replace(geometry, layout=found.layout, worst=found.worst, rivals=(), apart=(*at_once, *others))
+
+    def _unpadded(self, plan: TrainingPlan, documents: Documents, together: int) -> BatchGeometry | None:
+        """Return the geometry of the longest prompts of which ``together`` are equally long; None if there are none."""
         known = documents.widths.items()
-        widest = max((width for width, rows in known if rows >= together and width % multiple == 0), default=None)
-        if widest is None or plan.args.get("use_vllm"):
+        enough = (width for width, rows in known if rows >= together and width % plan.pad_multiple == 0)
+        widest = max(enough, default=None)
+        if widest is None:
             return None
         equal = Documents.of_groups([(documents.widths[widest], 1, *(widest,) * documents.sequences)])
-        found = self.laid_out(plan, equal, plan.rows)
-        return replace(geometry, layout=found.layout, worst=found.worst, rivals=(), apart=found.apart)
+        return replace(self.laid_out(plan, equal, plan.rows), layout=Layout.EQUAL)
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, and nothing is cut."""
@@ -173,21 +187,24 @@ class Prompted(Trainer):
         return replace(traced, args=args, rewards=(NO_REWARD,) * len(plan.rewards))
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return prompts with the tokens of their completions, one of which the adapter shortens.
+        """Return prompts with the tokens of their completions.
 
-        If prompts of different lengths are completed together, one prompt is shorter too: attention then needs a mask,
-        which takes 0.8 GiB for 16 prompts of 4,200 tokens. With one row per micro-batch, the shorter prompt is in the
-        next micro-batch of the generation batch.
+        Completions differ by a token, so that each row but the last is padded: attention then needs a mask, which takes
+        0.8 GiB for 16 rows of 4,200 tokens. If prompts of different lengths are completed together, that of the last
+        row is shorter, and generation needs a mask, too. With one row per micro-batch, the last row is in another
+        micro-batch of the generation batch.
         """
         generated = int(shape.generated)
         # A model generates from at least one token, even if the loss has none of the prompt.
         prompt = max(1, int(shape.tokens) - generated)
-        shorter = ((max(1, prompt - 1), generated),) if layout is Layout.PADDED else ()
-        return (*((prompt, generated),) * max(1, shape.rows - len(shorter)), *shorter)
+        if layout is Layout.EQUAL:
+            return ((prompt, generated),) * shape.rows
+        last = max(1, prompt - 1) if layout is Layout.PADDED else prompt
+        return (*((prompt, max(1, generated - 1)),) * max(1, shape.rows - 1), (last, generated))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return the layout of prompts that are completed together, which may differ in length."""
-        return Layout.PADDED if rows > 1 else Layout.EQUAL
+        """Return the layout of ``rows`` prompts that are completed together, which may differ in length."""
+        return Layout.PADDED if rows > 1 else Layout.COMPLETED
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason for a mode of vLLM that TRL does not have, which a trace replaces."""

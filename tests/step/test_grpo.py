@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 from trl import GRPOTrainer, RLOOTrainer
 
 import autotune
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Schedule
@@ -249,6 +251,34 @@ def test_a_traced_pass_over_a_generation_batch_runs_one_of_the_chunks_that_the_g
         phase = next(phase for phase in traced.phases if phase.name == name)
         ran = traced.operators[phase.first_operator : phase.end_operator]
         assert sum("embedding" in operator.name for operator in ran) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("layout", [Layout.EQUAL, Layout.COMPLETED, Layout.PADDED])
+def test_traced_rows_have_a_mask_where_prompts_or_completions_differ(
+    layout: Layout, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL pads a row alone, too, to the longest prompt and the longest completion of its generation batch."""
+    masked = dict[int, set[bool]]()
+    create = modeling_llama.create_causal_mask
+
+    def watched(**given: Any) -> Any:
+        mask = given["attention_mask"]
+        masked.setdefault(given["inputs_embeds"].shape[1], set()).add(mask is not None and not mask.all())
+        return create(**given)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", watched)
+    args = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 4, "max_completion_length": MOST}
+    assumed = Completions(mean=4.0, widest=4.0)
+    further = {"bf16": False, "num_generations": 2, "beta": 0.05}
+    plan = TrainingPlan("rloo", {**args, **further}, completions=assumed)
+    known, shape = find_trainer("rloo"), Shape(rows, 30, MOST)
+    made = TracedRows(known.traced_rows(layout, shape, 1.0), once=True)
+    of_plan = known.traced_plan(plan, layout, shape)
+    trace(traced_training(of_plan, config_of("llama", num_hidden_layers=1), small_tokenizer(), made), target="cpu")
+    # Passes over prompts and completions, and the first one of the generation.
+    assert masked[30] == {layout is not Layout.EQUAL}
+    assert masked[30 - MOST] == {layout is Layout.PADDED}
 
 
 def test_vllm_generates_as_many_tokens_as_a_probe_wants() -> None:

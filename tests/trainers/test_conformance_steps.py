@@ -42,6 +42,7 @@ EVERY = pytest.mark.parametrize(
 )
 SHAPES = {
     Layout.EQUAL: (Shape(1, 24), Shape(3, 40)),
+    Layout.COMPLETED: (Shape(1, 24), Shape(3, 40)),
     Layout.PADDED: (Shape(2, 24), Shape(3, 40)),
     Layout.FLAT: (Shape(1, 6), Shape(1, 121)),
 }
@@ -56,17 +57,17 @@ def layouts(found: Prepared) -> list[Layout]:
     choices += [{"packing": "bfd", "max_length": 48}] if "packing" in known else []
     plans = [found.plan(item) for item in choices if not refused_by_trl(found.trainer, item)]
     said = {found.geometry(plan).layout for plan in plans}
-    return sorted(said | {found.trainer.layout(plan, plan.rows) for plan in plans})
+    said |= {found.trainer.layout(plan, plan.rows) for plan in plans}
+    # All completions may be as long as they can be.
+    return sorted(said | {Layout.EQUAL} if found.trainer.generates else said)
 
 
 def shapes(found: Prepared, layout: Layout) -> list[Shape]:
     """Return the shapes to trace in a layout; a third of the tokens are generated if the trainer generates any."""
     generates = found.geometry(found.plan({})).worst.generated > 0
     single = Shape(1, 30, 10 if generates else 0)
-    # TRL refuses KTO of single rows with its default loss; and prompts are padded in their generation batch.
+    # TRL refuses KTO of single rows with its default loss.
     alone = layout is Layout.PADDED and not found.trainer.ordered
-    if generates:
-        alone &= found.trainer.rows_per_draw(found.trainer.traced_plan(found.plan({}), layout, single)) > 1
     listed = (single, *SHAPES[layout]) if alone else SHAPES[layout]
     return [replace(shape, generated=shape.tokens // 3 if generates else 0) for shape in listed]
 
@@ -106,7 +107,8 @@ def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(
             _, trained = traced_of(found, layout, shape)
             collated = int(shape.rows * shape.tokens) * sequences
             assert (trained.worst_rows, trained.worst_tokens) == (shape.rows * sequences, collated)
-            assert trained.tokens < collated if layout is Layout.PADDED else trained.tokens == collated
+            padded = layout in (Layout.PADDED, Layout.COMPLETED)
+            assert trained.tokens < collated if padded else trained.tokens == collated
 
 
 # By day, tests/virtual/test_against_cpu.py compares steps of every trainer.

@@ -20,8 +20,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import unpacked
-from autotune.trainers.prompts import GENERATION
-from tests.settings import plan_with, setting, workload
+from tests.settings import setting, workload
 
 
 def geometry(lengths: Mapping[int, int], **choices: str | int) -> tuple[Layout, Shape, Shape, float, int]:
@@ -49,70 +48,6 @@ def test_pairs_that_are_padded_have_padding_however_short_their_answers_are(rows
 
     assert widths(Layout.EQUAL) == {4000}
     assert widths(Layout.PADDED) == {4000, 3999}
-
-
-@pytest.mark.parametrize(
-    ("name", "lengths", "batch", "padded"),
-    [
-        # A generation batch of 8 completions is one prompt, and of 16 two.
-        ("grpo", {200: 4, 4200: 1}, 8, False),
-        ("grpo", {200: 4, 4200: 1}, 16, True),
-        ("grpo", {4200: 4}, 16, False),
-        ("rloo", {200: 4, 4200: 1}, 8, True),
-        ("distillation", {200: 4, 4200: 1}, 8, True),
-        ("online_dpo", {200: 4, 4200: 1}, 8, True),
-    ],
-)
-def test_prompts_that_are_completed_together_are_padded_where_they_differ(
-    name: str, lengths: Mapping[int, int], batch: int, *, padded: bool
-) -> None:
-    trainer = find_trainer(name)
-    here = setting(of=replace(workload(lengths=lengths), trainer=name), global_batch_size=batch)
-    plan = plan_with(here, {}, name)
-    found = trainer.geometry(plan, here.workload.dataset.documents)
-    (generation, *_) = found.apart
-    prompts = [prompt for prompt, _ in trainer.traced_rows(found.layout, generation.worst, 1.0)]
-    assert (len(prompts), max(prompts)) == (generation.worst.rows, 4200)
-    assert (min(prompts) < 4200) is padded
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2, 4])
-@pytest.mark.parametrize("name", ["grpo", "distillation"])
-def test_a_trace_generates_as_many_completions_as_training_does_at_once(name: str, micro_batches: int) -> None:
-    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": micro_batches, "num_generations": 2}
-    plan = TrainingPlan(name, {**sizes, "max_completion_length": 8}, completions=Completions(8, 8))
-    trainer = find_trainer(name)
-    found = trainer.geometry(plan, Documents.of_lengths(LengthDistribution({100: 8})))
-    (generation, *_) = found.apart
-    traced = trainer.traced_plan(plan, found.layout, generation.worst)
-    assert traced.rows * traced.steps_per_generation == 2 * micro_batches
-    # Gradients exist from a step's second micro-batch on.
-    assert traced.micro_batches == min(2, micro_batches)
-
-
-@pytest.mark.parametrize(
-    ("name", "choices", "longest"),
-    [("grpo", {}, 300), ("grpo", {"pad_to_multiple_of": 64}, 128), ("online_dpo", {"max_length": 200}, 100)],
-)
-def test_the_longest_prompts_that_may_meet_without_padding_are_as_many_as_are_completed_together(
-    name: str, choices: dict[str, int], longest: int
-) -> None:
-    documents = Documents.of_rows(
-        [find_trainer(name).document((tokens,)) for tokens in (*[100] * 5, *[128] * 2, *[300] * 2, 500)], ordered=False
-    )
-    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 2, **choices}
-    most = {"max_completion_length": 64, "max_new_tokens": 64}
-    plan = TrainingPlan(name, {**sizes, **most}, completions=Completions(32, 32))
-    trainer = find_trainer(name)
-    padded = trainer.geometry(plan, documents)
-    found = trainer.without_padding(plan, documents, padded)
-    assert found is not None
-    assert (padded.layout, found.layout) == (Layout.PADDED, Layout.EQUAL)
-    assert {phase.worst.tokens for phase in found.apart if phase.phase == GENERATION} == {longest + 64}
-    alone = trainer.without_padding(
-        replace(plan, args={**plan.args, "per_device_train_batch_size": 32}), documents, padded
-    )
-    assert alone is None
 
 
 def test_rows_are_cut_and_then_rounded_up() -> None:
@@ -320,7 +255,7 @@ def test_evaluation_has_a_generation_for_each_micro_batch() -> None:
     ]
     assert found[0] == found[1]
     # A micro-batch has the completions of one prompt.
-    assert (found[0].layout, found[0].rows) == (Layout.EQUAL, 80)
+    assert (found[0].layout, found[0].rows) == (Layout.COMPLETED, 80)
     assert found[0].typical.tokens == pytest.approx(156)
 
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +25,7 @@ from autotune.step.run.saving import save_tensors
 from autotune.step.run.virtual_trainer import TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import find_adapter
-from autotune.step.trainers.base import Adapter
+from autotune.step.trainers.base import Adapter, Drawing
 from autotune.virtual import assume, for_real, phase
 from autotune.virtual.generation import short_generation
 from autotune.virtual.ranks import World
@@ -99,7 +99,7 @@ def traced_training(
             if steps_alone:
                 return
             if plan.evaluates:
-                _evaluate(trainer, adapter)
+                _evaluate(trainer, _drawing(trainer, rows, adapter))
             save_tensors(trainer)
 
     return run
@@ -153,17 +153,26 @@ def _empty_cache_of(device: torch.device) -> AbstractContextManager[object]:
     return mock.patch.object(memory, "clear_device_cache", clear_both) if device.type != "cpu" else nullcontext()
 
 
-def _evaluate(trainer: Any, adapter: Adapter) -> None:
+def _drawing(trainer: Any, rows: TracedRows, adapter: Adapter) -> Drawing:
+    """Return how a trace's rows are drawn.
+
+    Synthetic rows are not copied: TRL does not compare the prompts of a group of completions.
+    """
+    drawing = adapter.drawing(trainer)
+    return drawing if rows.chosen is not None else replace(drawing, rows=drawing.rows * drawing.copies, copies=1)
+
+
+def _evaluate(trainer: Any, drawing: Drawing) -> None:
     """Evaluate the largest micro-batch as TRL does between two steps."""
-    trainer.is_in_train, trainer.eval_dataset = True, _evaluation_rows(trainer, adapter)
+    trainer.is_in_train, trainer.eval_dataset = True, _evaluation_rows(trainer, drawing)
     trainer.args.per_device_eval_batch_size = trainer.args.per_device_train_batch_size
     with phase(EVALUATE):
         trainer._evaluate(None, None)
 
 
-def _evaluation_rows(trainer: Any, adapter: Adapter) -> Any:
+def _evaluation_rows(trainer: Any, drawing: Drawing) -> Any:
     """Return the rows of the largest micro-batch; the dataset has each row once per copy."""
-    places = np.arange(trainer.args.per_device_train_batch_size) * adapter.drawing(trainer).copies
+    places = np.arange(trainer.args.per_device_train_batch_size) * drawing.copies
     with for_real():
         return trainer.train_dataset.select(places % len(trainer.train_dataset))
 
@@ -175,7 +184,7 @@ def _choose_batches(trainer: Any, rows: TracedRows, adapter: Adapter, ranks: int
         ranks: ranks to which accelerate deals micro-batches in turn, so that each rank gets the same ones.
     """
     executed, rows_each = trainer.args.gradient_accumulation_steps, trainer.args.per_device_train_batch_size
-    drawing, sizes = adapter.drawing(trainer), adapter.sizes(trainer)
+    drawing, sizes = _drawing(trainer, rows, adapter), adapter.sizes(trainer)
     if rows.chosen is None:
         worst = worst_order(sizes, drawing.rows, adapter.collation(trainer))[0]
     else:
@@ -187,4 +196,6 @@ def _choose_batches(trainer: Any, rows: TracedRows, adapter: Adapter, ranks: int
     order = np.tile(yielded, (executed * rows.steps * ranks, 1))
     # Makes TRL's count of micro-batches a multiple of those per generation, so that the next step generates.
     trainer.skipped_micro_batches = -executed % drawing.uses
-    trainer.train_dataset = adapter.select_batches(trainer, order, np.ones(len(order), dtype=bool))
+    # Synthetic rows that are completed together have the lengths of their completions.
+    longest = rows.chosen is not None or not adapter.generating
+    trainer.train_dataset = adapter.select_batches(trainer, order, np.full(len(order), longest))
