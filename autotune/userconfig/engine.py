@@ -215,7 +215,9 @@ def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
     if untraced is not None:
         raise UnreadError(f"{_FSDP}{untraced} is not traced. Leave it out.")
     kept = {name: value for name, value in keys.items() if name in _STEP_KEYS or (name in _KEYS_IF_SET and value)}
-    return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
+    # Without the key, transformers gathers what a checkpoint holds on the first rank.
+    saved = {_SAVED: _SHARDED} if str(keys.get(_SAVED)).upper() == _SHARDED else {}
+    return {"fsdp": True, "fsdp_config": {**kept, **saved, "version": 2}}
 
 
 def loading_text(document: Mapping[str, object], config: Configuration) -> str | None:

@@ -375,11 +375,12 @@ def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(
         # FSDP2 gathers either on the first rank alone (torch/distributed/_state_dict_utils.py, ranks_only).
         ({}, 4, 0),
         (fsdp2(), 8, 0),
+        (fsdp2(state_dict_type="SHARDED_STATE_DICT"), 8 / RANKS, 8 / RANKS),
         # Every rank copies all weights to the host, though only one writes them (accelerate, get_state_dict).
         pytest.param(zero(2), 2, 2, marks=needs_deepspeed),
         pytest.param(zero(3, **GATHERED), 2, 4 / RANKS, marks=needs_deepspeed),
     ],
-    ids=["ddp", "fsdp2", "zero2", "zero3"],
+    ids=["ddp", "fsdp2", "fsdp2 in shards", "zero2", "zero3"],
 )
 def test_a_machine_holds_what_all_its_ranks_hold_while_they_save(
     traced: Any, args: dict[str, Any], first: float, others: float

@@ -11,6 +11,7 @@ import peft.peft_model
 import safetensors.torch
 import torch
 import transformers.modeling_utils
+from torch.distributed import checkpoint
 from torch.utils._pytree import tree_leaves
 
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
@@ -46,6 +47,8 @@ def without_writing() -> Iterator[None]:
         patch.object(transformers.modeling_utils, "safe_save_file", _copy_together),
         patch.object(peft.peft_model, "safe_save_file", _copy_together),
         patch.object(torch, "save", _copy_in_turn),
+        # accelerate's function for FSDP2's shards, which are on the host already.
+        patch.object(checkpoint, "save", _copy_in_turn),
     ):
         yield
 
@@ -56,8 +59,8 @@ def _copy_together(tensors: Mapping[str, torch.Tensor], *_: Any, **__: Any) -> N
     copies.clear()
 
 
-def _copy_in_turn(document: object, *_: Any, **__: Any) -> None:
+def _copy_in_turn(state_dict: object, *_: Any, **__: Any) -> None:
     """Copy one tensor after another to the host, as ``torch.save`` does with storages."""
-    for leaf in tree_leaves(document):
+    for leaf in tree_leaves(state_dict):
         if isinstance(leaf, torch.Tensor):
             leaf.cpu()

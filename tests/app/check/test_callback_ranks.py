@@ -151,6 +151,7 @@ def test_what_accelerate_has_made_of_fsdp_is_read_back() -> None:
         "fsdp_config": {
             "version": 2, "reshard_after_forward": True, "cpu_offload": True,
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+            "state_dict_type": "SHARDED_STATE_DICT",
         },
     }  # fmt: skip
 

@@ -268,6 +268,7 @@ def test_fsdp_by_accelerate_wraps_no_layers_unless_its_file_does() -> None:
             {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5, "offload_params": "true"},
             {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5, "cpu_offload": True},
         ),
+        ({"state_dict_type": "sharded_state_dict"}, {"auto_wrap_policy": "NO_WRAP"}),
     ],
     ids=str,
 )
@@ -289,12 +290,12 @@ def test_what_accelerate_s_launcher_makes_of_keys_of_fsdp_is_what_transformers_m
     with mock.patch.dict("os.environ", handed_on):
         by_launcher = FullyShardedDataParallelPlugin()
     found: Any = engine_args(document, NOTHING, 2)
-    assert found["fsdp_config"] == {"version": 2, **kept}
+    assert found["fsdp_config"] == {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **kept}
     # transformers sets variables of its own.
     with mock.patch.dict("os.environ"):
         own = TrainingArguments(str(tmp_path), use_cpu=True, **found).fsdp_plugin_args
         by_trainer = FullyShardedDataParallelPlugin(**own)
-    for name in ("auto_wrap_policy", "min_num_params", "reshard_after_forward"):
+    for name in ("auto_wrap_policy", "min_num_params", "reshard_after_forward", "state_dict_type"):
         assert getattr(by_trainer, name) == getattr(by_launcher, name)
     assert type(by_trainer.cpu_offload) is type(by_launcher.cpu_offload)
 
