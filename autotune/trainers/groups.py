@@ -82,11 +82,9 @@ class Groups(Generating):
         traced = super().traced_plan(plan, layout, shape)
         args, own_rows = dict(traced.args), bool(shape.chosen) and not shape.evaluated
         # Further micro-batches need more memory than the first. That of an evaluation may form no groups alone.
-        whole_groups = plan.steps_per_generation > 1 or shape.rows == plan.rows
-        alone = plan.micro_batches == 1 and (own_rows or whole_groups)
-        batch = self.traced_together(plan)
-        batch = batch if whole_groups else max(batch, MOST_TRACED)
-        batch = plan.steps_per_generation if own_rows else batch
+        fewest = 1 if shape.rows == plan.rows else MOST_TRACED
+        alone = plan.micro_batches == 1 and (own_rows or plan.steps_per_generation > 1 or fewest == 1)
+        batch = plan.steps_per_generation if own_rows else max(self.traced_together(plan), fewest)
         iterations = 1 if alone or batch > 1 else MOST_TRACED
         completions = shape.rows * batch * plan.data_ranks
         groups = gcd(self.copies(plan), completions) if own_rows or batch == 1 else batch

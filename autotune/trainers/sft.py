@@ -135,15 +135,12 @@ class SupervisedFineTuning(Trainer):
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return rows as long as the micro-batch; the adapter masks tokens outside the loss."""
         tokens = int(shape.tokens)
-        match layout:
-            case Layout.EQUAL:
-                return ((tokens,),) * shape.rows
-            case Layout.PADDED:
-                # A shorter row adds the mask.
-                return (*((tokens,),) * (shape.rows - 1), (max(1, tokens - 1),))
-            case Layout.FLAT:
-                count = min(_TRACED_DOCUMENTS, tokens)
-                return tuple((tokens * (place + 1) // count - tokens * place // count,) for place in range(count))
+        if layout is Layout.FLAT:
+            count = min(_TRACED_DOCUMENTS, tokens)
+            return tuple((tokens * (place + 1) // count - tokens * place // count,) for place in range(count))
+        # A shorter row adds the mask.
+        shorter = max(1, tokens - 1) if layout is Layout.PADDED else tokens
+        return (*((tokens,),) * (shape.rows - 1), (shorter,))
 
     def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
         """Return rows cut at the end; rows without a token in the loss are dropped, as in TRL."""
