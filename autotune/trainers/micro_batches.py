@@ -126,7 +126,7 @@ class MicroBatches(Declared, ABC):
         narrower, unpadded = widths[-2:-1], without_padding[-1:]
         return Recompiled(
             narrower=sum(narrower) / widths[-1],
-            unpadded=sum(unpadded) / widths[-1] if layout is Layout.PADDED else 0.0,
+            unpadded=sum(unpadded) / widths[-1] if layout in (Layout.PADDED, Layout.COMPLETED) else 0.0,
             generated=self.padded_together(plan),
         )
 

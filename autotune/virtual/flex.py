@@ -123,8 +123,6 @@ def _leak(ledger: Ledger, arguments: tuple[Tensor, ...], version: Mapping[str, i
     # A version with a symbolic width accepts all other widths. A micro-batch without padding has another mask, so it is
     # compiled separately.
     fixed = any(version[f"{place}.{_TOKENS}"] not in (None, 1) for place in ("query", "key"))
-    # Generation steps have no padding in a shortened trace; in a real run, the prompts' padding stays.
-    masked = padded or ledger.generates
     # A trace generates for the rows of its micro-batch, a real run for all rows of the plan's generation.
     share = again.generated / arguments[0].size(0) if ledger.generates and again.generated else 1.0
     # Queries, keys and values may be views of one storage.
@@ -134,7 +132,7 @@ def _leak(ledger: Ledger, arguments: tuple[Tensor, ...], version: Mapping[str, i
         else:
             ledger.record_leaked_copy(tensor, share)
         ledger.record_leaked_copy(tensor, share * fixed * again.narrower)
-        ledger.record_leaked_copy(tensor, share * masked * again.unpadded)
+        ledger.record_leaked_copy(tensor, share * padded * again.unpadded)
 
 
 def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str, int]]:

@@ -68,8 +68,8 @@ between two of the largest (SFT of Mistral).
 
 PyTorch is 2.14.1; rows that were repeated have 2.13. With 2.13 and FlexAttention, Dynamo keeps queries, keys and values
 of each call that it compiles until Python collects garbage; a plan counts the most that can be kept then, which was 2
-to 6 % too much for KTO, and 15 % for a DPO with a precomputed reference. Two of GRPO that were also run with 2.13 were
-planned 0.1 and 1.4 % too high."""
+to 6 % too much for KTO, and 15 % for a DPO with a precomputed reference. Three of GRPO and RLOO that were also run
+with 2.13 were planned 0.1 to 1.4 % too high."""
 _FLEX = "flex_attention"
 _SEED = 42
 _LONGEST_SECONDS = 400.0

@@ -90,6 +90,14 @@ def test_arguments_of_all_calls_that_flex_attention_is_compiled_for_stay_allocat
 
 
 @pytest.mark.nightly
+def test_flex_attention_is_compiled_for_completions_of_equal_length_too(machine: NullMachine) -> None:
+    # A generation batch is one prompt, without padding. Its rows are padded only where their completions differ.
+    choices = {"attention": "flex_attention", "gradient_checkpointing": "off"}
+    traced, measured = both(machine, {2000: 4, 1500: 4}, trainer="grpo", rows=8, choices=choices)
+    assert measured["allocated"] <= traced["allocated"] <= 1.02 * measured["allocated"]
+
+
+@pytest.mark.nightly
 def test_fsdp2_clips_gradients_that_it_offloads(machine: NullMachine) -> None:
     traced, measured = both(machine, {500: 8}, choices={"sharding": "fsdp2", "offload": "both"}, processes=2)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.005)

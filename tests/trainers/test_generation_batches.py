@@ -101,6 +101,15 @@ def test_completions_differ_in_length_even_where_their_prompts_do_not(
     assert (len({prompt for prompt, _ in made}) > 1) is (layout is Layout.PADDED)
 
 
+def test_rows_of_one_prompt_may_be_compiled_without_padding_too() -> None:
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
+    model = {"attn_implementation": "flex_attention"}
+    plan = TrainingPlan("grpo", {**sizes, "max_completion_length": 8}, model, completions=Completions(8, 8))
+    documents, trainer = Documents.of_lengths(LengthDistribution({100: 1, 50: 4})), find_trainer("grpo")
+    found = trainer.compiled_again(plan, trainer.geometry(plan, documents).layout, documents)
+    assert (found.narrower, found.unpadded) == (0.5, 1.0)
+
+
 def test_a_row_alone_needs_no_padding_though_the_other_prompts_of_its_generation_are_shorter() -> None:
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "num_generations": 8, "beta": 0.1}
     plan = TrainingPlan("grpo", {**sizes, "max_completion_length": 8}, completions=Completions(8, 8))
