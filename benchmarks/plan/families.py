@@ -162,6 +162,7 @@ def compared(case: Case) -> tuple[Compared, ...]:
 def at_its_shape(own: TrainingPlan) -> tuple[TrainingPlan, TracedRows]:
     """Return a plan at the micro-batch of its trainer, and the rows of that."""
     trainer, shape = find_trainer(own.trainer), SETUPS[own.trainer].shape
+    own = replace(own, args={"per_device_train_batch_size": shape.rows, **own.args})
     layout = trainer.layout(own, shape.rows)
     rows = TracedRows(trainer.traced_rows(layout, shape, _TRAINABLE), trainable=_TRAINABLE)
     return trainer.traced_plan(own, layout, shape), rows
