@@ -15,10 +15,10 @@ from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
 from autotune.virtual.calls import arguments_of
 
-# An operator is repeated after an uncounted first run, for at least this time, and so often. The first runs of some
-# wait for new pages of memory, which a training keeps.
+# An operator is repeated after an uncounted first run, so often and for so long; either maximum ends it. The first runs
+# of some wait for new pages of memory, which a training keeps.
 _MIN_RUNS, _MAX_RUNS = 5, 9
-_MIN_SECONDS = 0.002
+_MIN_SECONDS, _MAX_SECONDS = 0.002, 0.05
 # Larger than the cache of any GPU; written before each run to evict the operator's tensors.
 _CACHE_FLUSH_BYTES = 1 << 28
 
@@ -72,6 +72,8 @@ def _measure_seconds(call: str, device: DeviceKind, meter: Meter) -> float:
 
     first = run()
     times: list[float] = []
-    while len(times) < _MIN_RUNS or (len(times) < _MAX_RUNS and sum(times) < max(_MIN_SECONDS, first)):
+    while (runs := len(times)) < _MAX_RUNS and (spent := sum(times)) < _MAX_SECONDS:
+        if runs >= _MIN_RUNS and spent >= max(_MIN_SECONDS, first):
+            break
         times.append(run())
     return median(times)
