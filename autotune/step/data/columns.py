@@ -50,7 +50,7 @@ def with_token_lists(source: DatasetSource, rows: Dataset, column: str, *, flags
             f"{source.name} has values of the type {kind} in {column}, where TRL reads a list of numbers, one a token.",
             hint="Write such lists as JSON lines or Parquet, or rename the column.",
         )
-    if not flags and pc.list_flatten(rows.with_format("arrow")[:][column]).null_count:
+    if not flags and pc.list_flatten(rows.select_columns([column]).with_format("arrow")[:][column]).null_count:
         row = next(number for number, tokens in enumerate(rows[column], start=1) if tokens and None in tokens)
         raise InputError(
             f"Row {row:,} (counted from 1) of {source.name} has null among its {column}, at which training ends.",
