@@ -9,7 +9,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
@@ -85,33 +84,39 @@ def _forward_methods(cls: type[PatientStorage]) -> type[PatientStorage]:
 
 
 @_forward_methods
-@dataclass(eq=False)
 class PatientStorage(BaseStorage):
     """Forwards every call to another storage, one at a time, and retries failing calls for a limited time.
 
     A failed call may have taken effect if only its reply was lost. Repeating it is harmless for attributes; the caller
     has to handle trials that are created or finished twice.
 
-    Args:
-        backend: the other storage.
-        patience_seconds: time after the first failure of a call during which it is retried, at least once.
-        longest_delay_seconds: maximum time between two attempts. After an outage, every worker has to renew its lease
-            before another one considers it dead.
-        convert_error: converts a permanent failure to the exception to raise.
-        on_outage: called once per outage, in the thread that created this object.
-
     Attributes:
         has_study: whether the study was found; then a KeyError means that it has been deleted, which is a failure.
         closing: event that stops retries.
     """
 
-    _backend: BaseStorage
-    _patience_seconds: float
-    _longest_delay_seconds: float
-    _convert_error: Callable[[BaseException], Exception]
-    _on_outage: Callable[[BaseException], object]
+    def __init__(
+        self,
+        backend: BaseStorage,
+        patience_seconds: float,
+        longest_delay_seconds: float,
+        convert_error: Callable[[BaseException], Exception],
+        on_outage: Callable[[BaseException], object],
+    ) -> None:
+        """Wrap a storage.
 
-    def __post_init__(self) -> None:
+        Args:
+            patience_seconds: time after the first failure of a call during which it is retried, at least once.
+            longest_delay_seconds: maximum time between two attempts. After an outage, every worker has to renew its
+                lease before another one considers it dead.
+            convert_error: converts a permanent failure to the exception to raise.
+            on_outage: called once per outage, in the thread that created this object.
+        """
+        self._backend = backend
+        self._patience_seconds = patience_seconds
+        self._longest_delay_seconds = longest_delay_seconds
+        self._convert_error = convert_error
+        self._on_outage = on_outage
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
         self._failures = storage_failures()

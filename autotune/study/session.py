@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 from autotune.core.candidate import Candidate
@@ -27,7 +27,6 @@ class TurnLost(Exception):  # noqa: N818 (nothing has failed)
     """This worker's lease lapsed, so another worker may be confirming."""
 
 
-@dataclass(eq=False)
 class Session:
     """One run of a search.
 
@@ -43,24 +42,33 @@ class Session:
             study does not store them, so that a resumed run does.
     """
 
-    problem: Problem
-    _probe: Probe
-    log: TrialLog
-    effort: Effort
-    trials: int
-    clock: Clock
-    _listener: Listener
-    predictor: Predictor
-
-    def __post_init__(self) -> None:
-        self.judge = Judge(self.problem, self.predictor, self.log.memory_limit_bytes)
+    def __init__(
+        self,
+        problem: Problem,
+        probe: Probe,
+        log: TrialLog,
+        effort: Effort,
+        trials: int,
+        clock: Clock,
+        listener: Listener,
+        predictor: Predictor,
+    ) -> None:
+        self.problem = problem
+        self.log = log
+        self.effort = effort
+        self.trials = trials
+        self.clock = clock
+        self.predictor = predictor
+        self.judge = Judge(problem, predictor, log.memory_limit_bytes)
         self.vetoed_traces = 0
         self.without_gain = (-1, 0)
         self.cut_off: list[Record] = []
+        self._probe = probe
+        self._listener = listener
         self._confirmed = 0
         # Records of earlier runs are learnt here, and reported by `report_resumed`.
-        self._own_numbers = {record.number for record in self.log.records}
-        self.baseline_candidate = self.problem.normal(self.problem.baseline)
+        self._own_numbers = {record.number for record in log.records}
+        self.baseline_candidate = problem.normal(problem.baseline)
         self._learn_new_records()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -26,7 +26,6 @@ from autotune.study.trial_documents import Running, Unfinished
 _WORKER_NAME = "worker"
 
 
-@dataclass(eq=False)
 class TrialLog:
     """The records of a study; each method returns after its data is stored.
 
@@ -38,18 +37,23 @@ class TrialLog:
         others_running: running trials of the other workers.
     """
 
-    _opened: OpenStudy
-    _roster: Roster
-    _problem: Problem
-    memory_limit_bytes: int
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        opened: OpenStudy,
+        roster: Roster,
+        problem: Problem,
+        memory_limit_bytes: int,
+    ) -> None:
         self.space: dict[str, BaseDistribution] = {
-            knob: CategoricalDistribution(each) for knob, each in self._problem.choices.items() if len(each) > 1
+            knob: CategoricalDistribution(options) for knob, options in problem.choices.items() if len(options) > 1
         }
+        self.memory_limit_bytes = memory_limit_bytes
         self.unfinished: list[Unfinished] = []
         self.running: list[Running] = []
         self.others_running: list[Running] = []
+        self._opened = opened
+        self._roster = roster
+        self._problem = problem
         self._records: dict[int, Record] = {}
         self._plans: dict[int, str] = {}
         self._new_records: dict[int, Record] = {}

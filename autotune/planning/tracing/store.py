@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceReply, TraceRequest
@@ -20,7 +20,6 @@ _Key = tuple[str, _Capability]
 """The fingerprint of a request without its GPU, and the GPU's compute capability."""
 
 
-@dataclass(eq=False)
 class Traces:
     """Store of traces, by request; one is valid for all of ``gpus`` on which PyTorch selects the same kernels.
 
@@ -33,14 +32,20 @@ class Traces:
         new_count: number of traces that were run because the cache lacked them.
     """
 
-    _tracer: Tracer
-    cache: Cache
-    _model_fingerprint: str
-    _versions: Mapping[str, str]
-    _gpus: Sequence[Gpu] = ()
-    times: OperatorTimes | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        cache: Cache,
+        model_fingerprint: str,
+        versions: Mapping[str, str],
+        gpus: Sequence[Gpu] = (),
+        times: OperatorTimes | None = None,
+    ) -> None:
+        self.cache = cache
+        self.times = times
+        self._tracer = tracer
+        self._gpus = tuple(gpus)
+        self._identity = (model_fingerprint, dict(versions))
         self._replies: dict[str, tuple[TraceReply, ...]] = {}
         self._failures: dict[_Key, Untraceable | None] = {}
         self._requested: dict[int, Traced] = {}
@@ -83,7 +88,7 @@ class Traces:
         capability = request.gpu.compute_capability if request.gpu is not None else None
         chosen = request.chosen and replace(request.chosen, directory="")
         without_gpu = replace(request, model=ModelSource(""), gpu=None, others=(), chosen=chosen)
-        return fingerprint("trace", without_gpu, (self._model_fingerprint, self._versions)), capability
+        return fingerprint("trace", without_gpu, self._identity), capability
 
     def _other_gpus(self, request: TraceRequest) -> tuple[Gpu, ...]:
         """Return other GPUs for which a request's trace may be valid."""
