@@ -163,6 +163,9 @@ def test_the_widest_micro_batch_without_padding_is_a_worst_one_where_no_mask_may
     tokens = rows.tokens[batches.order]
     assert [tokens[place].tolist() for place in batches.worst] == [[9, 8], [6, 6]]
     assert all(place >= batches.step_micro_batches for place in batches.worst)
+    # Completions, if there are any, are as long as one another where no row is to be padded.
+    assert batches.longest[list(batches.worst)].tolist() == [[True, False], [True, True]]
+    assert not batches.longest[~batches.is_worst].any()
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])

@@ -193,6 +193,15 @@ def test_as_many_rows_are_yielded_as_a_process_completes_though_its_completions_
     assert find_trainer("grpo").rows_per_draw(plan) == prompts
 
 
+def test_completions_are_as_long_as_one_another_where_no_row_is_to_be_padded(prompts: Prepared) -> None:
+    trainer = SimpleNamespace(train_dataset=prompts.rows, plan=request_of(prompts).plan, max_completion_length=MOST)
+    order, worst = np.array([[0, 0], [1, 1], [2, 2]]), np.array([False, True, True])
+    longest = np.array([[False, False], [True, False], [True, True]])
+    for given, last in ((None, MOST - 1), (longest, MOST)):
+        found = find_adapter("grpo").select_batches(trainer, order, worst, given)
+        assert found[COMPLETION_TOKENS][:] == [[4], [4], [MOST], [MOST - 1], [MOST], [last]]
+
+
 def test_rows_are_not_copied_as_often_as_they_are_yielded(prompts: Prepared, tmp_path: Path) -> None:
     request = request_of(prompts)
     folder = Path(request.tokenized_directory)

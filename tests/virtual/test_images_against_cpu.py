@@ -9,11 +9,12 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from trl import RLOOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
@@ -119,7 +120,8 @@ def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
         trainer.args, trainer.chat_template_kwargs = SimpleNamespace(remove_unused_columns=False), {}
         trainer._tokenize_prompts = partial(RLOOTrainer._tokenize_prompts, trainer)
     find_adapter(name).tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
-    return TracedRows([], chosen=ChosenRows(str(folder), "", (0, 1)))
+    # Where rows are drawn for several micro-batches, those with the most image data come first (`whole_geometry`).
+    return TracedRows([], chosen=ChosenRows(str(folder), "", (1, 0)))
 
 
 def cases() -> Iterator[Any]:
@@ -156,6 +158,28 @@ def test_a_step_of_one_generation_is_evaluated_on_as_many_completions_as_it_trai
     rows = replace(tokenised("grpo", processor, tmp_path), once=True)
     traced = trace(traced_training(plan, small_vision_config("gemma3"), processor, rows), target="cpu")
     assert traced.phase(EVALUATE).device_peak.bytes > traced.phase(EVALUATE).start_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generation(rows: int, tmp_path: Path) -> None:
+    sizes = {"num_generations": 2, "num_generations_eval": 1, "steps_per_generation": 2}
+    args = {**sizes, "gradient_accumulation_steps": 2, "max_completion_length": 6, "eval_strategy": "epoch"}
+    plan = TrainingPlan(
+        "grpo",
+        {**args, "per_device_train_batch_size": rows, "bf16": False},
+        rewards=("get_soft_overlong_punishment",),
+    )
+    processor, masks = small_processor("gemma3"), list[Any]()
+    made = replace(tokenised("grpo", processor, tmp_path), once=True)
+    compute = GRPOTrainer._compute_loss
+
+    def recorded(trainer: Any, model: Any, inputs: Any) -> Any:
+        masks.append((model.training, inputs["completion_mask"].sum(1).tolist(), inputs["completion_mask"].shape[1]))
+        return compute(trainer, model, inputs)
+
+    with mock.patch.object(GRPOTrainer, "_compute_loss", recorded):
+        traced_training(plan, small_vision_config("gemma3"), processor, made)(torch.device("cpu"))
+    assert masks == [(True, [5] * rows, 6), (False, [5, 6][-rows:], 6)]
 
 
 def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as_with_torchvision(

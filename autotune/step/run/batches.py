@@ -69,6 +69,7 @@ class Batches:
         worst_steps: number of steps at the beginning that contain worst micro-batches.
         uses: consecutive micro-batches of a step that run on the same rows.
         is_worst: which micro-batches are worst ones; shape (micro-batches,).
+        is_unpadded: which are chosen for having no padding, if others have some; shape (micro-batches,).
         timed: which micro-batches are typical and not used for warm-up; shape (micro-batches,).
         collated: tokens of each micro-batch, padding included; shape (micro-batches,).
         mean_tokens: mean dataset tokens of a micro-batch over an epoch.
@@ -84,6 +85,7 @@ class Batches:
     worst_steps: int
     uses: int
     is_worst: Flags
+    is_unpadded: Flags
     timed: Flags
     collated: Counts
     mean_tokens: float
@@ -94,6 +96,17 @@ class Batches:
     def steps(self) -> int:
         """The number of optimizer steps."""
         return len(self.order) // self.step_micro_batches
+
+    @property
+    def longest(self) -> Flags:
+        """The rows whose completions have the maximum length, if completions are generated.
+
+        Shape (micro-batches, rows). They are the first of each worst micro-batch, and all of one without padding.
+        """
+        found = np.zeros(self.order.shape, dtype=bool)
+        found[self.is_worst, 0] = True
+        found[self.is_unpadded] = True
+        return found
 
     @property
     def worst_at_once(self) -> int:
@@ -164,8 +177,10 @@ def plan_batches(
         typical = chain(islice(typical, typical_in_opening + warmup), sample)
     chosen = np.stack([*(next(typical) if rows is None else rows for rows in opening), *typical])
     places = [place for place, rows in enumerate(opening) if rows is not None and place >= first_count]
-    is_worst = np.zeros(len(chosen), dtype=bool)
+    is_worst, is_unpadded = np.zeros((2, len(chosen)), dtype=bool)
     is_worst[[0, *places]] = True
+    for place, rows in enumerate(opening):
+        is_unpadded[place] = any(rows is each for each in without_padding)
     timed_from = first_count if whole else len(opening) + warmup
     is_warm = (np.cumsum(~is_worst) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
     # A draw of rows may be larger or smaller than a micro-batch.
@@ -187,6 +202,7 @@ def plan_batches(
         worst_steps=len(opening) * uses // micro_batches,
         uses=min(uses, micro_batches),
         is_worst=np.repeat(is_worst[executed], uses),
+        is_unpadded=np.repeat(is_unpadded[executed], uses),
         timed=np.repeat(timed, uses),
         collated=np.repeat(collated[executed].astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),

@@ -171,10 +171,10 @@ def _evaluate(trainer: Any, drawing: Drawing) -> None:
 
 
 def _evaluation_rows(trainer: Any, drawing: Drawing) -> Any:
-    """Return the rows of the largest micro-batch; the dataset has each row once per copy."""
-    places = np.arange(trainer.args.per_device_train_batch_size) * drawing.copies
+    """Return the rows of the largest micro-batch, the longest completion's last; the dataset has each row per copy."""
+    rows, from_end = trainer.train_dataset, np.arange(trainer.args.per_device_train_batch_size)[::-1] * drawing.copies
     with for_real():
-        return trainer.train_dataset.select(places % len(trainer.train_dataset))
+        return rows.select((len(rows) - 1 - from_end) % len(rows))
 
 
 def _choose_batches(trainer: Any, rows: TracedRows, adapter: Adapter, ranks: int) -> None:
@@ -191,11 +191,14 @@ def _choose_batches(trainer: Any, rows: TracedRows, adapter: Adapter, ranks: int
         worst = np.resize(np.arange(len(trainer.train_dataset)), drawing.rows)
     trainer.facts.tokens = float(sizes.tokens[worst].sum() * rows_each / drawing.rows)
     yielded = np.repeat(worst, drawing.copies)
+    trained = np.arange(len(yielded))
     # The last executed micro-batch, in which gradients exist, gets the widest rows, which come first.
-    yielded[: executed * rows_each] = np.roll(yielded[: executed * rows_each], (executed - 1) * rows_each)
-    order = np.tile(yielded, (executed * rows.steps * ranks, 1))
+    trained[: executed * rows_each] = np.roll(trained[: executed * rows_each], (executed - 1) * rows_each)
+    order = np.tile(adapter.yielded(trainer, yielded, trained), (executed * rows.steps * ranks, 1))
     # Makes TRL's count of micro-batches a multiple of those per generation, so that the next step generates.
     trainer.skipped_micro_batches = -executed % drawing.uses
-    # Synthetic rows that are completed together have the lengths of their completions.
-    longest = rows.chosen is not None or not adapter.generating
-    trainer.train_dataset = adapter.select_batches(trainer, order, np.full(len(order), longest))
+    # Synthetic rows that are completed together have the lengths of their completions. Of others, the widest is padded
+    # to the last.
+    longest = np.zeros(order.shape, dtype=bool)
+    longest[:, -1] = rows.chosen is not None or not adapter.generating
+    trainer.train_dataset = adapter.select_batches(trainer, order, longest[:, -1], longest)

@@ -62,8 +62,8 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     rehearse = request.device == "cuda" and not adapter.generating
     batches = plan_batches(*inputs, compiled=compiled, unmasked=unmasked, rehearse=rehearse)
     # accelerate deals micro-batches to the ranks in turn (``BatchSamplerShard``), so each is repeated for every rank.
-    order_of_ranks = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
-    trainer.train_dataset = adapter.select_batches(trainer, *order_of_ranks)
+    order, longest = batches.order.repeat(ranks, axis=0), batches.longest.repeat(ranks, axis=0)
+    trainer.train_dataset = adapter.select_batches(trainer, order, batches.is_worst.repeat(ranks), longest)
     trainer.args.max_steps = batches.steps
     # Trainers that generate count micro-batches.
     trainer.skipped_micro_batches = step.micro_batches - batches.step_micro_batches

@@ -239,12 +239,23 @@ class Adapter(ABC):
         """Return how the data loader of an evaluation draws rows."""
         return Drawing(int(trainer.args.eval_batch_size))
 
-    def select_batches(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
+    def yielded(self, trainer: Any, rows: Counts, trained: Counts) -> Counts:
+        """Return rows in the order in which a data loader has to yield them, for training in a given order.
+
+        Args:
+            rows: row indices of a draw, repeated as rows are yielded.
+            trained: their places in ``rows``, in the order in which they are trained.
+        """
+        return rows[trained]
+
+    def select_batches(self, trainer: Any, order: Counts, worst: Flags, longest: Flags | None = None) -> Dataset:
         """Return the dataset of a run: the rows of its micro-batches, in order.
 
         Args:
             order: row indices, repeated as rows are yielded; shape (micro-batches, rows).
             worst: mask of the micro-batches with the most memory; shape (micro-batches,).
+            longest: mask of the rows with completions of the maximum length, if completions are generated; shape
+                (micro-batches, rows). None: the first one of each of these.
         """
         return trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
 

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.rows import Counts
 from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.groups import OLD_PASS
@@ -20,16 +21,25 @@ from autotune.virtual.dispatch import UnknownShapeError
 
 
 class _GroupTrainer(OnTokenizedPrompts):
-    """TRL's trainer with the passes over a generation batch as phases, of which a trace runs one chunk."""
+    """TRL's trainer with the passes over a generation batch as phases, of which a trace runs one chunk.
 
+    Attributes:
+        trained: places of the rows of a generation batch, in the order in which they are trained; None: that in which
+            they are generated.
+    """
+
+    trained: Counts | None = None
     beta: float
     _passes: Iterator[str]
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
         shuffle = self.adapter.module.shuffle_sequence_dict
 
+        def permutation(count: int) -> torch.Tensor:
+            return torch.arange(count) if self.trained is None else torch.from_numpy(self.trained)
+
         def shuffle_in_order(batch: Any) -> Any:
-            with mock.patch.object(torch, "randperm", torch.arange):
+            with mock.patch.object(torch, "randperm", permutation):
                 return shuffle(batch)
 
         previous = self._buffered_inputs
@@ -109,6 +119,14 @@ class Groups(Generating):
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
         """Return the micro-batches of a generation batch."""
         return {"steps_per_generation": plan.steps_per_generation}
+
+    def yielded(self, trainer: Any, rows: Counts, trained: Counts) -> Counts:
+        """Return the rows unchanged: they are put in order where TRL shuffles them, after its passes over all of them.
+
+        A trace runs the first chunk of a pass, which has to be the widest, too.
+        """
+        trainer.trained = trained
+        return rows
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return the drawing of a generation batch's prompts at once, each yielded once per completion.

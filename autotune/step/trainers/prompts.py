@@ -185,24 +185,28 @@ class Prompted(Adapter):
             image_elements=image_elements(rows),
         )
 
-    def select_batches(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
+    def select_batches(self, trainer: Any, order: Counts, worst: Flags, longest: Flags | None = None) -> Dataset:
         """Return prompts with the lengths of their completions, which are the maximum in the worst micro-batches.
 
-        There, all but one completion are one token shorter, so that every micro-batch is padded and has a mask.
+        There, all others are one token shorter, so that every micro-batch is padded and has a mask.
         """
         sizes, rows = self.sizes(trainer), trainer.train_dataset
         assert sizes.generated is not None
         shorter = np.full_like(sizes.generated, max(1, sizes.max_generated - 1))
-        longest = shorter.copy()
-        longest[:, 0] = sizes.max_generated
+        most = shorter.copy()
+        most[:, 0] = sizes.max_generated
         # TRL passes all remaining columns to reward functions.
         rows = rows.remove_columns([name for name in (COMPLETION, *IMAGE_COLUMNS) if name in rows.column_names])
         # Concatenate first, then select: adding a column to selected rows would copy rows once per selection.
         offsets = np.arange(0, sizes.generated.size + 1, self.completions_per_row, dtype=np.int32)
-        lengths = (pa.ListArray.from_arrays(offsets, each.ravel()) for each in (sizes.generated, shorter, longest))
+        lengths = (pa.ListArray.from_arrays(offsets, each.ravel()) for each in (sizes.generated, shorter, most))
         candidates = concatenate_datasets([rows.add_column(COMPLETION_TOKENS, wanted) for wanted in lengths])
+        if longest is None:
+            longest = np.zeros(order.shape, dtype=bool)
+            longest[worst, 0] = True
         variant = np.zeros_like(order)
-        variant[worst], variant[worst, 0] = 1, 2
+        variant[worst] = 1
+        variant[longest] = 2
         return candidates.select((order + variant * len(rows)).ravel(), keep_in_memory=True)
 
     def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
