@@ -175,8 +175,8 @@ class Documents:
     def max_loss_tokens(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return an upper bound of the tokens that the loss counts in each of :meth:`kept`; shape (documents,).
 
-        The tokens before the smallest maximum length that keeps a document are not counted, and those after a cut are
-        lost: if TRL cuts the beginning, it keeps a document at any length.
+        From the end that TRL keeps, the tokens before the smallest maximum length that keeps a document are not
+        counted, and those after a cut are lost.
         """
         import numpy as np
 

@@ -105,17 +105,28 @@ def loss_tokens(rows: Any, column: str, length: int | None = None) -> Counts:
     return np.concatenate(counts)
 
 
-def first_loss_token(rows: Any, column: str) -> Counts:
-    """Return the index of the first value of each list in a column that the loss counts; shape (rows,).
+def first_loss_token(rows: Any, column: str, *, from_end: bool = False) -> Counts:
+    """Return the number of values before the first one of each list in a column that the loss counts; shape (rows,).
 
     For a list without one, it is the length of the list.
+
+    Args:
+        from_end: whether lists are read from their end, so that the values after the last such one are counted.
     """
-    firsts = [np.zeros(0, dtype=np.int64)]
+    found = [np.zeros(0, dtype=np.int64)]
     for offsets, flags in _counted(rows, column):
-        counted = np.append(np.flatnonzero(flags), offsets[-1])
-        first = counted[np.minimum(np.searchsorted(counted, offsets[:-1]), len(counted) - 1)]
-        firsts.append(np.minimum(first, offsets[1:]) - offsets[:-1])
-    return np.concatenate(firsts)
+        if from_end:
+            found.append(_before_first(len(flags) - offsets[::-1], flags[::-1])[::-1])
+        else:
+            found.append(_before_first(offsets, flags))
+    return np.concatenate(found)
+
+
+def _before_first(offsets: Counts, flags: Flags) -> Counts:
+    """Return the number of flags that are not set before the first set one of each list, or of all its flags."""
+    counted = np.append(np.flatnonzero(flags), offsets[-1])
+    first = counted[np.minimum(np.searchsorted(counted, offsets[:-1]), len(counted) - 1)]
+    return np.asarray(np.minimum(first, offsets[1:]) - offsets[:-1])
 
 
 def _counted(rows: Any, column: str) -> Iterator[tuple[Counts, Flags]]:

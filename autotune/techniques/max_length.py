@@ -18,7 +18,7 @@ from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
 TRUNCATION, KEEP_END = "truncation_mode", "keep_end"
-"""TRL's field, and its value that cuts rows at their beginning, so that no row becomes empty."""
+"""TRL's field, and its value that cuts rows at their beginning."""
 # Strategies that move a row's overflow into the next row, so that no token is dropped.
 _KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 # Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is
@@ -124,6 +124,9 @@ class MaxLength(Technique):
                 f"max_length={choice} is below the {needed} tokens that rows with images need: training fails if an "
                 "image token is cut, or if no tokens are left to train on"
             )
+        if setting.users_entry(f"args.{TRUNCATION}") == KEEP_END and setting.workload.has_images:
+            whole = setting.workload.needs_no_limit(choice)
+            return None if whole else CrashReason(f"TRL refuses {TRUNCATION}={KEEP_END} for images with a max_length")
         for whose, documents in setting.workload.cut_by_length.items():
             length_limit = limit_with(documents, int(choice), candidate.get("packing", NONE))
             kept, rows = length_limit.coverage, length_limit.row_coverage

@@ -18,6 +18,7 @@ from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
+from autotune.core.documents import UNKEPT
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
@@ -175,6 +176,17 @@ def test_rows_of_which_none_has_an_image_are_left_open(job_server: JobServer, tm
     with pytest.raises(UnreadError, match="No row of rows has an image in its column images"):
         prepared(job_server, "gemma3", rows, tmp_path)
     assert COLLATORS["sft"](small_processor("gemma3"))([rows[0], rows[1]])["input_ids"].shape[0] == 2
+
+
+@pytest.mark.parametrize(("keeps_end", "needs"), [(False, 3), (True, 1)])
+def test_rows_of_which_the_loss_counts_nothing_are_dropped_at_any_length_unless_they_have_images(
+    keeps_end: bool, needs: int
+) -> None:
+    rows = Dataset.from_dict({"input_ids": [[3, 4, 5]] * 2, "labels": [[-100, -100, 5], [-100] * 3]})
+    adapter = find_adapter("sft")
+    assert adapter.min_kept_length(rows, keeps_end=keeps_end).tolist() == [needs, UNKEPT]
+    pictured = rows.add_column("images", [["a"]] * 2)
+    assert adapter.min_kept_length(pictured, keeps_end=keeps_end).tolist() == [needs, 3]
 
 
 def test_prompts_of_which_some_have_no_image_are_refused(job_server: JobServer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from autotune.app.notes import notes_on_images
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
-from autotune.core.setting import GLOBAL_BATCH, Setting, Wishes
+from autotune.core.setting import GLOBAL_BATCH, Base, Setting, Wishes
 from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible
 from autotune.techniques.context_parallel import ContextParallel
@@ -44,6 +44,14 @@ def test_a_length_is_legal_that_cuts_no_token_of_an_image_and_leaves_something_o
     of = replace(here.workload, dataset=replace(here.workload.dataset, several=late))
     assert of.least_length == 81
     assert isinstance(reason(replace(here, workload=of), max_length=80), CrashReason)
+
+
+def test_rows_with_images_are_not_cut_at_their_beginning() -> None:
+    here = replace(pictured(), base=Base("mine.yaml", {}, entries={"args.truncation_mode": "keep_end"}))
+    assert reason(here) is None
+    found = reason(here, max_length=LONGEST - 1)
+    assert isinstance(found, CrashReason)
+    assert "TRL refuses truncation_mode=keep_end" in found
 
 
 def test_a_length_that_cuts_nothing_is_written_as_none_and_a_shorter_one_as_it_is() -> None:

@@ -248,6 +248,27 @@ def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     assert said.worst.trained * said.worst.filled * held == pytest.approx(most, rel=0.05)
 
 
+def test_rows_cut_at_their_beginning_are_dropped_where_trl_finds_nothing_left_for_the_loss(
+    small_model_directory: Path, tmp_path: Path
+) -> None:
+    # The loss counts none, only the first or only the last token of a row.
+    counted = ((), (0,), (-1,))
+    rows: list[dict[str, object]] = []
+    for place, ids in enumerate(row["input_ids"] for row in token_rows(TEXTS)):
+        labels = [-100] * len(ids)
+        for index in counted[place % len(counted)]:
+            labels[index] = ids[index]
+        rows.append({"input_ids": ids, "labels": labels})
+    mode = {TRUNCATION: KEEP_END}
+    found = prepared_rows(trainers()["sft"], rows, small_model_directory, tmp_path, reading=mode)
+    plan, said = listed(found, {"max_length": 20})
+    seen = real(found, replace(plan, args={**plan.args, **mode}), tmp_path / "built")
+    assert len(rows) / 3 < said.rows == seen.rows < 2 / 3 * len(rows)
+    assert said.tokens * seen.rows / plan.rows == pytest.approx(seen.tokens, rel=1e-9)
+    (remark,) = found.reply.dataset.remarks
+    assert "have no token that the loss counts" in remark
+
+
 @pytest.mark.parametrize(
     ("choices", "drops"),
     [

@@ -124,9 +124,9 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     trainer, adapter = find_trainer(request.trainer), find_adapter(request.trainer)
     lengths, trainable = adapter.lengths(rows), adapter.trainable(rows)
     counted = None if (trainable == lengths.sum(axis=1)).all() else trainable
-    # With truncation from the start, rows keep the tokens that the loss counts.
-    keeps_all = request.dataset.reading.get(TRUNCATION) == KEEP_END
-    documents = documents_of(trainer, lengths, None if keeps_all else adapter.min_kept_length(rows), counted)
+    keeps_end = request.dataset.reading.get(TRUNCATION) == KEEP_END
+    min_kept_length = adapter.min_kept_length(rows, keeps_end=keeps_end)
+    documents = documents_of(trainer, lengths, min_kept_length, counted, keeps_end=keeps_end)
     completions = adapter.completions(rows)
     pairs = trainer.exchanged(documents)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
@@ -151,18 +151,20 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
 
 
 def documents_of(
-    trainer: Trainer, lengths: Counts, min_kept_length: Counts | None, trained: Counts | None = None
+    trainer: Trainer, lengths: Counts, min_kept_length: Counts, trained: Counts | None, *, keeps_end: bool
 ) -> Documents:
     """Return the documents of rows from an adapter's counts of their tokens.
 
     Args:
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         min_kept_length: the smallest maximum length at which each row is kept, beyond its lengths' own minimum; shape
-            (rows,). None: any length keeps every row.
+            (rows,).
         trained: tokens of each row that the loss counts; shape (rows,). None: all, or unknown.
+        keeps_end: whether rows are cut at their beginning, so that they keep their answers: a length drops no row for
+            the lengths of its parts.
     """
     needs, *sequences = trainer.document(tuple(lengths.T))
-    columns = [np.ones(len(lengths)) if min_kept_length is None else np.maximum(needs, min_kept_length), *sequences]
+    columns = [min_kept_length if keeps_end else np.maximum(needs, min_kept_length), *sequences]
     stacked = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
     return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained)
 

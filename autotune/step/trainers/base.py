@@ -181,10 +181,13 @@ class Adapter(ABC):
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of tokenised rows that the loss counts; shape (rows,)."""
 
-    def min_kept_length(self, rows: Dataset) -> Counts:
+    def min_kept_length(self, rows: Dataset, *, keeps_end: bool = False) -> Counts:
         """Return the smallest maximum length at which each tokenised row is kept, beyond what its lengths imply.
 
         Shape (rows,); 1 where a row is kept at any length.
+
+        Args:
+            keeps_end: whether rows are cut at their beginning (``truncation_mode=keep_end``).
         """
         return np.ones(len(rows), dtype=np.int64)
 

@@ -58,14 +58,14 @@ class SupervisedFineTuning(Adapter):
         """Return the number of labelled tokens of each row."""
         return loss_tokens(rows, "labels")
 
-    def min_kept_length(self, rows: Dataset) -> Counts:
-        """Return each row's length up to its first counted token: TRL drops a row that is cut before that token.
+    def min_kept_length(self, rows: Dataset, *, keeps_end: bool = False) -> Counts:
+        """Return each row's length from its kept end to the nearest counted token: TRL drops a row cut short of it.
 
-        It drops a row without such a token wherever it cuts, whatever the length; it drops no row with images.
+        It drops a row without such a token wherever it cuts, whatever the length. It drops no row with images, so that
+        one without such a token needs no length but its own.
         """
-        first = first_loss_token(rows, "labels")
-        never = (first == self.lengths(rows)[:, 0]) & (image_column(rows) is None)
-        return np.where(never, UNKEPT, first + 1)
+        first, lengths = first_loss_token(rows, "labels", from_end=keeps_end), self.lengths(rows)[:, 0]
+        return np.where(first == lengths, UNKEPT if image_column(rows) is None else lengths, first + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
         """Truncate rows as in a bundle's copy of the dataset, if the plan truncates before the trainer."""
