@@ -73,7 +73,8 @@ def problem_of(
     entries = base.entries if base is not None else {}
     args = {path.removeprefix("args."): value for path, value in entries.items() if path.startswith("args.")}
     args[PACKING] = base is not None and base.choices.get(PACKING, NONE) != NONE
-    depends = options.trainer.loss_depends_on(args, workload.model, machine.hardware.processes)
+    columns = workload.dataset.columns
+    depends = options.trainer.loss_depends_on(args, workload.model, machine.hardware.processes, columns)
     wishes = options.wishes
     setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, wishes, depends)
     fixed_length = wishes.fixed.get("max_length")

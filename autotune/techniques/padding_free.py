@@ -9,6 +9,9 @@ from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.techniques.packing import EVALUATION_PACKED, NONE, SEPARATING, never_separated, not_separated
 from autotune.techniques.trace_impact import SIZES
 
+DOCUMENT_LENGTHS = "seq_lengths"
+"""The column of rows that are packed already: TRL keeps their documents apart with ``padding_free``."""
+
 
 class PaddingFree(Equipped):
     """TRL's padding-free collator."""
@@ -37,9 +40,12 @@ class PaddingFree(Equipped):
             return None
         if candidate["packing"] != NONE:
             return f"padding_free has no effect with packing={candidate['packing']}: its rows have no padding"
-        if candidate["per_device_train_batch_size"] == 1:
+        documents_in_rows = DOCUMENT_LENGTHS in setting.workload.dataset.columns
+        if candidate["per_device_train_batch_size"] == 1 and not documents_in_rows:
             return "with one row per micro-batch there is no padding to remove"
         cuts = int(candidate["max_length"]) < setting.workload.longest
+        if cuts and documents_in_rows:
+            return f"padding-free rows are cut before TRL, without the {DOCUMENT_LENGTHS} that keep documents apart"
         if cuts and setting.users_entry(f"args.{TRUNCATION}") == KEEP_END:
             return f"{TRUNCATION}={KEEP_END}: without packing, padding-free rows are cut at their end before TRL"
         if setting.workload.evaluation is not None and setting.users_entry(EVALUATION_PACKED):

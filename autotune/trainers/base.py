@@ -110,7 +110,11 @@ class Trainer(MicroBatches):
         return None
 
     def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+        self,
+        args: Mapping[str, object],
+        model: ModelProfile | None = None,
+        processes: int = 1,
+        columns: Collection[str] = (),
     ) -> Mapping[str, str]:
         """Return, by knob that is usually exact, how the loss depends on it.
 
@@ -122,6 +126,7 @@ class Trainer(MicroBatches):
             args: fields of the configuration; absent ones are at their defaults.
             model: None: it has no experts.
             processes: number of training processes.
+            columns: the dataset's.
         """
         noise = args.get("neftune_noise_alpha")
         depends = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}

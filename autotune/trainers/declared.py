@@ -10,8 +10,6 @@ from autotune.core.machine import DeviceKind
 
 LOADING = "model_init_kwargs"
 """The field with arguments of ``from_pretrained`` for the trained model."""
-DOCUMENT_LENGTHS = "seq_lengths"
-"""The column of rows that are packed already: TRL keeps their documents apart with ``padding_free``."""
 
 
 @dataclass(frozen=True)

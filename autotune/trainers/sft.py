@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -13,10 +13,11 @@ from autotune.techniques.max_length import TRUNCATION, MaxLength
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
+from autotune.techniques.padding_free import DOCUMENT_LENGTHS, PaddingFree
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import TOKENS_OF_ALL
 from autotune.trainers.base import Trainer
-from autotune.trainers.declared import DOCUMENT_LENGTHS, ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.geometry import packed, unpacked
 
 if TYPE_CHECKING:
@@ -80,13 +81,20 @@ class SupervisedFineTuning(Trainer):
         return (1, *lengths)
 
     def loss_depends_on(
-        self, args: Mapping[str, object], model: ModelProfile | None = None, processes: int = 1
+        self,
+        args: Mapping[str, object],
+        model: ModelProfile | None = None,
+        processes: int = 1,
+        columns: Collection[str] = (),
     ) -> Mapping[str, str]:
         """Return the dependences of the loss, including a mean over the tokens of a micro-batch or of a process.
 
         The length of packed rows determines a micro-batch's documents, as packing does.
         """
         found = dict(super().loss_depends_on(args, model, processes))
+        if DOCUMENT_LENGTHS in columns:
+            how = f"the documents that {DOCUMENT_LENGTHS} names attend to one another, unless padding_free is on alone"
+            found |= dict.fromkeys((PaddingFree.name, PACKING), how)
         if model is not None and not model.accepts_loss_kwargs:
             how = f"{model.architecture} averages its loss over the tokens of each micro-batch, whose number varies"
             found |= dict.fromkeys((ROWS, PACKING), how)

@@ -40,7 +40,8 @@ def setting_of(plan: TrainingPlan, trainer: Trainer, workload: Workload, machine
     """
     allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
     processes = plan.launch.processes
-    ranks, depends = processes // plan.data_ranks, trainer.loss_depends_on(plan.args, workload.model, processes)
+    depends = trainer.loss_depends_on(plan.args, workload.model, processes, workload.dataset.columns)
+    ranks = processes // plan.data_ranks
     return Setting(workload, machine, documents, 0.0, allowed, ranks_per_row=ranks, loss_depends_on=depends)
 
 

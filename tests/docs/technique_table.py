@@ -66,6 +66,7 @@ class Loss:
         args: fields of one such configuration.
         model: the model that is trained.
         processes: number of training processes.
+        columns: of the dataset.
     """
 
     words: str
@@ -73,6 +74,7 @@ class Loss:
     args: Mapping[str, object]
     model: ModelProfile | None = None
     processes: int = 1
+    columns: tuple[str, ...] = ()
 
 
 LOSSES = (
@@ -101,6 +103,7 @@ LOSSES = (
         {"average_tokens_across_devices": False},
         processes=2,
     ),
+    Loss("rows with `seq_lengths`, which are packed already", ("sft",), {}, columns=("seq_lengths",)),
     Loss("`router_aux_loss_coef` of a mixture of experts", (), {"router_aux_loss_coef": 0.001}),
     Loss("`neftune_noise_alpha`", (), {"neftune_noise_alpha": 5}),
 )
@@ -123,7 +126,7 @@ def _losses() -> Iterator[str]:
         for name, known in trainers().items():
             # The exceptions have the dependences of a trainer's default loss.
             usual = () if loss.trainers else known.loss_depends_on({}).keys()
-            depends = known.loss_depends_on(loss.args, loss.model, loss.processes).keys() - usual
+            depends = known.loss_depends_on(loss.args, loss.model, loss.processes, loss.columns).keys() - usual
             knobs = tuple(each.name for each in known.techniques if each.name in depends)
             if knobs and name in (loss.trainers or (name,)):
                 alike.setdefault(knobs, []).append(name)

@@ -12,7 +12,7 @@ from trl import SFTConfig, SFTTrainer
 
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
 from tests.small import small_config, small_tokenizer
@@ -123,6 +123,20 @@ def test_documents_of_rows_that_are_packed_already_stay_apart_in_a_probe_as_in_t
     )
     starts = [sorted((batch["position_ids"] == 0).sum().item() for batch in loader) for loader in (own, other)]
     assert starts == [[5], [5]]
+
+
+@pytest.mark.parametrize(("lengths", "held"), [([[1, 3], [4], [2, 1]], 3), ([[4], [4], [2, None]], 0)])
+def test_documents_of_other_lengths_than_their_row_are_told_as_trl_ends_at_them_without_padding(
+    lengths: list[list[int | None]], held: int, small_model_directory: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.parquet"
+    rows = Dataset.from_dict({"input_ids": TOKENS, "seq_lengths": lengths})
+    rows.to_parquet(str(file))
+    trl_trainer(rows, tmp_path).train()
+    with pytest.raises((IndexError, RuntimeError, TypeError, ValueError)):
+        trl_trainer(rows, tmp_path, padding_free=True, per_device_train_batch_size=3).train()
+    with pytest.raises(UnreadError, match=rf"Row 3 .* of rows.parquet has 4 tokens, and documents of {held} together"):
+        read_by_autotune(file, small_model_directory)
 
 
 @pytest.mark.parametrize("column", ["labels", "completion_mask"])

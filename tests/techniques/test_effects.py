@@ -135,6 +135,12 @@ def test_micro_batches_change_training_where_each_process_divides_by_its_own_tok
     assert find_trainer("sft").loss_depends_on(args, None, processes).keys() == knobs
 
 
+@pytest.mark.parametrize("columns", [("input_ids",), ("input_ids", "seq_lengths")])
+def test_rows_that_are_packed_already_are_neither_packed_nor_padded_otherwise(columns: tuple[str, ...]) -> None:
+    knobs = {"packing", "padding_free"} if "seq_lengths" in columns else set()
+    assert find_trainer("sft").loss_depends_on({}, columns=columns).keys() == knobs
+
+
 @pytest.mark.parametrize(
     ("trainer", "args", "weight", "knobs"),
     [

@@ -149,6 +149,17 @@ def test_padding_free_rows_are_not_cut_at_another_end_than_the_user_s() -> None:
         assert SFT.illegal(candidate(here, **choices), here) is None
 
 
+def test_padding_free_rows_that_are_packed_already_are_not_cut() -> None:
+    plain = workload()
+    columns = ("input_ids", "seq_lengths")
+    here = setting(of=replace(plain, dataset=replace(plain.dataset, columns=columns)))
+    reason = SFT.illegal(candidate(here, padding_free="on", max_length=1999), here)
+    assert "without the seq_lengths that keep documents apart" in str(reason)
+    for rows in (1, 8):
+        whole = candidate(here, padding_free="on", max_length=2000, per_device_train_batch_size=rows)
+        assert SFT.illegal(whole, here) is None
+
+
 @pytest.mark.parametrize(
     ("own", "packing", "reason"), [("none", "bfd", True), ("none", "none", False), ("bfd", "none", True)]
 )

@@ -9,8 +9,9 @@ from typing import Any
 from datasets import Dataset
 
 from autotune.step.rows import Counts
+from autotune.techniques.padding_free import DOCUMENT_LENGTHS
 from autotune.trainers import Trainer
-from autotune.trainers.declared import DOCUMENT_LENGTHS, DatasetFormat
+from autotune.trainers.declared import DatasetFormat
 from autotune.units import counted
 
 _MAX_NAMED = 5

@@ -12,11 +12,12 @@ from datasets import Dataset
 from autotune.core.documents import UNKEPT
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL, Rollouts
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths, first_loss_token, loss_tokens
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
+from autotune.techniques.padding_free import DOCUMENT_LENGTHS
 
 
 class SupervisedFineTuning(Adapter):
@@ -36,6 +37,8 @@ class SupervisedFineTuning(Adapter):
         Raises:
             InputError: a row of the user's own tokens has fewer or more labels, or flags of a mask; or the loss counts
                 no token of any row.
+            UnreadError: the documents of a row have other tokens together than the row, which TRL ignores unless rows
+                are laid end to end.
         """
         rows = super().tokenized(trainer, rollouts, dataset)
         tokens, labels = column_lengths(rows, self.columns).T
@@ -52,6 +55,8 @@ class SupervisedFineTuning(Adapter):
                 f"The loss counts no token of {dataset}: all its labels are {IGNORED_LABEL}.",
                 hint="Write the token ids to train on as labels.",
             )
+        if DOCUMENT_LENGTHS in rows.column_names:
+            _check_documents(np.array([_sum(lengths) for lengths in rows[DOCUMENT_LENGTHS]]), tokens, dataset)
         return rows
 
     def trainable(self, rows: Dataset) -> Counts:
@@ -95,6 +100,33 @@ class SupervisedFineTuning(Adapter):
             tokens.append([TOKEN] * length_kept)
             labels.append([IGNORED_LABEL] * ignored + [TOKEN] * (length_kept - ignored))
         return Dataset.from_dict({"input_ids": tokens, "labels": labels})
+
+
+def _check_documents(held: Counts, tokens: Counts, dataset: str) -> None:
+    """Check that the documents of each row have as many tokens together as the row.
+
+    Args:
+        held: tokens of the documents of each row; shape (rows,).
+        tokens: tokens of each row; shape (rows,).
+        dataset: the user's name of the dataset.
+
+    Raises:
+        UnreadError: a row has more or fewer.
+    """
+    (uneven,) = np.nonzero(held != tokens)
+    if len(uneven):
+        row = uneven[0]
+        raise UnreadError(
+            f"Row {row + 1:,} (counted from 1) of {dataset} has {tokens[row]:,} tokens, and documents of {held[row]:,}"
+            f" together ({DOCUMENT_LENGTHS}): with padding_free, TRL ends at such a row, or takes tokens for those of"
+            " another document.",
+            hint=f"Write the length of each document of a row, or leave {DOCUMENT_LENGTHS} out.",
+        )
+
+
+def _sum(lengths: Any) -> int:
+    """Return the sum of a list of numbers; 0 for anything else, which TRL cannot add up."""
+    return sum(lengths) if isinstance(lengths, list) and None not in lengths else 0
 
 
 def _cut(rows: pa.Table, copied_rows: Callable[..., pa.RecordBatch], length: int) -> pa.Table:
