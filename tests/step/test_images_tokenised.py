@@ -196,6 +196,14 @@ def test_prompts_of_which_some_have_no_image_are_refused(job_server: JobServer, 
     assert "Leave" in str(refused.value.hint)
 
 
+def test_text_beside_prompts_with_images_is_refused_as_trl_may_take_all_for_text(
+    job_server: JobServer, tmp_path: Path
+) -> None:
+    rows = of_prompts([[picture(9, 9)]] * 2).add_column("completion", ["a cat"] * 2)
+    with pytest.raises(InputError, match="rows has text in completion, and messages in prompt: TRL takes a row for"):
+        prepared(job_server, "gemma3", rows, tmp_path, "grpo")
+
+
 def test_pairs_with_images_are_refused_where_trl_takes_none(job_server: JobServer, tmp_path: Path) -> None:
     refused = r"KTO on images only with prompt\+completion\+label, and its rows have prompt\+chosen\+rejected"
     with pytest.raises(InputError, match=refused) as found:

@@ -203,10 +203,27 @@ def test_conversations_beside_text_are_read_as_trl_reads_them(
     assert prepared(rows).dataset.format == format_
 
 
+ASKED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+
+
 def test_a_prompt_and_its_completion_are_read_before_conversations(prepared: Callable[..., Workload]) -> None:
-    asked = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
-    found = prepared([{**row, "conversations": asked} for row in prompt_completion_rows(TEXTS)]).dataset
+    found = prepared([{**row, "conversations": ASKED} for row in conversational_prompt_rows(TEXTS)]).dataset
     assert (found.format, found.trainable_tokens < found.documents.tokens) == ("prompt+completion", True)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a ", "completion": "b", "conversations": ASKED}, "text in .*, and messages in conversations: TRL"),
+        ({"text": "a", "conversations": []}, "Row 1 of rows.jsonl has an empty list in conversations"),
+    ],
+    ids=["an EOS token in some processes alone", "an IndexError"],
+)
+def test_conversations_with_which_trl_reads_no_text_are_told(
+    prepared: Callable[..., Workload], row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        prepared([row] * 3)
 
 
 def test_a_single_row_is_enough(prepared: Callable[..., Workload]) -> None:

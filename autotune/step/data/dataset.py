@@ -280,18 +280,24 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
     Raises:
         InputError: only some of the columns do, or there is a prompt without its completion.
     """
-    first, columns = _first_row(loaded.rows), loaded.format.columns
-    # If the model generates, TRL inspects the prompt alone.
-    inspected = [name for name in (columns if trainer.generates else _MESSAGE_COLUMNS) if name in first]
-    without = next((name for name in inspected if first[name] == []), None)
+    first, columns, pictured = _first_row(loaded.rows), loaded.format.columns, image_column(loaded.rows) is not None
+    # If the model generates, TRL inspects the prompt alone, unless there are images.
+    alone = trainer.generates and not pictured
+    inspected = [name for name in (columns if alone else _MESSAGE_COLUMNS) if name in first]
+    converted = [
+        name for form in trainer.formats if form.columns == _SHARE_GPT for name in form.columns if name in first
+    ]
+    without = next((name for name in (*inspected, *converted) if first[name] == []), None)
     if without is not None:
         raise InputError(
             f"Row 1 of {source.name} has an empty list in {without}, whose first message TRL reads.",
             hint=f"Complete the row, or remove {without} from all rows.",
         )
     kinds = {name: is_conversational({name: first[name]}) for name in inspected}
-    # With images, TRL treats each column separately.
-    if image_column(loaded.rows) is None:
+    # TRL's collators of images treat each column separately.
+    if trainer.generates or not pictured:
+        # TRL renames these to messages before it inspects a row.
+        kinds |= dict.fromkeys(converted, True) if is_conversational_from_value(first) else {}
         if "prompt" in kinds and "prompt" not in columns and "completion" not in kinds:
             raise InputError(
                 f"{source.name} has prompt and no completion: TRL reads both where there is a prompt.",
@@ -304,7 +310,7 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
                 "all messages, by any one of them.",
                 hint="Remove what the others hold already, or write all of them alike.",
             )
-    return any(kinds.values()) or columns == _SHARE_GPT
+    return any(kinds.values())
 
 
 def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: DatasetFormat, processor: Any) -> None:
