@@ -76,6 +76,23 @@ def test_a_column_of_images_is_refused_by_name_of_the_trainer(prepared: Prepare,
     assert isinstance(refused.value, UnreadError) is not taken
 
 
+@pytest.mark.parametrize(("trainer", "left_open"), [("grpo", True), ("rloo", True), ("sft", False)])
+def test_empty_lists_of_images_are_left_open_where_trl_takes_their_rows_for_text(
+    prepared: Prepare, trainer: str, left_open: bool
+) -> None:
+    rows = [{**row, "images": []} for row in sample_rows(trainer, trainers()[trainer].formats[-1].name)]
+    reason = "No row of rows has an image in its column images" if left_open else "the model has no processor"
+    with pytest.raises(InputError, match=reason) as refused:
+        prepared(trainer, rows)
+    assert isinstance(refused.value, UnreadError) is left_open
+
+
+def test_two_columns_of_images_are_left_open_where_trl_reads_the_second(prepared: Prepare) -> None:
+    rows = [{**row, "image": b"png", "images": [b"png"]} for row in sample_rows("grpo", "prompt")]
+    with pytest.raises(UnreadError, match=r"rows has image and images: TRL generates with images alone"):
+        prepared("grpo", rows)
+
+
 def test_rows_with_images_to_evaluate_on_are_refused_too(prepared: Prepare) -> None:
     rows = sample_rows("grpo", "prompt")
     with pytest.raises(InputError, match=r"others has images \(column images\)"):

@@ -29,7 +29,7 @@ from autotune.step.data.columns import check_complete, check_numbers, with_token
 from autotune.step.data.remarks import is_written_messages
 from autotune.step.hub import loading_error
 from autotune.step.images.messages import check_no_images
-from autotune.step.images.sizes import COLUMNS, image_column, image_feature, image_sizes
+from autotune.step.images.sizes import COLUMNS, has_images, image_column, image_feature, image_sizes
 from autotune.step.job import lacks_space
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
@@ -333,7 +333,20 @@ def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: 
             f"{found} autotune plans and measures {trainer.label} on rows of text alone.",
             hint=f"Give rows without the column {column}, if only their text is to be trained on.",
         )
-    if not isinstance(processor, ProcessorMixin):
+    if trainer.generates and set(COLUMNS).issubset(rows.column_names):
+        raise UnreadError(
+            f"{source.name} has image and images: TRL generates with images alone, and autotune reads one column.",
+            hint="Leave image out.",
+        )
+    has_processor = isinstance(processor, ProcessorMixin)
+    # TRL takes such rows for text, unless its trainer refuses the column of a model without a processor.
+    if not has_images(rows) and (has_processor or trainer.generates):
+        raise UnreadError(
+            f"No row of {source.name} has an image in its column {column}, and autotune takes only rows with images "
+            "there.",
+            hint="Leave the column out, for rows of text.",
+        )
+    if not has_processor:
         raise InputError(
             f"{found} the model has no processor of images.",
             hint="Give a vision-language model, with its processor_config.json or preprocessor_config.json.",

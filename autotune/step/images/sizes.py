@@ -10,14 +10,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from datasets import Dataset, Image, List, Value
 
 from autotune.errors import InputError, UnreadError
 
 COLUMNS = ("image", "images")
-"""Columns by which TRL's trainers recognise rows with images (``_is_vision_dataset``). If both exist, TRL's collator
-reads the first (``DataCollatorForVisionLanguageModeling``)."""
+"""Columns by which TRL's trainers recognise rows with images (``_is_vision_dataset``). If both exist, TRL's collators
+read the first (``DataCollatorForVisionLanguageModeling``), and trainers that generate the second."""
 NO_LIST = "In a column images, a row without any has an empty list."
+_BATCH_ROWS = 100
 _TEXTS = ("string", "large_string")
 _STRING_MODE = "RGB"
 """Pillow mode of images that transformers opens itself (``load_image``)."""
@@ -60,6 +62,15 @@ class ImageSize:
 def image_column(rows: Dataset) -> str | None:
     """Return the column from which TRL reads images, or None if there is none."""
     return next((name for name in COLUMNS if name in rows.column_names), None)
+
+
+def has_images(rows: Dataset) -> bool:
+    """Return whether any row has an image: a list may be empty or null. A column of single images has some."""
+    column = image_column(rows)
+    if column is None or not isinstance(rows.features[column], List):
+        return column is not None
+    batches = rows.select_columns([column]).with_format("arrow").iter(_BATCH_ROWS)
+    return any(pc.sum(pc.list_value_length(batch[column])).as_py() for batch in batches)
 
 
 def image_feature(rows: Dataset, column: str) -> Image | Value | None:

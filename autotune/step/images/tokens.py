@@ -16,7 +16,7 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from autotune.core.images import ImageProfile
 from autotune.core.table import Table
-from autotune.errors import InputError, UnreadError, first_line
+from autotune.errors import InputError, first_line
 from autotune.step.images.sizes import COLUMNS, NO_LIST, ImageSize, image_column, image_sizes, names_files
 from autotune.step.rows import Counts, distribution
 from autotune.trainers import Trainer
@@ -104,7 +104,6 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
 
     Raises:
         InputError: an image cannot be read, or TRL refuses a row.
-        UnreadError: no row has an image.
     """
     column = image_column(rows)
     assert column is not None
@@ -133,11 +132,6 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
             # Images are in the first column: the whole row, or its prompt.
             ids = next(iter(row_tokens.values()))
             tokens[IMAGE_ENDS].append([image_end(ids, processor) if sizes else 0])
-    if not any(tokens[IMAGE_PIXELS]):
-        raise UnreadError(
-            f"No row of {name} has an image in its column {column}, and autotune takes only rows with images there.",
-            hint="Leave the column out, for rows of text.",
-        )
     for added, values in tokens.items():
         rows = rows.add_column(added, values)
     return rows
