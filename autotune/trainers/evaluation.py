@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from math import ceil
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
@@ -29,9 +30,10 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
-    copies = trainer.copies(plan, evaluated=True)
-    every = workload.rows_split_off or documents.rows
-    rows = min(plan.count("per_device_eval_batch_size"), every * copies)
+    copies, asked = trainer.copies(plan, evaluated=True), plan.count("per_device_eval_batch_size")
+    share = (workload.rows_split_off or documents.rows) / documents.rows
+    # Packing may make more rows than the dataset has, and a maximum length fewer.
+    rows = min(asked, max(1, ceil(trainer.evaluated(plan, documents, asked).rows * share)))
     evaluation = trainer.evaluated(plan, documents, rows)
     evaluation = _with_images(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), copies)
     return replace(geometry, evaluation=evaluation)

@@ -176,6 +176,8 @@ def test_the_specification_says_which_micro_batch_is_evaluated(workload_of: Make
         # Rows of at most 44 tokens, packed into rows of 64 that are padded.
         ({"eval_packing": True}, TRAINED * 4, Shape(4, 64)),
         ({"eval_packing": True, "packing_strategy": "wrapped"}, TRAINED * 4, Shape(4, 64)),
+        # A single row, which is split into as many as are evaluated at once.
+        ({"eval_packing": True, "packing_strategy": "wrapped"}, [256], Shape(4, 64)),
         # The longest rows, each for itself, end to end.
         ({"packing": True, "eval_packing": False}, EVALUATED, Shape(1, 64 + 57 + 52 + 45)),
         ({"packing": True, "packing_strategy": "wrapped", "eval_packing": False}, EVALUATED, WORST),
