@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from autotune.core.nested import mapping
 from autotune.core.plan import NO_EVALUATION
 
 MODEL_CONFIG = "ModelConfig"
@@ -14,6 +15,8 @@ SCRIPT_ARGUMENTS = "ScriptArguments"
 MIXTURE = "DatasetMixtureConfig"
 TRACKERS = "report_to"
 """The argument that names trackers; probes do not report to any."""
+DISPATCHING = ("accelerator_config", "dispatch_batches")
+"""The field and its key by which accelerate's first process reads the micro-batches of all."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,17 @@ class Configuration:
     def evaluates(self) -> bool:
         """Whether training is evaluated."""
         return self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
+
+    def keys(self, name: str) -> Mapping[str, object]:
+        """Return the keys of a field that has a mapping, or an object of a dataclass; empty for any other value."""
+        value = self.values.get(name)
+        return vars(value) if is_dataclass(value) else mapping(value)
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether accelerate's first process reads the micro-batches of all."""
+        name, key = DISPATCHING
+        return bool(self.keys(name).get(key))
 
 
 def read_object(item: Any, kind: str, plain: Callable[[Any], object]) -> Configuration:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.core.configuration import MODEL_CONFIG, TRACKERS, Configuration, ReadCommand
+from autotune.core.configuration import DISPATCHING, MODEL_CONFIG, TRACKERS, Configuration, ReadCommand
 from autotune.core.machine import Hardware
 from autotune.core.nested import Key, lookup, mapping
 from autotune.core.plan import Launch, TrainingPlan
@@ -215,6 +215,9 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     if "cp_comm_strategy" in groups:
         why = "context parallelism is searched with accelerate's default"
         raise _refused(f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
+    if config.dispatches:
+        why = "each process of a probe reads its own micro-batches"
+        raise _refused(": ".join((*DISPATCHING, "true")), why, "Leave it out.")
     # Sharding among all processes is FSDP2's default.
     if groups != {"dp_shard_size": started.processes} and groups:
         found[FIELD] = groups

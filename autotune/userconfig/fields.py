@@ -331,8 +331,7 @@ def _accelerator_args(config: Configuration) -> Mapping[str, object]:
         InputError: it divides micro-batches, or its gradient accumulation differs from the arguments'.
     """
     _, field, kwargs, synced = SYNCED.split(".")
-    given = config.values.get(field)
-    keys = vars(given) if dataclasses.is_dataclass(given) else mapping(given)
+    keys = config.keys(field)
     if keys.get("split_batches"):
         hint = "Write per_device_train_batch_size divided by the number of processes, and leave it out."
         raise _unknown_effect(f"{field}.split_batches=True", hint)

@@ -140,7 +140,7 @@ class Fitting:
         silent = [*silent_findings(plan, geometry, trainer, setting, nearest, keys_set, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         # TRL turns it off for streamed rows.
-        silent += [] if named.streams else of_dispatching(plan, geometry, trainer, workload, keys_set)
+        silent += [] if named.streams else of_dispatching(plan, geometry, trainer, workload, self.config)
         if self.config.values.get(_SHRINKS):
             message = "After running out of memory, training continues with micro-batch and global batch 10 % smaller."
             silent += [Finding(Severity.SILENT, message, _SHRINKS)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import SERVED, notes_on_images
 from autotune.core.batch_geometry import BatchGeometry, Layout
-from autotune.core.nested import mapping
+from autotune.core.configuration import DISPATCHING, Configuration
 from autotune.core.plan import BEST_METRIC, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
@@ -29,7 +29,6 @@ _SWITCHED = {
     "fsdp": ("fsdp_config",),
 }
 _ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
-_ACCELERATOR, _DISPATCHES = "accelerator_config", "dispatch_batches"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -112,18 +111,19 @@ def of_dispatching(
     geometry: BatchGeometry,
     trainer: Trainer,
     workload: Workload,
-    keys_set: Mapping[str, object],
+    config: Configuration,
 ) -> Iterator[Finding]:
     """Yield an error if accelerate's first process reads the micro-batches of all processes, and cannot join them.
 
     It joins tensors along their rows (accelerate 1.15, ``DataLoaderDispatcher._fetch_batches``).
     """
-    if plan.data_ranks == 1 or not mapping(keys_set.get(_ACCELERATOR)).get(_DISPATCHES):
+    if plan.data_ranks == 1 or not config.dispatches:
         return
+    name, key = DISPATCHING
     packs = plan.args.get("packing") or geometry.layout is Layout.FLAT
     if trainer.generates or packs or len(trainer.widths(plan, workload.dataset.documents)[0]) > 1:
-        message = f"{_DISPATCHES} ends the training: one process reads the micro-batches of all, which accelerate joins"
-        yield Finding(Severity.ERROR, f"{message} only if all are as wide. Leave it out.", _ACCELERATOR)
+        message = f"{key} ends the training: one process reads the micro-batches of all, which accelerate joins"
+        yield Finding(Severity.ERROR, f"{message} only if all are as wide. Leave it out.", name)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 from accelerate.utils import concatenate
+from transformers.trainer_pt_utils import AcceleratorConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from autotune.app.check.silent import of_dispatching, silent_findings
 from autotune.core.candidate import Choice
+from autotune.core.configuration import Configuration
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.setting import Setting
@@ -171,9 +173,13 @@ def test_micro_batches_that_one_process_reads_for_all_have_to_be_as_wide(
     plan = replace(plan_with(here, choices, trainer), launch=Launch(ranks))
     known = find_trainer(trainer)
     geometry = whole_geometry(known, plan, here.workload)
-    for given, error in (({"dispatch_batches": True}, ends), ({"dispatch_batches": False}, False)):
-        found = list(of_dispatching(plan, geometry, known, here.workload, {"accelerator_config": given}))
-        assert [(item.severity, item.key) for item in found] == [(Severity.ERROR, "accelerator_config")] * error
+    for dispatches, error in ((True, ends), (False, False)):
+        given = {"dispatch_batches": dispatches}
+        # As of a file, and of a configuration object.
+        for value in (given, AcceleratorConfig(**given)):
+            config = Configuration("SFTConfig", {"accelerator_config": value}, {})
+            found = list(of_dispatching(plan, geometry, known, here.workload, config))
+            assert [(item.severity, item.key) for item in found] == [(Severity.ERROR, "accelerator_config")] * error
 
 
 @pytest.mark.parametrize(
