@@ -125,7 +125,7 @@ class Launched:
         refused: accelerate's error; empty if it starts the processes.
         gpu_ids: the GPUs that accelerate makes visible; empty if ``CUDA_VISIBLE_DEVICES`` determines them.
         dynamo: the ``dynamo_backend`` that accelerate passes to the processes; ``no`` if it compiles nothing.
-        on_cpu: whether accelerate starts a single process and tells it to use the CPU.
+        on_cpu: whether accelerate is told to use the CPU, as its launcher tells a single process.
     """
 
     processes: int = 1

@@ -20,7 +20,15 @@ from autotune.techniques.sharding import ZERO_STAGES
 from autotune.trainers import find_trainer
 from autotune.units import counted
 from autotune.userconfig.deepspeed import AUTO
-from autotune.userconfig.engine import FIELD, as_launched, engine_args, fsdp_named, without_engine
+from autotune.userconfig.engine import (
+    FIELD,
+    as_launched,
+    check_choices,
+    engine_args,
+    launched_fsdp,
+    own_fsdp,
+    without_engine,
+)
 from autotune.userconfig.keys import engine_key, keys_of, of_engine
 from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import problems
@@ -128,7 +136,9 @@ def base_from(written: WrittenConfig, read: ReadCommand) -> UserBase:
     except UnreadError as error:
         raise InputError(f"{written.place}: {error.message}", hint="Leave it out of the base.") from error
     try:
-        plan = _with_engine(user.plan, started, config)
+        # Variables of this shell need not be those of the training.
+        check_choices(written.env, started.document, config)
+        plan = _with_engine(user.plan, started, config, written.env)
     except InputError as error:
         raise InputError(f"{written.place}: {error.message}", hint=error.hint) from error
     return UserBase(written, read, config, plan, started, user.assumptions)
@@ -190,16 +200,24 @@ def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
     }
 
 
-def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) -> TrainingPlan:
+def _with_engine(
+    plan: TrainingPlan, started: Launching, config: Configuration, variables: Mapping[str, str]
+) -> TrainingPlan:
     """Return the plan of a base with its sharding and its number of processes.
 
     Sizes and precision in DeepSpeed's document become ``auto``, since they follow from the trainer's arguments.
+
+    Args:
+        variables: the environment variables of the file.
 
     Raises:
         InputError: the file has a setting that probes do not support.
     """
     if started.machines > 1:
         raise _refused(f"num_machines: {started.machines}", "probes run on this machine", "Write 1.")
+    if config.dispatches:
+        why = "each process of a probe reads its own micro-batches"
+        raise _refused(": ".join((*DISPATCHING, "true")), why, "Leave it out.")
     if started.flags:
         where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
         raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
@@ -207,7 +225,7 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     processes = started.processes if started.counted and started.processes > 1 else None
     overruled = as_launched(config, started) is not config
     # In all written files, gradient accumulation follows from the trainer's arguments.
-    found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
+    found = dict(engine_args(started.document, config, processes, variables=variables, accumulation=AUTO))
     if overruled:
         why = "bf16 and fp16 are false, and accelerate overrides them"
         raise _refused(f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
@@ -215,9 +233,6 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     if "cp_comm_strategy" in groups:
         why = "context parallelism is searched with accelerate's default"
         raise _refused(f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
-    if config.dispatches:
-        why = "each process of a probe reads its own micro-batches"
-        raise _refused(": ".join((*DISPATCHING, "true")), why, "Leave it out.")
     # Sharding among all processes is FSDP2's default.
     if groups != {"dp_shard_size": started.processes} and groups:
         found[FIELD] = groups
@@ -242,9 +257,9 @@ def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[st
 
 def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:
     """Return ``fsdp_config`` of a plan with the user's further keys, which do not affect a step."""
-    given = config.values.get(FSDP) if config.values.get("fsdp") else started.document.get(FSDP)
+    given = own_fsdp(config) if config.values.get("fsdp") else launched_fsdp(started.document)
     wanted = mapping(plan.args.get(FSDP))
-    further = {name: value for name, value in fsdp_named(mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
+    further = {name: value for name, value in given.items() if name not in (*_SEARCHED, *_FILLED)}
     return {**further, **wanted}
 
 

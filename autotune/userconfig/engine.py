@@ -17,12 +17,14 @@ from autotune.userconfig.fields import fields_of_kind, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
-# Keys of accelerate's fsdp_config by those of transformers' (transformers/training_args.py, _process_fsdp_args).
-_RENAMED = {"offload_params": "cpu_offload"}
+# Keys of accelerate's fsdp_config, and its variables, by transformers' keys (transformers/training_args.py,
+# _process_fsdp_args; accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin).
+_RENAMED = {"offload_params": "cpu_offload", "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
 _WRAPS = "auto_wrap_policy"
 # FSDP's keys that change a step; the second set only if they are set.
 _STEP_KEYS = frozenset({"reshard_after_forward", _WRAPS})
-_KEYS_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
+_CHECKPOINTING = "activation_checkpointing"
+_KEYS_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", _CHECKPOINTING})
 UNTRACED_KEYS = ("activation_checkpointing_offload", "ignored_modules")
 """Keys of FSDP that change a step in ways that no trace has."""
 _SAVED, _SHARDED, _LOCAL = "state_dict_type", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"
@@ -42,6 +44,9 @@ FIELD = "parallelism_config"
 _REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
 _PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
 _CP_STRATEGY = "cp_comm_strategy"
+_NONE: Mapping[str, str] = {}
+# Variables by which accelerate chooses an engine or groups of processes (accelerate 1.15, `Accelerator.__init__`).
+_CHOICES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -86,7 +91,12 @@ def as_launched(config: Configuration, started: Launching) -> Configuration:
 
 
 def engine_args(
-    document: Mapping[str, object], config: Configuration, processes: int | None = None, *, accumulation: int | str = 1
+    document: Mapping[str, object],
+    config: Configuration,
+    processes: int | None = None,
+    *,
+    variables: Mapping[str, str] = _NONE,
+    accumulation: int | str = 1,
 ) -> Mapping[str, object]:
     """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
 
@@ -95,6 +105,7 @@ def engine_args(
     Args:
         document: accelerate's document; empty without one.
         processes: number of started processes; None if it is not known.
+        variables: variables that accelerate reads in each process (:attr:`Launching.variables`).
         accumulation: gradient accumulation of a DeepSpeed document in accelerate's file that does not set it;
             accelerate's default is 1 (DeepSpeedPlugin).
 
@@ -118,7 +129,7 @@ def engine_args(
     elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
         if processes == 1:
             raise UnreadError(_ALONE)
-        found |= _fsdp(_fsdp_keys(document, config))
+        found |= _fsdp(_fsdp_keys(document, config, variables))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine:
         _check_engine(engine, document, config, stage)
@@ -126,11 +137,8 @@ def engine_args(
     return {**found, FIELD: parallel} if parallel else found
 
 
-def check_documents(started: Launching, config: Configuration, env: Mapping[str, str]) -> None:
+def check_documents(started: Launching, config: Configuration) -> None:
     """Check that accelerate accepts the sharding settings of a training, and that they are supported.
-
-    Args:
-        env: the environment variables of the training.
 
     Raises:
         InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``),
@@ -148,14 +156,8 @@ def check_documents(started: Launching, config: Configuration, env: Mapping[str,
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
-    _check_offload(started, config, env)
-    for kind in ("DEEPSPEED", "FSDP"):
-        chosen = env.get(f"ACCELERATE_USE_{kind}", "").lower() == "true"
-        if chosen and document.get("distributed_type") != kind and not config.values.get(kind.lower()):
-            raise UnreadError(
-                f"ACCELERATE_USE_{kind} chooses an engine, which a check reads only from files. Write {kind.lower()} in"
-                " TRL's file, or name a file with accelerate_config."
-            )
+    _check_offload(started, config)
+    check_choices(started.variables, document, config)
     words = [name for name in started.flags if name not in fields_of_kind("deepspeed")]
     if words:
         raise UnreadError(
@@ -164,18 +166,39 @@ def check_documents(started: Launching, config: Configuration, env: Mapping[str,
         )
 
 
-def _check_offload(started: Launching, config: Configuration, env: Mapping[str, str]) -> None:
+def check_choices(variables: Mapping[str, str], document: Mapping[str, object], config: Configuration) -> None:
+    """Check that no variable alone chooses an engine or groups of processes.
+
+    Args:
+        variables: variables that accelerate reads in each process.
+        document: accelerate's document; empty without one.
+
+    Raises:
+        UnreadError: one does.
+    """
+    for kind in _CHOICES:
+        name, field = f"ACCELERATE_USE_{kind}", kind.lower()
+        in_files = document.get("distributed_type") == kind or document.get(field) or config.values.get(field)
+        if variables.get(name, "").lower() == "true" and not in_files:
+            raise UnreadError(
+                f"{name} chooses an engine, which a check reads only from files. Name a file with accelerate_config, or"
+                " unset the variable, which an earlier training in this process may have set."
+            )
+
+
+def _check_offload(started: Launching, config: Configuration) -> None:
     """Check that several processes on GPUs whose FSDP offloads have a backend for the host.
 
     Raises:
         InputError: they have none.
     """
-    variables = offload_variables(config.values)
-    missing = [name for name, value in variables.items() if env.get(name, "").lower() != value]
-    # `accelerate launch` sets them for FSDP in its own file.
-    if not missing or started.document.get("distributed_type") == "FSDP":
+    # `accelerate launch` sets the variables for FSDP in its own file.
+    if started.document.get("distributed_type") == "FSDP":
         return
-    if started.processes > 1 and not config.values.get("use_cpu"):
+    keys = _fsdp_keys(started.document, config, started.variables)
+    variables = offload_variables({"fsdp": bool(keys), "fsdp_config": keys})
+    missing = [name for name, value in variables.items() if started.variables.get(name, "").lower() != value]
+    if missing and started.processes > 1 and not config.values.get("use_cpu"):
         raise InputError(
             "cpu_offload in fsdp_config ends the first step: the norm of gradients is summed over processes on the"
             " host, where NCCL cannot.",
@@ -234,24 +257,47 @@ def loading_text(document: Mapping[str, object], config: Configuration) -> str |
     )
 
 
-def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[str, object]:
-    """Return FSDP's effective document, the trainer's own or accelerate's, with its version; empty without one."""
+def _fsdp_keys(
+    document: Mapping[str, object], config: Configuration, variables: Mapping[str, str] = _NONE
+) -> dict[str, object]:
+    """Return FSDP's effective keys by transformers' names, with its version; empty without FSDP.
+
+    With the trainer's own document, accelerate still reads the variables that it or its launcher sets for keys that
+    transformers does not pass on.
+    """
+    launched = launched_fsdp(document, variables)
     if config.values.get("fsdp"):
-        return {"version": 2, **fsdp_named(mapping(config.values.get("fsdp_config")))}
+        own = {name: value for name, value in own_fsdp(config).items() if name not in UNTRACED_KEYS}
+        passed_on = {name for name, value in own.items() if value or name == _CHECKPOINTING}
+        further = sorted({*_KEYS_IF_SET, *UNTRACED_KEYS} - passed_on)
+        return {"version": 2, **own, **{name: launched[name] for name in further if launched.get(name)}}
     if str(document.get("distributed_type")) != "FSDP":
         return {}
-    given = fsdp_named(mapping(document.get("fsdp_config")))
-    # The launcher passes text on, which accelerate reads in either case; transformers needs booleans and upper case.
-    given = {name: _BOOLEANS.get(str(value).lower(), value) for name, value in given.items() if value is not None}
-    keys = {**_ACCELERATE_DEFAULTS, **given}
+    keys = {**_ACCELERATE_DEFAULTS, **launched}
     policy = str(keys[_WRAPS]).upper()
     return {**_LEAST_WRAPPED.get(policy, {}), **keys, _WRAPS: policy}
 
 
-def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
-    """Return an FSDP document, accelerate's or transformers', with transformers' names of the keys."""
-    keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
+def own_fsdp(config: Configuration) -> dict[str, object]:
+    """Return the trainer's own ``fsdp_config``, without the prefix that its keys may have."""
+    return {str(name).removeprefix(_FSDP): value for name, value in mapping(config.values.get("fsdp_config")).items()}
+
+
+def launched_fsdp(document: Mapping[str, object], variables: Mapping[str, str] = _NONE) -> dict[str, object]:
+    """Return the keys of FSDP in accelerate's document and in variables, by transformers' names."""
+    section = mapping(document.get("fsdp_config")) if document.get("distributed_type") == "FSDP" else {}
+    given = {**section, **{name.lower(): value for name, value in variables.items() if name.lower().startswith(_FSDP)}}
+    keys = {str(name).removeprefix(_FSDP): _value(value) for name, value in given.items() if value is not None}
     return {_RENAMED.get(name, name): value for name, value in keys.items()}
+
+
+def _value(given: object) -> object:
+    """Return the boolean or number that a text names, in either case; other values unchanged.
+
+    The launcher passes text on, which accelerate parses; transformers needs booleans.
+    """
+    text = str(given).lower()
+    return _BOOLEANS.get(text, int(text) if text.isdecimal() else given)
 
 
 def group_sizes(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:

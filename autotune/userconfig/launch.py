@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.confidential import without_secrets
@@ -34,11 +34,20 @@ PROCESS_OPTIONS = {
 }  # fmt: skip
 """How the number of processes is written for each launcher."""
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
-# Variables that accelerate's launcher sets for its processes, by the attributes of a launch.
+READ_BY_ACCELERATE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+"""Beginnings of variables that accelerate reads in each process."""
+# Some of them, by the attributes of a launch.
 _VARIABLES: Mapping[str, str] = {"precision": "ACCELERATE_MIXED_PRECISION", "dynamo": "ACCELERATE_DYNAMO_BACKEND"}
-# Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU. The
-# empty name is ``python``.
-_SEES_ALL_GPUS = ("", TRL, ACCELERATE)
+_USES_CPU = "ACCELERATE_USE_CPU"
+# Texts that accelerate takes for true (accelerate 1.15, `str_to_bool`).
+_TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
+# Beginnings of variables that accelerate's launchers set themselves: always, and by the engine (accelerate 1.15,
+# `utils/launch.py`). They pass other variables of the shell on.
+_SET_BY_LAUNCHERS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_")
+_SET_FOR_ENGINE: Mapping[str, tuple[str, ...]] = {NO_ENGINE: (_USES_CPU,), "FSDP": ("FSDP_",)}
+SEES_ALL_GPUS = ("", TRL, ACCELERATE)
+"""Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU.
+The empty name is ``python``."""
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
 
@@ -50,12 +59,14 @@ class Launching(Launched):
     Attributes:
         document: accelerate's document, with the engine to start; empty without accelerate.
         is_observed: whether these values come from a command or a running training.
+        variables: variables that accelerate reads in each process, without those that its launcher sets.
         flags: options of ``accelerate launch`` that choose or configure an engine.
         is_guessed: whether the launcher starts a process on each GPU, of which the number is unknown.
     """
 
     document: Mapping[str, object] = field(default_factory=dict)
     is_observed: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     is_guessed: bool = False
 
@@ -82,19 +93,35 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
     _check_launch(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
     engines = tuple(fields_of_kind("launch", "beginnings"))
+    variables = _variables(written, found, by_accelerate=read.launched is not None)
+    if _USES_CPU in variables:
+        found = replace(found, on_cpu=variables[_USES_CPU].lower() in _TRUE)
     on_cpu = "cpu" in given or found.on_cpu or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
-    # TRL's parser sets the file's variables in each process, after accelerate's launcher.
-    env = {**({} if read.launched is not None else {**os.environ, **written.command.env}), **written.env}
-    variables = {name: env[variable].lower() for name, variable in _VARIABLES.items() if variable in env}
+    read_here = {name: variables[variable].lower() for name, variable in _VARIABLES.items() if variable in variables}
     return Launching(
-        **{**vars(found), **variables},
+        **{**vars(found), **read_here},
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
+        variables=variables,
         flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),
         is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
     )
+
+
+def _variables(written: WrittenConfig, found: Launched, *, by_accelerate: bool) -> Mapping[str, str]:
+    """Return the variables of a command's processes that accelerate reads.
+
+    Args:
+        by_accelerate: whether accelerate starts them, whose launcher sets some variables.
+    """
+    of_launcher = (*_SET_BY_LAUNCHERS, *_SET_FOR_ENGINE.get(found.engine, ())) if by_accelerate else ()
+    shell = {**os.environ, **written.command.env}
+    kept = {name: value for name, value in shell.items() if not name.startswith(of_launcher)}
+    # TRL's parser sets the file's variables in each process, after accelerate's launcher.
+    every = {**kept, **written.env}
+    return {name: value for name, value in every.items() if name.startswith(READ_BY_ACCELERATE)}
 
 
 def _check_launch(found: Launched) -> None:
@@ -134,7 +161,7 @@ def _check_gpus(written: WrittenConfig, found: Launched, gpus: int | None) -> No
     if found.gpu_ids and VISIBLE not in written.env:
         by, named = "gpu_ids", found.gpu_ids
     count = gpus or 1 if named is None else named_gpus(named)
-    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in _SEES_ALL_GPUS:
+    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in SEES_ALL_GPUS:
         raise UnreadError(
             f"One process sees {count} GPUs, over which TRL spreads the layers of the model, or refuses to train.",
             hint=f"Write {VISIBLE}=0 before the command, or start a process on each GPU.",

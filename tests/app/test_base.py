@@ -338,3 +338,22 @@ def test_a_missing_tracker_is_of_no_concern_to_probes_and_a_missing_optimizer_is
     assert a_base(tmp_path, "report_to: [comet_ml]\n").config.values["report_to"] == ["comet_ml"]
     with pytest.raises(InputError, match=r"optim=schedule_free_adamw here: .*schedulefree"):
         a_base(tmp_path, "optim: schedule_free_adamw\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("accelerator_config: {dispatch_batches: true}\n", "dispatch_batches: true cannot be probed"),
+        ("env: {ACCELERATE_USE_FSDP: 'true'}\n", "ACCELERATE_USE_FSDP chooses an engine"),
+        ("fsdp: true\nenv: {FSDP_ACTIVATION_CHECKPOINTING: 'true'}\n", "fsdp_activation_checkpointing cannot be"),
+    ],
+    ids=str,
+)
+def test_what_no_probe_follows_is_refused_in_the_file_alone(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
+    with pytest.raises(InputError, match=f"mine.yaml: .*{message}"):
+        a_base(tmp_path, text)
+    # Variables of the shell are not those of the training.
+    assert a_base(tmp_path, "").plan.trainer == "sft"

@@ -235,6 +235,9 @@ def test_fsdp_that_offloads_keeps_the_variables_that_accelerate_s_launcher_sets(
     assert found["env"].items() >= {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}.items()
     other = handed_over(search, search.problem.baseline.but(offload="none"), tmp_path / "bundle")["config.yaml"]
     assert "ACCELERATE_USE_FSDP" not in other["env"]
+    # The variables alone offload what the trainer's own document shards.
+    text = "fsdp: true\nenv: {ACCELERATE_USE_FSDP: 'true', FSDP_OFFLOAD_PARAMS: 'true'}\nnum_processes: 2\n"
+    assert started(a_base(tmp_path, SIZES + text), machine=two).problem.baseline["offload"] == "both"
 
 
 def test_gradients_summed_in_each_micro_batch_are_a_key_beside_the_user_s_own(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.units import counted
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
-from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
+from autotune.userconfig.launch import ALONE, SEES_ALL_GPUS, Launching, default_file, launching, likely_visible
 from autotune.userconfig.problems import of_error, of_launch, of_precision, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
@@ -187,14 +186,13 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         if config is None:
             return task.wrong(found)
         found = (*found, *of_launch(task.written, read, started))
-        env = {**os.environ, **task.written.command.env, **task.written.env}
-        check_documents(started, config, env)
+        check_documents(started, config)
         _check_device(task, started, config)
         config = as_launched(config, started)
         found = (*found, *of_precision(task.written, read, config))
         if has_error(found):
             return task.wrong(found)
-        engine_args(started.document, config, started.processes)
+        engine_args(started.document, config, started.processes, variables=started.variables)
     except UnreadError as error:
         if config is None:
             return task.wrong(found)
@@ -222,14 +220,18 @@ def _check_device(task: Task, started: Launching, config: Configuration) -> None
     Raises:
         InputError: accelerate puts the model on the CPU, and transformers the micro-batches on the GPU (transformers
             5.23, ``TrainingArguments._setup_devices``).
+        UnreadError: both are on the CPU, since each process has a rank.
     """
     on_gpu = task.target is not None and task.target.gpu is not None
-    if on_gpu and started.on_cpu and not config.values.get("use_cpu"):
-        raise InputError(
-            "accelerate's use_cpu puts the model on the CPU, and transformers the micro-batches on the GPU: the first"
-            " step ends.",
-            hint="Set use_cpu for TRL as well to train on the CPU, or leave it out for accelerate.",
-        )
+    if not on_gpu or not started.on_cpu or config.values.get("use_cpu"):
+        return
+    if started.processes > 1 or task.written.command.launcher not in SEES_ALL_GPUS:
+        raise UnreadError("ACCELERATE_USE_CPU trains on the CPU, and only use_cpu is read. Write use_cpu: true.")
+    raise InputError(
+        "accelerate's use_cpu puts the model on the CPU, and transformers the micro-batches on the GPU: the first"
+        " step ends.",
+        hint="Set use_cpu for TRL as well to train on the CPU, or leave it and ACCELERATE_USE_CPU out for accelerate.",
+    )
 
 
 def _script_findings(task: Task) -> Iterator[Finding]:

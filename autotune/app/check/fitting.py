@@ -262,7 +262,8 @@ class Fitting:
             most_seconds=_READING_SECONDS,
         )
         started = self.launching
-        args = {**plan.args, **engine_args(started.document, self.config, started.processes)}
+        engine = engine_args(started.document, self.config, started.processes, variables=started.variables)
+        args = {**plan.args, **engine}
         env = {**plan.env, **offload_variables(args)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines), env=env)
         return trainer.completed(plan, workload), workload

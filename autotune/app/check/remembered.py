@@ -23,13 +23,12 @@ from autotune.inspection.yaml_file import MAX_BYTES, parse_yaml
 from autotune.planning.tracing.cache import fingerprint, package_digest
 from autotune.trainers.distillation import TEACHER
 from autotune.userconfig.bundle import DOCUMENTS
+from autotune.userconfig.launch import READ_BY_ACCELERATE
 from autotune.userconfig.launchers import TORCHRUN_VARIABLES
 from autotune.userconfig.written import WrittenConfig
 
 # Up to this size, a verdict's key includes a file's content; of larger files and directories, names, sizes and times.
 _MOST_HASHED_BYTES = 1 << 20
-# Beginnings of variables that accelerate reads in a training's processes.
-_READ_BY_ACCELERATE = ("ACCELERATE_", "FSDP_")
 # Options outside the key: a cached verdict is judged again for them.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
@@ -73,7 +72,7 @@ def key_of(args: CheckArguments, written: WrittenConfig, planned: Machine) -> st
     of_launchers = {
         name: value
         for name, value in os.environ.items()
-        if name in TORCHRUN_VARIABLES or name.startswith(_READ_BY_ACCELERATE)
+        if name in TORCHRUN_VARIABLES or name.startswith(READ_BY_ACCELERATE)
     }
     folder = written.file.path.parent if written.file is not None else None
     bundle = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None

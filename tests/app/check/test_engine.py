@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import yaml
@@ -158,21 +157,21 @@ def test_deepspeed_s_document_is_refused_beside_the_keys_that_accelerate_refuses
     document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {**given, **named}, "mixed_precision": precision}
     config = Configuration("SFTConfig", {"deepspeed": "ds.json"} if own else {}, {})
     if not refused_by_accelerate(fields, monkeypatch):
-        check_documents(Launching(8, document=document, is_observed=True), config, {})
+        check_documents(Launching(8, document=document, is_observed=True), config)
         return
     with pytest.raises(InputError, match=f"{'deepspeed' if own else 'deepspeed_config_file'} and .*{fields[-1]}"):
-        check_documents(Launching(8, document=document, is_observed=True), config, {})
+        check_documents(Launching(8, document=document, is_observed=True), config)
     # Without such a document, or without DeepSpeed, nothing is refused.
-    check_documents(Launching(8, document={**document, "distributed_type": "MULTI_GPU"}, is_observed=True), config, {})
-    check_documents(Launching(8, document={**document, "deepspeed_config": given}, is_observed=True), NOTHING, {})
+    check_documents(Launching(8, document={**document, "distributed_type": "MULTI_GPU"}, is_observed=True), config)
+    check_documents(Launching(8, document={**document, "deepspeed_config": given}, is_observed=True), NOTHING)
 
 
 def test_the_precision_is_that_of_the_words_where_they_say_it() -> None:
     document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {}, "mixed_precision": "bf16"}
     config = Configuration("SFTConfig", {"deepspeed": "ds.json"}, {})
-    check_documents(Launching(8, document=document, is_observed=True, precision_by_option=True), config, {})
+    check_documents(Launching(8, document=document, is_observed=True, precision_by_option=True), config)
     with pytest.raises(InputError, match="deepspeed and accelerate's own mixed_precision"):
-        check_documents(Launching(8, document=document, is_observed=True), config, {})
+        check_documents(Launching(8, document=document, is_observed=True), config)
 
 
 def test_an_error_about_two_documents_has_the_line_of_the_trainer_s(write: Write, checked: Checked) -> None:
@@ -256,50 +255,6 @@ def test_fsdp_by_accelerate_wraps_no_layers_unless_its_file_does() -> None:
         engine_args(document, NOTHING)
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        (
-            {"auto_wrap_policy": "transformer_based_wrap", "offload_params": "False"},
-            {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
-        ),
-        ({"auto_wrap_policy": "SIZE_BASED_WRAP"}, {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 10**8}),
-        (
-            {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5, "offload_params": "true"},
-            {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5, "cpu_offload": True},
-        ),
-        ({"state_dict_type": "sharded_state_dict"}, {"auto_wrap_policy": "NO_WRAP"}),
-    ],
-    ids=str,
-)
-def test_what_accelerate_s_launcher_makes_of_keys_of_fsdp_is_what_transformers_makes_of_them(
-    given: dict[str, object], kept: dict[str, object], tmp_path: Path
-) -> None:
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_multi_gpu_env
-    from transformers import TrainingArguments
-
-    keys = {"fsdp_version": 2, **{f"fsdp_{name}": value for name, value in given.items()}}
-    document: dict[str, Any] = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": keys}
-    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump({**document, "num_machines": 1}), encoding="utf-8")
-    words = ["--config_file", str(tmp_path / "accelerate.yaml"), "--main_process_port", "0", "train.py"]
-    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
-    handed_on = {name: value for name, value in prepare_multi_gpu_env(arguments).items() if name.startswith("FSDP_")}
-    if "." in handed_on.get("FSDP_MIN_NUM_PARAMS", ""):
-        pytest.skip("this launcher of accelerate hands on a number that its plugin cannot read")
-    with mock.patch.dict("os.environ", handed_on):
-        by_launcher = FullyShardedDataParallelPlugin()
-    found: Any = engine_args(document, NOTHING, 2)
-    assert found["fsdp_config"] == {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **kept}
-    # transformers sets variables of its own.
-    with mock.patch.dict("os.environ"):
-        own = TrainingArguments(str(tmp_path), use_cpu=True, **found).fsdp_plugin_args
-        by_trainer = FullyShardedDataParallelPlugin(**own)
-    for name in ("auto_wrap_policy", "min_num_params", "reshard_after_forward", "state_dict_type"):
-        assert getattr(by_trainer, name) == getattr(by_launcher, name)
-    assert type(by_trainer.cpu_offload) is type(by_launcher.cpu_offload)
-
-
 def test_keys_of_fsdp_that_are_refused_or_change_its_shards_are_named() -> None:
     def document(**keys: object) -> dict[str, object]:
         return {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, **keys}}
@@ -328,11 +283,10 @@ def test_fsdp_offloads_only_with_a_backend_for_the_host(
     document: dict[str, object], env: dict[str, str], refused: bool
 ) -> None:
     own = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {"cpu_offload": True}}, {})
-    started = Launching(2, document=document)
     with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and") if refused else nullcontext():
-        check_documents(started, own, env)
+        check_documents(Launching(2, document=document, variables=env), own)
     kept = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {"cpu_offload": False}}, {})
-    check_documents(started, kept, {})
+    check_documents(Launching(2, document=document), kept)
 
 
 BEST = {"save_only_model": True, "load_best_model_at_end": True}

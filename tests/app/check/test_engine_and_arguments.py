@@ -19,9 +19,8 @@ from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
-from autotune.inspection.yaml_file import parse_yaml
 from autotune.step.fields import plain
-from autotune.userconfig.engine import as_launched, check_documents, engine_args
+from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.launch import Launching, launching, read_document
 from autotune.userconfig.problems import of_precision
 from autotune.userconfig.written import WrittenConfig
@@ -205,28 +204,6 @@ def test_a_launcher_s_precision_counts_where_the_trainer_s_own_document_lacks_it
         assert as_launched(config, started).values["bf16"] is trains
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "chosen"),
-    [
-        ("DEEPSPEED", {}, "MULTI_GPU"),
-        ("FSDP", {}, "MULTI_GPU"),
-        ("FSDP", {"fsdp": True}, ""),
-        ("DEEPSPEED", {"deepspeed": STAGE}, ""),
-        ("FSDP", {}, "FSDP"),
-    ],
-    ids=str,
-)
-def test_an_engine_that_a_variable_alone_chooses_leaves_the_answer_open(
-    kind: str, values: dict[str, object], chosen: str
-) -> None:
-    config = Configuration("SFTConfig", values, {})
-    started = Launching(2, document={"distributed_type": chosen} if chosen else {})
-    check_documents(started, config, {f"ACCELERATE_USE_{kind}": "false"})
-    alone = not values and chosen != kind
-    with pytest.raises(UnreadError, match=f"ACCELERATE_USE_{kind} chooses an engine") if alone else nullcontext():
-        check_documents(started, config, {f"ACCELERATE_USE_{kind}": "True"})
-
-
 def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({**STAGE, "train_batch_size": 512}), encoding="utf-8")
     own = configured(gradient_accumulation_steps=4)
@@ -315,25 +292,6 @@ def test_a_precision_that_accelerate_hands_on_counts_where_both_arguments_are_fa
             )
             assert bool(told) is (found is not config)
             assert all(f"{precision} is false here" in item.message for item in told)
-
-
-@pytest.mark.parametrize(
-    ("words", "env", "precision"),
-    [
-        ("ACCELERATE_MIXED_PRECISION=fp16 torchrun", {}, "fp16"),
-        ("ACCELERATE_MIXED_PRECISION=fp16 torchrun", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16"),
-        # accelerate's launcher sets the variable, and TRL's parser the file's after it.
-        ("ACCELERATE_MIXED_PRECISION=fp16 accelerate launch", {}, "no"),
-        ("accelerate launch", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16"),
-    ],
-    ids=str,
-)
-def test_a_precision_in_a_variable_counts_unless_a_launcher_overrides_it(
-    words: str, env: dict[str, str], precision: str
-) -> None:
-    command = read_command_line([*words.split(), "trl/scripts/sft.py", "--config", "c.yaml"])
-    written = WrittenConfig(command, parse_yaml(yaml.safe_dump({"env": env}), Path("c.yaml")), "sft")
-    assert launching(written, read_by_accelerate(written)).precision == precision
 
 
 def reads(config: Configuration) -> ReadCommand:

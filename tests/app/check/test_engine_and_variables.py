@@ -1,0 +1,249 @@
+"""What accelerate's variables say of an engine, of its launcher or of the user's own, is what accelerate reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+from autotune.core.configuration import Configuration
+from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import read_command_line
+from autotune.inspection.yaml_file import parse_yaml
+from autotune.userconfig.engine import check_documents, engine_args
+from autotune.userconfig.launch import Launching, launching
+from autotune.userconfig.written import WrittenConfig
+from tests.app.check.starting import read_by_accelerate
+
+NOTHING = Configuration("SFTConfig", {}, {})
+STAGE: dict[str, object] = {"zero_optimization": {"stage": 2}}
+SIZES = {"auto_wrap_policy": "SIZE_BASED_WRAP"}
+COMPARED = (
+    "activation_checkpointing", "auto_wrap_policy", "min_num_params", "reshard_after_forward", "state_dict_type",
+    "transformer_cls_names_to_wrap",
+)  # fmt: skip
+
+
+def a_document(**keys: object) -> dict[str, Any]:
+    """Return accelerate's document of FSDP2."""
+    named = {"fsdp_version": 2, **{f"fsdp_{name}": value for name, value in keys.items()}}
+    return {"distributed_type": "FSDP", "num_processes": 2, "num_machines": 1, "fsdp_config": named}
+
+
+def handed_on(document: Mapping[str, object], folder: Path) -> dict[str, str]:
+    """Return the variables of FSDP that accelerate's launcher sets."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    (folder / "accelerate.yaml").write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
+    words = ["--config_file", str(folder / "accelerate.yaml"), "--main_process_port", "0", "train.py"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    found = {name: value for name, value in prepare_multi_gpu_env(arguments).items() if name.startswith("FSDP_")}
+    if "." in found.get("FSDP_MIN_NUM_PARAMS", ""):
+        pytest.skip("this launcher of accelerate hands on a number that its plugin cannot read")
+    return found
+
+
+def by_trainer(fields: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
+    """Return transformers' own document of FSDP, and the plugin that accelerate makes of it."""
+    from transformers import TrainingArguments
+
+    args = TrainingArguments(str(folder), use_cpu=True, **fields)
+    return args.fsdp_config, FullyShardedDataParallelPlugin(**args.fsdp_plugin_args)
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Assert that two plugins shard alike."""
+    for name in COMPARED:
+        assert getattr(one, name) == getattr(other, name), name
+    assert type(one.cpu_offload) is type(other.cpu_offload)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (
+            {"auto_wrap_policy": "transformer_based_wrap", "offload_params": "False"},
+            {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+        ),
+        (SIZES, {**SIZES, "min_num_params": 10**8}),
+        (
+            {**SIZES, "min_num_params": 5, "offload_params": "true"},
+            {**SIZES, "min_num_params": 5, "cpu_offload": True},
+        ),
+        ({"state_dict_type": "sharded_state_dict"}, {"auto_wrap_policy": "NO_WRAP"}),
+    ],
+    ids=str,
+)
+def test_what_accelerate_s_launcher_makes_of_keys_of_fsdp_is_what_transformers_makes_of_them(
+    given: dict[str, object], kept: dict[str, object], tmp_path: Path
+) -> None:
+    document = a_document(**given)
+    with mock.patch.dict("os.environ", handed_on(document, tmp_path)):
+        by_launcher = FullyShardedDataParallelPlugin()
+    found: Any = engine_args(document, NOTHING, 2)
+    assert found["fsdp_config"] == {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **kept}
+    # transformers sets variables of its own.
+    with mock.patch.dict("os.environ"):
+        assert_alike(by_trainer(found, tmp_path)[1], by_launcher)
+
+
+@pytest.mark.parametrize(
+    ("own", "launched", "variables", "changed"),
+    [
+        # transformers reads another key than accelerate.
+        ({"offload_params": True}, None, {}, {}),
+        ({"fsdp_offload_params": True, "ignored_modules": ".*head"}, None, {}, {}),
+        ({"fsdp_cpu_offload": True}, None, {}, {"cpu_offload": True}),
+        ({}, None, {"FSDP_OFFLOAD_PARAMS": "true"}, {"cpu_offload": True}),
+        ({"cpu_offload": False}, None, {"FSDP_OFFLOAD_PARAMS": "1"}, {"cpu_offload": True}),
+        ({}, None, {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {"activation_checkpointing": True}),
+        ({"activation_checkpointing": False}, None, {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}),
+        (
+            {},
+            None,
+            {"FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaMLP"},
+            {"transformer_layer_cls_to_wrap": "LlamaMLP"},
+        ),
+        (SIZES, None, {"FSDP_MIN_NUM_PARAMS": "5000"}, {"min_num_params": 5000}),
+        ({}, {"offload_params": True, "reshard_after_forward": False}, {}, {"cpu_offload": True}),
+        ({"reshard_after_forward": False}, {"activation_checkpointing": True}, {}, {"activation_checkpointing": True}),
+        # Without FSDP in accelerate's document, its launcher hands on nothing.
+        ({}, {"distributed_type": "MULTI_GPU", "offload_params": True}, {}, {}),
+    ],
+    ids=str,
+)
+def test_accelerate_reads_keys_of_fsdp_that_the_trainer_s_own_document_leaves_open(
+    own: dict[str, object],
+    launched: dict[str, object] | None,
+    variables: dict[str, str],
+    changed: dict[str, object],
+    tmp_path: Path,
+) -> None:
+    document: dict[str, Any] = {}
+    if launched is not None:
+        kind = {name: launched[name] for name in launched if name == "distributed_type"}
+        keys = {name: value for name, value in launched.items() if name not in kind}
+        document = {**a_document(auto_wrap_policy="TRANSFORMER_BASED_WRAP", **keys), **kind}
+    sharded = document.get("distributed_type") == "FSDP"
+    with mock.patch.dict("os.environ", {**(handed_on(document, tmp_path) if sharded else {}), **variables}):
+        config, real = by_trainer({"fsdp": True, "fsdp_config": dict(own)}, tmp_path)
+    read = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": config}, {})
+    found: Any = engine_args(document, read, 2, variables=variables)
+    assert {name: found["fsdp_config"][name] for name in changed} == changed
+    with mock.patch.dict("os.environ"):
+        assert_alike(by_trainer(found, tmp_path)[1], real)
+
+
+@pytest.mark.parametrize("name", ["IGNORED_MODULES", "ACTIVATION_CHECKPOINTING_OFFLOAD"])
+def test_a_variable_of_fsdp_that_is_not_traced_leaves_the_answer_open(name: str) -> None:
+    own = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {}}, {})
+    with pytest.raises(UnreadError, match=f"fsdp_{name.lower()} is not traced"):
+        engine_args({}, own, 2, variables={f"FSDP_{name}": "true"})
+
+
+def test_fsdp_that_a_variable_alone_offloads_needs_a_backend_for_the_host() -> None:
+    own = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {}}, {})
+    variables = {"FSDP_OFFLOAD_PARAMS": "true"}
+    with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and"):
+        check_documents(Launching(2, variables=variables), own)
+    check_documents(Launching(2, variables={**variables, "ACCELERATE_USE_FSDP": "true"}), own)
+    check_documents(Launching(2), own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "document"),
+    [
+        ("DEEPSPEED", {}, {"distributed_type": "MULTI_GPU"}),
+        ("FSDP", {}, {"distributed_type": "MULTI_GPU"}),
+        ("MEGATRON_LM", {}, {}),
+        ("PARALLELISM_CONFIG", {"fsdp": True}, {"distributed_type": "MULTI_GPU"}),
+        ("FSDP", {"fsdp": True}, {}),
+        ("DEEPSPEED", {"deepspeed": STAGE}, {}),
+        ("FSDP", {}, {"distributed_type": "FSDP"}),
+        ("PARALLELISM_CONFIG", {}, {"parallelism_config": {"parallelism_config_dp_shard_size": 2}}),
+    ],
+    ids=str,
+)
+def test_an_engine_that_a_variable_alone_chooses_leaves_the_answer_open(
+    kind: str, values: dict[str, object], document: dict[str, object]
+) -> None:
+    def started(value: str) -> Launching:
+        return Launching(2, document=document, variables={f"ACCELERATE_USE_{kind}": value})
+
+    config = Configuration("SFTConfig", values, {})
+    check_documents(started("false"), config)
+    in_files = {**values, **document, str(document.get("distributed_type")).lower(): True}
+    alone = kind.lower() not in in_files
+    with pytest.raises(UnreadError, match=f"ACCELERATE_USE_{kind} chooses an engine") if alone else nullcontext():
+        check_documents(started("True"), config)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "precision"),
+    [
+        ("ACCELERATE_MIXED_PRECISION=fp16 torchrun", {}, "fp16"),
+        ("ACCELERATE_MIXED_PRECISION=fp16 torchrun", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16"),
+        # accelerate's launcher sets the variable, and TRL's parser the file's after it.
+        ("ACCELERATE_MIXED_PRECISION=fp16 accelerate launch", {}, "no"),
+        ("accelerate launch", {"ACCELERATE_MIXED_PRECISION": "bf16"}, "bf16"),
+    ],
+    ids=str,
+)
+def test_a_precision_in_a_variable_counts_unless_a_launcher_overrides_it(
+    words: str, env: dict[str, str], precision: str
+) -> None:
+    written = started_by(words, env)
+    assert launching(written, read_by_accelerate(written)).precision == precision
+
+
+def started_by(words: str, env: Mapping[str, str]) -> WrittenConfig:
+    """Return a command that is started so, whose file has these variables."""
+    command = read_command_line([*words.split(), "trl/scripts/sft.py", "--config", "c.yaml"])
+    return WrittenConfig(command, parse_yaml(yaml.safe_dump({"env": dict(env)}), Path("c.yaml")), "sft")
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "on_cpu"),
+    [
+        ("ACCELERATE_USE_CPU=1 python", {}, True),
+        ("ACCELERATE_USE_CPU=False python", {}, False),
+        ("python", {"ACCELERATE_USE_CPU": "true"}, True),
+        # accelerate's launcher sets it for a single process, and hands it on to several.
+        ("ACCELERATE_USE_CPU=true accelerate launch", {}, False),
+        ("accelerate launch", {"ACCELERATE_USE_CPU": "yes"}, True),
+        ("ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2", {}, True),
+    ],
+    ids=str,
+)
+def test_the_cpu_in_a_variable_counts_unless_a_launcher_overrides_it(
+    words: str, env: dict[str, str], on_cpu: bool
+) -> None:
+    written = started_by(words, env)
+    assert launching(written, read_by_accelerate(written)).on_cpu is on_cpu
+
+
+def test_variables_of_the_shell_reach_processes_unless_accelerate_s_launcher_sets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = {"FSDP_OFFLOAD_PARAMS": "true", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
+    for name, value in {**shell, "MY_OWN": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(a_document()), encoding="utf-8")
+    of_file = {"FSDP_IGNORED_MODULES": "x"}
+
+    def found(words: str) -> Mapping[str, str]:
+        written = started_by(words, of_file)
+        every = launching(written, read_by_accelerate(written)).variables
+        return {name: value for name, value in every.items() if name in (*shell, *of_file, "MY_OWN")}
+
+    assert found("torchrun --nproc_per_node 2") == {**shell, **of_file}
+    assert found("accelerate launch --multi_gpu --num_processes 2") == {**shell, **of_file}
+    of_launcher = found(f"accelerate launch --config_file {tmp_path / 'own.yaml'}")
+    assert of_launcher == {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **of_file}
