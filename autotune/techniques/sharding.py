@@ -17,6 +17,13 @@ from autotune.techniques.versions import installed
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
+TIMING = ("flops_profiler", "wall_clock_breakdown")
+"""Keys of DeepSpeed's document by which it times the parts of a step, and waits for the GPU after each."""
+REPORTING = frozenset({
+    *TIMING, "comet", "comms_logger", "csv_monitor", "dump_state", "memory_breakdown", "tensorboard", "wandb",
+})  # fmt: skip
+"""All keys by which it reports on a training (deepspeed 0.19, ``monitor``, ``runtime/engine.py``), as ``report_to`` of
+the trainer does; probes and traces leave them out."""
 DDP = "ddp"
 FSDP2 = "fsdp2"
 ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}

@@ -71,3 +71,16 @@ def test_what_needs_another_native_operator_of_deepspeed_is_refused(
         trace(job_server, request, tmp_path / "traced")
     # Not by TRL or DeepSpeed: on GPUs it may run.
     assert not build(job_server, request, tmp_path / "built").refused
+
+
+def test_a_trace_leaves_deepspeeds_reports_out(job_server: JobServer, model: Path, tmp_path: Path) -> None:
+    reports = {
+        "csv_monitor": {"enabled": True, "output_path": str(tmp_path / "reports")}, "comms_logger": {"enabled": True},
+        "wall_clock_breakdown": True, "flops_profiler": {"enabled": True}, "wandb": {"enabled": True},
+    }  # fmt: skip
+    without, with_them = (
+        trace(job_server, a_request(a_plan({"deepspeed": document}), model), tmp_path / str(len(document)))
+        for document in (zero(2)["deepspeed"], {**zero(2)["deepspeed"], **reports})
+    )
+    assert with_them.sections == without.sections
+    assert not (tmp_path / "reports").exists()

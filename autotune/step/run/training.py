@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from datasets import Dataset, load_from_disk
 
 from autotune.core.blocks import block_rows
+from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
@@ -33,6 +35,7 @@ from autotune.step.run.worst import worst_order
 from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Adapter, Drawing
 from autotune.techniques.attention import FLEX, unmasked_may_need_more
+from autotune.techniques.sharding import REPORTING
 
 OUTPUT_DIRECTORY = "output"
 """The trainer's output directory in the job's folder; no tensors are saved to it."""
@@ -91,7 +94,7 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     progress.program = adapter.specification.program(plan)
     in_step = step_size(plan).executed(whole=request.schedule.whole_steps)
     # The number of steps is set later: the batches are chosen after the trainer has packed and dropped rows.
-    overrides = {**run_arguments(1, folder), **adapter.derived(plan), "gradient_accumulation_steps": in_step}
+    overrides = {**run_arguments(plan, 1, folder), **adapter.derived(plan), "gradient_accumulation_steps": in_step}
     # Before any model: the trainer's arguments set accelerate's device and the engine that partitions weights.
     join_group(plan, request.device)
     configure = partial(config, plan, **overrides)
@@ -131,9 +134,12 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     return trainer
 
 
-def run_arguments(steps: int, folder: Path) -> dict[str, object]:
+def run_arguments(plan: TrainingPlan, steps: int, folder: Path) -> dict[str, object]:
     """Return the trainer arguments that every probe and trace overrides: number of steps, order, outputs."""
+    document = mapping(plan.args.get("deepspeed"))
+    quiet = {name: deepcopy(value) for name, value in document.items() if name not in REPORTING}
     return {
+        **({"deepspeed": quiet} if quiet else {}),
         "output_dir": str(folder / OUTPUT_DIRECTORY),
         "max_steps": steps,
         "train_sampling_strategy": "sequential",

@@ -113,7 +113,7 @@ def build_virtual(
         folder: the trainer's output directory.
     """
     overrides = {
-        **run_arguments(rows.steps, folder),
+        **run_arguments(plan, rows.steps, folder),
         **adapter.derived(plan),
         "gradient_accumulation_steps": min(plan.micro_batches, rows.most_micro_batches),
         "dataloader_pin_memory": False,
