@@ -8,6 +8,7 @@ from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import SERVED, notes_on_images
 from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.configuration import DISPATCHING, Configuration
+from autotune.core.nested import mapping
 from autotune.core.plan import BEST_METRIC, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
@@ -15,6 +16,7 @@ from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.base import CrashReason, UnsearchedReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
+from autotune.techniques.sharding import TIMING, ZERO_STAGES, zero_of, zero_stage
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.units import counted, format_share
@@ -29,6 +31,7 @@ _SWITCHED = {
     "fsdp": ("fsdp_config",),
 }
 _ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
+_GATHERS = "stage3_gather_16bit_weights_on_model_save"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -69,6 +72,7 @@ def silent_findings(
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
         yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
     yield from _weights(plan, keys_set, setting.workload.model.dtype)
+    yield from _of_engine(plan)
     yield from _without_switch(plan, keys_set)
     yield from _positions(geometry, setting)
     images = notes_on_images(plan.model.get("attn_implementation"), setting.workload)
@@ -219,6 +223,27 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
     elif not check.separates:
         message = f"Documents in one row attend to one another with {attention} on {model}: {check.reason}."
         yield Finding(Severity.SILENT, message, key)
+
+
+def _of_engine(plan: TrainingPlan) -> Iterator[Finding]:
+    """Yield whether an engine saves no model at the end of a training, and which times of its own are left out.
+
+    transformers 5.23, ``Trainer.save_model``; accelerate 1.15, ``Accelerator.get_state_dict``.
+    """
+    if plan.entry("args.fsdp_config.state_dict_type") is not None:
+        message = (
+            "state_dict_type: SHARDED_STATE_DICT, accelerate's default, saves shards in checkpoints, and no model at"
+        )
+        yield Finding(Severity.SILENT, f"{message} the end of a training. Write FULL_STATE_DICT.", "fsdp_config")
+    gathers = zero_of(plan).get(_GATHERS) is True
+    if zero_stage(plan) == ZERO_STAGES["zero3"] and not gathers and not plan.model.get("use_peft"):
+        message = f"ZeRO-3 without {_GATHERS}: true saves shards in place of a model, which DeepSpeed's zero_to_fp32.py"
+        yield Finding(Severity.SILENT, f"{message} converts.", "deepspeed")
+    document = mapping(plan.args.get("deepspeed"))
+    times = [name for name in TIMING if mapping(document.get(name)).get("enabled", document.get(name)) is True]
+    if times:
+        message = f"Assumed: speeds are without {' and '.join(times)}, by which DeepSpeed waits for the GPU."
+        yield Finding(Severity.NOTE, message, "deepspeed")
 
 
 def _without_switch(plan: TrainingPlan, keys_set: Mapping[str, object]) -> Iterator[Finding]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from accelerate.utils import concatenate
+from torch.distributed.fsdp import StateDictType
+from transformers import Trainer
 from transformers.trainer_pt_utils import AcceleratorConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -61,6 +65,60 @@ def test_half_precision_weights_lose_updates_unless_an_engine_keeps_them_in_floa
     plan = plan_with(here, {})
     plan = replace(plan, args={**plan.args, "bf16": False, "fp16": False, **args}, model={**plan.model, **HALF})
     assert ("rounded away" in findings(plan, here)) is rounded
+
+
+SHARDED: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}}
+
+
+def zero3(further: Mapping[str, object], **keys: object) -> Mapping[str, object]:
+    """Return the arguments of ZeRO-3; ``further`` are sections beside that of ZeRO."""
+    return {"deepspeed": {"zero_optimization": {"stage": 3, **keys}, **further}}
+
+
+@pytest.mark.parametrize(
+    ("args", "words", "told"),
+    [
+        (SHARDED, {}, "state_dict_type: SHARDED_STATE_DICT, accelerate's default, saves shards in checkpoints, and no"),
+        (FSDP2, {}, ""),
+        (zero3({}), {}, "ZeRO-3 without stage3_gather_16bit_weights_on_model_save: true saves shards"),
+        (zero3({}, stage3_gather_16bit_weights_on_model_save="auto"), {}, "saves shards"),
+        (zero3({}, stage3_gather_16bit_weights_on_model_save=True), {}, ""),
+        (zero3({}), {"use_peft": True}, ""),
+        (ZERO2, {}, ""),
+        ({}, {}, ""),
+    ],
+    ids=str,
+)
+def test_an_engine_that_saves_no_model_is_told(
+    args: Mapping[str, object], words: Mapping[str, object], told: str
+) -> None:
+    here = setting()
+    plan = plan_with(here, {})
+    found = findings(replace(plan, args={**plan.args, **args}, model={**plan.model, **words}), here)
+    assert told in found
+    assert ("saves shards" in found) is bool(told)
+
+
+def test_transformers_saves_no_model_of_shards() -> None:
+    saved: list[str] = []
+    for kind in StateDictType:
+        state = SimpleNamespace(fsdp_plugin=SimpleNamespace(state_dict_type=kind))
+        accelerator = SimpleNamespace(state=state, get_state_dict=lambda _: {})
+        trainer: Any = SimpleNamespace(
+            is_fsdp_enabled=True, accelerator=accelerator, model=None, args=SimpleNamespace(push_to_hub=False),
+            _save=lambda *_, kind=kind, **__: saved.append(kind.name),
+        )  # fmt: skip
+        Trainer.save_model(trainer, "out")
+    assert saved == ["FULL_STATE_DICT"]
+
+
+def test_times_of_deepspeed_s_own_are_not_those_of_a_plan() -> None:
+    here = setting()
+    plan = plan_with(here, {})
+    for on in (True, False):
+        sections = {"flops_profiler": {"enabled": on}, "wall_clock_breakdown": on}
+        found = findings(replace(plan, args={**plan.args, **zero3(sections)}), here)
+        assert ("speeds are without flops_profiler and wall_clock_breakdown" in found) is on
 
 
 @pytest.mark.parametrize(
