@@ -227,6 +227,10 @@ def test_gradients_that_are_summed_in_each_micro_batch_are_traced_so_and_other_s
         plan_of(sft(accelerator_config={"gradient_accumulation_kwargs": {"sync_with_dataloader": False}}))
 
 
+def test_a_checkpoint_without_the_optimizer_s_state_is_traced_so() -> None:
+    assert [plan_of(sft(save_only_model=alone)).args["save_only_model"] for alone in (True, False)] == [True, False]
+
+
 def test_what_cannot_be_sent_to_another_process_is_named() -> None:
     with pytest.raises(InputError, match="gradient_checkpointing_kwargs="):
         plan_of(sft(gradient_checkpointing_kwargs={"context_fn": lambda: None}))

@@ -375,12 +375,13 @@ def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(
         # FSDP2 gathers either on the first rank alone (torch/distributed/_state_dict_utils.py, ranks_only).
         ({}, 4, 0),
         (fsdp2(), 8, 0),
+        ({**fsdp2(), "save_only_model": True}, 4, 0),
         (fsdp2(state_dict_type="SHARDED_STATE_DICT"), 8 / RANKS, 8 / RANKS),
         # Every rank copies all weights to the host, though only one writes them (accelerate, get_state_dict).
         pytest.param(zero(2), 2, 2, marks=needs_deepspeed),
         pytest.param(zero(3, **GATHERED), 2, 4 / RANKS, marks=needs_deepspeed),
     ],
-    ids=["ddp", "fsdp2", "fsdp2 in shards", "zero2", "zero3"],
+    ids=["ddp", "fsdp2", "fsdp2 alone", "fsdp2 in shards", "zero2", "zero3"],
 )
 def test_a_machine_holds_what_all_its_ranks_hold_while_they_save(
     traced: Any, args: dict[str, Any], first: float, others: float
@@ -388,8 +389,7 @@ def test_a_machine_holds_what_all_its_ranks_hold_while_they_save(
     saving = section(traced(args), SAVE, Occurrence.AFTER)
 
     assert saving.host_bytes == pytest.approx(first * PARAMETERS, rel=0.1)
-    together = first + (RANKS - 1) * others
-    assert saving.machine_bytes == pytest.approx(together * PARAMETERS, rel=0.1)
+    assert saving.machine_bytes == pytest.approx((first + (RANKS - 1) * others) * PARAMETERS, rel=0.1)
 
 
 def test_every_rank_of_a_machine_loads_the_weights_to_the_host_first(traced: Any) -> None:
