@@ -62,6 +62,9 @@ _ENDS_A_STEP = {
     "Unknown vLLM importance sampling level": "vllm_importance_sampling_mode ends the first step.",
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
+    # deepspeed/runtime/config.py, config_utils.py; a document of ZeRO-3 is read before.
+    "DeepSpeedConfigError: ": "DeepSpeed refuses its document.",
+    "validation error for DeepSpeed": "DeepSpeed refuses its document.",
     # autotune/virtual/unsupported.py
     "CUDA does not scale gradients in bfloat16": (
         "fp16 ends the first step of trained weights in bfloat16: those of dtype: bfloat16, or the adapters that TRL"

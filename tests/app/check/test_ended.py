@@ -7,10 +7,12 @@ import pytest
 from autotune.core.verdict import Outcome, Severity
 from tests.app.check.configurations import FITS
 from tests.app.check.conftest import Checked, Write
+from tests.step.plans import needs_deepspeed
 
 EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 GROUPS = "per_device_eval_batch_size: 4\n"
 DRAWN = "log_completions: true\ntop_entropy_quantile: 0.5\ngeneration_kwargs: {top_k: 20, do_sample: true}\n"
+DEEPSPEED = "num_processes: 2\ndeepspeed: {bf16: {enabled: auto}, train_batch_size: auto, "
 DROPS_LAST = "dataloader_drop_last: true\n"
 OFFLOADED = "gradient_checkpointing_kwargs: {offload: true}\n"
 FEW_TRAINED = "eval_strategy: epoch\ntest_split_size: 36\nper_device_train_batch_size: 2\n"
@@ -64,6 +66,18 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
             "env:\n  PYTORCH_ALLOC_CONF: expandable_segments=True\n",
             "Write NAME:VALUE with commas between, and True or False.",
             marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "sft",
+            f"{DEEPSPEED}sparse_gradients: true, zero_optimization: {{stage: 1}}}}\n",
+            "DeepSpeed refuses its document. DeepSpeedConfigError: Sparse",
+            marks=needs_deepspeed,
+        ),
+        pytest.param(
+            "sft",
+            f"{DEEPSPEED}zero_optimization: {{stage: 1, no_such: 1}}}}\n",
+            "DeepSpeed refuses its document. validation error for DeepSpeedZeroConfig no_such",
+            marks=[pytest.mark.nightly, needs_deepspeed],
         ),
         ("sft", "model_init_kwargs: 'x'\n", "model_init_kwargs is text, and TRL needs a mapping"),
         pytest.param("sft", "learning_rate: -1.0\n", "Invalid learning rate", marks=pytest.mark.nightly),
