@@ -19,7 +19,7 @@ from autotune.techniques.offload import offload_variables
 from autotune.techniques.sharding import ZERO_STAGES
 from autotune.trainers import find_trainer
 from autotune.units import counted
-from autotune.userconfig.deepspeed import AUTO
+from autotune.userconfig.deepspeed import AUTO, DEVICES, ON_DEVICE, offload_device
 from autotune.userconfig.engine import (
     FIELD,
     as_launched,
@@ -38,7 +38,6 @@ from autotune.userconfig.written import WrittenConfig
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan with documents of engines."""
-_OFFLOADED = frozenset({"none", "cpu"})
 _COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 _SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
 # Keys that transformers fills in and only TPUs read (transformers/training_args.py, `_process_fsdp_args`).
@@ -284,12 +283,8 @@ def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:
     if zero.get("stage", 0) not in ZERO_STAGES.values():
         why = "there is no such stage to search"
         raise _refused(f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
-    for part in ("offload_optimizer", "offload_param"):
-        device = str(mapping(zero.get(part)).get("device") or "none")
-        if device not in _OFFLOADED:
-            key = f"zero_optimization.{part}.device: {device}"
-            raise _refused(key, "only the host's memory is probed", "Write cpu or none.")
-        if device == "none":
+    for part in DEVICES:
+        if offload_device(document, part) in ON_DEVICE:
             zero.pop(part, None)
     for name in _COUNTED:
         number = zero.get(name)

@@ -11,12 +11,14 @@ from autotune.confidential import hidden, without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.nested import Key, lookup, mapping, set_or_remove
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 
-# accelerate's own keys of offloading devices (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
-_DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
+DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
+"""Sections of ``zero_optimization`` with a device, each with accelerate's own key for it."""
 AUTO = "auto"
 """Value of numbers in DeepSpeed's document that transformers derives from the trainer's arguments."""
+ON_DEVICE = frozenset({"none", AUTO})
+"""Devices by which nothing is offloaded (accelerate 1.15, ``DeepSpeedPlugin``)."""
 _ACCUMULATION, _CLIPPING = "gradient_accumulation_steps", "gradient_clipping"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
 """Numbers of DeepSpeed's document that may be ``auto`` (``trainer_config_process`` of transformers)."""
@@ -61,7 +63,7 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     if given.get(NAMED):
         return _document(given[NAMED])
     zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
-    zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
+    zero |= {name: {"device": given[key]} for name, key in DEVICES.items() if str(given.get(key) or "none") != "none"}
     if given.get("zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     clipping = given[_CLIPPING] if given.get(_CLIPPING) is not None else AUTO
@@ -72,6 +74,27 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
         **({_CLIPPING: clipping} if clipping else {}),
         "zero_allow_untested_optimizer": True,
     }
+
+
+def offload_device(document: Mapping[str, object], part: str) -> str:
+    """Return the device to which a document offloads a part of :data:`DEVICES`."""
+    zero = mapping(document.get("zero_optimization"))
+    return str(mapping(zero.get(part)).get("device") or "none")
+
+
+def check_devices(document: Mapping[str, object]) -> None:
+    """Check that DeepSpeed offloads to no other device than the host, before anything reads the path of a disk.
+
+    Raises:
+        UnreadError: it does.
+    """
+    for part in DEVICES:
+        device = offload_device(document, part)
+        if device not in {"cpu", *ON_DEVICE}:
+            raise UnreadError(
+                f"zero_optimization.{part}.device: {device} is neither traced nor probed, only the host's memory is."
+                " Write cpu or none."
+            )
 
 
 def with_auto(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.techniques.offload import offload_variables
 from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
-from autotune.userconfig.deepspeed import NAMED, deepspeed_document, with_auto
+from autotune.userconfig.deepspeed import NAMED, check_devices, deepspeed_document, with_auto
 from autotune.userconfig.fields import fields_of_kind, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
@@ -122,6 +122,7 @@ def engine_args(
     if deepspeed is not None:
         if mapping(deepspeed.get("tensor_parallel")).get("autotp_size") not in (None, 0, 1):
             raise UnreadError("tensor_parallel in DeepSpeed's document is not traced. Leave it out.")
+        check_devices(deepspeed)
         found["deepspeed"] = with_auto(deepspeed, config, processes)
         stage = mapping(deepspeed.get("zero_optimization")).get("stage")
         if stage == ZERO_STAGES["zero3"] and config.values.get("sync_ref_model"):

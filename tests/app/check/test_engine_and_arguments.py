@@ -216,6 +216,15 @@ def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_
     assert engine_args({}, own, 16)
 
 
+def test_a_disk_that_deepspeed_offloads_to_leaves_the_answer_open() -> None:
+    part = {"offload_optimizer": {"device": "nvme", "nvme_path": "/disk"}}
+    own = Configuration("SFTConfig", {"deepspeed": {"zero_optimization": {"stage": 3, **part}}}, {})
+    launched = {**ZERO, "deepspeed_config": {"zero_stage": 3, "offload_param_device": "nvme"}}
+    for document, config, key in (({}, own, "offload_optimizer"), (launched, configured(), "offload_param")):
+        with pytest.raises(UnreadError, match=f"zero_optimization.{key}.device: nvme is neither traced nor probed"):
+            engine_args(document, config, 2)
+
+
 def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -> None:
     assert engine_args(read_document("zero1"), configured(), 8)
     file = write("sft", "accelerate_config: zero1\ngradient_accumulation_steps: 4\n")
