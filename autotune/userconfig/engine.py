@@ -17,9 +17,9 @@ from autotune.userconfig.fields import fields_of_kind, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
-# Keys of accelerate's fsdp_config, and its variables, by transformers' keys (transformers/training_args.py,
-# _process_fsdp_args; accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin).
-_RENAMED = {"offload_params": "cpu_offload", "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
+RENAMED = {"offload_params": "cpu_offload", "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
+"""Keys of accelerate's ``fsdp_config``, and its variables, by transformers' keys (``training_args.py``,
+``_process_fsdp_args``; ``accelerate/utils/dataclasses.py``, ``FullyShardedDataParallelPlugin``)."""
 _WRAPS = "auto_wrap_policy"
 # FSDP's keys that change a step; the second set only if they are set.
 _STEP_KEYS = frozenset({"reshard_after_forward", _WRAPS})
@@ -281,15 +281,20 @@ def _fsdp_keys(
 
 def own_fsdp(config: Configuration) -> dict[str, object]:
     """Return the trainer's own ``fsdp_config``, without the prefix that its keys may have."""
-    return {str(name).removeprefix(_FSDP): value for name, value in mapping(config.values.get("fsdp_config")).items()}
+    return {own_name(name): value for name, value in mapping(config.values.get("fsdp_config")).items()}
+
+
+def own_name(name: str) -> str:
+    """Return a key of an ``fsdp_config`` without the prefix that it may have."""
+    return name.removeprefix(_FSDP)
 
 
 def launched_fsdp(document: Mapping[str, object], variables: Mapping[str, str] = _NONE) -> dict[str, object]:
     """Return the keys of FSDP in accelerate's document and in variables, by transformers' names."""
     section = mapping(document.get("fsdp_config")) if document.get("distributed_type") == "FSDP" else {}
     given = {**section, **{name.lower(): value for name, value in variables.items() if name.lower().startswith(_FSDP)}}
-    keys = {str(name).removeprefix(_FSDP): _value(value) for name, value in given.items() if value is not None}
-    return {_RENAMED.get(name, name): value for name, value in keys.items()}
+    keys = {own_name(str(name)): _value(value) for name, value in given.items() if value is not None}
+    return {RENAMED.get(name, name): value for name, value in keys.items()}
 
 
 def _value(given: object) -> object:

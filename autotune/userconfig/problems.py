@@ -17,6 +17,8 @@ from autotune.trainers import find_trainer, trainers
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import check_reward_names
+from autotune.userconfig.engine import RENAMED, own_name
+from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import PROCESS_OPTIONS, Launching
 from autotune.userconfig.written import WrittenConfig
 
@@ -88,6 +90,8 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
         dtype = str(loading[_OLDER_DTYPE]).removeprefix("torch.")
         message = f"{_OLDER_DTYPE} in {LOADING} has no effect, since TRL also passes dtype. Write dtype: {dtype}."
         yield finding(written, Severity.SILENT, LOADING, message)
+    if values.get("fsdp"):
+        yield from _unread_of_fsdp(written, mapping(values.get("fsdp_config")))
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
     steps, epochs = values.get(STEPS), values.get(EPOCHS)
     if steps == 0:
@@ -96,6 +100,16 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
     elif isinstance(steps, int) and steps < 0 and isinstance(epochs, (int, float)) and epochs <= 0:
         message = f"{EPOCHS} is {epochs:g}: transformers ends before the first step."
         yield finding(written, Severity.SILENT, EPOCHS, message)
+
+
+def _unread_of_fsdp(written: WrittenConfig, given: Mapping[str, object]) -> Iterator[Finding]:
+    """Yield the keys of the trainer's own ``fsdp_config`` that transformers does not read for FSDP2."""
+    keys = {own_name(name): value for name, value in given.items()}
+    unread = [] if str(keys.get("version", 2)) != "2" else sorted(keys.keys() - fields_of_kind("fsdp", "read"))
+    for name in unread:
+        instead = f" Write {RENAMED[name]}." if name in RENAMED else ""
+        message = f"{name} in fsdp_config has no effect: transformers reads no such key for FSDP2.{instead}"
+        yield finding(written, Severity.SILENT, "fsdp_config", message)
 
 
 def of_building(written: WrittenConfig, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:

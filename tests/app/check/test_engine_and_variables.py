@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,13 +13,17 @@ from unittest import mock
 import pytest
 import yaml
 from accelerate.utils import FullyShardedDataParallelPlugin
+from packaging.version import Version
 
 from autotune.core.configuration import Configuration
+from autotune.core.verdict import Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.userconfig.engine import check_documents, engine_args
+from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import Launching, launching
+from autotune.userconfig.problems import of_values
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate
 
@@ -139,6 +145,38 @@ def test_accelerate_reads_keys_of_fsdp_that_the_trainer_s_own_document_leaves_op
     assert {name: found["fsdp_config"][name] for name in changed} == changed
     with mock.patch.dict("os.environ"):
         assert_alike(by_trainer(found, tmp_path)[1], real)
+
+
+@pytest.mark.skipif(Version(version("transformers")) < Version("5.23"), reason="older transformers read other keys")
+def test_the_keys_of_fsdp_that_transformers_reads_are_listed_and_others_are_told(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    read: set[str] = set()
+
+    class Recording(UserDict[str, Any]):
+        """A document that lists the keys that are read of it; `get` and `setdefault` call one of these methods."""
+
+        def __getitem__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getitem__(name)
+
+        def __contains__(self, name: object) -> bool:
+            read.add(str(name))
+            return super().__contains__(name)
+
+    for given in ({}, SIZES, {"xla": True}):
+        with mock.patch.dict("os.environ"):
+            TrainingArguments(str(tmp_path), use_cpu=True, fsdp=True, fsdp_config=Recording(given))
+    assert read == fields_of_kind("fsdp", "read")
+
+    def told(given: dict[str, object], **values: object) -> list[str]:
+        written = WrittenConfig(read_command_line(["trl", "sft", "--config", "c.yaml"]), None, "sft")
+        found = of_values(written, {"fsdp": True, "fsdp_config": given, **values}, {})
+        return [item.message.partition(":")[0] for item in found if item.severity is Severity.SILENT]
+
+    given: dict[str, object] = {"fsdp_offload_params": True, "use_orig_params": True, "fsdp_cpu_offload": True}
+    assert told(given) == [f"{name} in fsdp_config has no effect" for name in ("offload_params", "use_orig_params")]
+    assert told(dict.fromkeys(read, 2)) == told(given, fsdp=False) == told({**given, "version": 1}) == []
 
 
 @pytest.mark.parametrize("name", ["IGNORED_MODULES", "ACTIVATION_CHECKPOINTING_OFFLOAD"])
