@@ -10,7 +10,7 @@ from autotune.core.json_text import is_json
 from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError
 from autotune.userconfig.deepspeed import AUTO, SIZES
-from autotune.userconfig.engine import UNTRACED_KEYS
+from autotune.userconfig.fsdp import UNTRACED_KEYS
 from autotune.userconfig.launch import ALONE, Launching
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _fsdp(plugin: Any) -> Mapping[str, object]:
     found: dict[str, object] = {
         "fsdp_version": plugin.fsdp_version,
         "fsdp_reshard_after_forward": plugin.reshard_after_forward,
-        "fsdp_cpu_offload": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
+        "fsdp_offload_params": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
         "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
         "fsdp_state_dict_type": plugin.state_dict_type.name,
         **{f"fsdp_{name}": bool(getattr(plugin, name, False)) for name in UNTRACED_KEYS},

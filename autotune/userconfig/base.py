@@ -20,15 +20,9 @@ from autotune.techniques.sharding import ZERO_STAGES
 from autotune.trainers import find_trainer
 from autotune.units import counted
 from autotune.userconfig.deepspeed import AUTO, DEVICES, ON_DEVICE, offload_device
-from autotune.userconfig.engine import (
-    FIELD,
-    as_launched,
-    check_choices,
-    engine_args,
-    launched_fsdp,
-    own_fsdp,
-    without_engine,
-)
+from autotune.userconfig.engine import FIELD, as_launched, check_choices, engine_args, without_engine
+from autotune.userconfig.fields import fields_of_kind
+from autotune.userconfig.fsdp import launched_fsdp, own_fsdp
 from autotune.userconfig.keys import engine_key, keys_of, of_engine
 from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import problems
@@ -256,7 +250,10 @@ def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[st
 
 def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:
     """Return ``fsdp_config`` of a plan with the user's further keys, which do not affect a step."""
-    given = own_fsdp(config) if config.values.get("fsdp") else launched_fsdp(started.document)
+    given = own_fsdp(config)
+    if not config.values.get("fsdp"):
+        read = fields_of_kind("fsdp", "read")
+        given = {name: value for name, value in launched_fsdp(started.document).items() if name in read}
     wanted = mapping(plan.args.get(FSDP))
     further = {name: value for name, value in given.items() if name not in (*_SEARCHED, *_FILLED)}
     return {**further, **wanted}

@@ -14,26 +14,9 @@ from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, check_devices, deepspeed_document, with_auto
 from autotune.userconfig.fields import fields_of_kind, tables
+from autotune.userconfig.fsdp import NO_VARIABLES, SAVED, SHARDED, fsdp_args, fsdp_keys
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
-_FSDP = "fsdp_"
-RENAMED = {"offload_params": "cpu_offload", "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap"}
-"""Keys of accelerate's ``fsdp_config``, and its variables, by transformers' keys (``training_args.py``,
-``_process_fsdp_args``; ``accelerate/utils/dataclasses.py``, ``FullyShardedDataParallelPlugin``)."""
-_WRAPS = "auto_wrap_policy"
-# FSDP's keys that change a step; the second set only if they are set.
-_STEP_KEYS = frozenset({"reshard_after_forward", _WRAPS})
-_CHECKPOINTING = "activation_checkpointing"
-_KEYS_IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", _CHECKPOINTING})
-UNTRACED_KEYS = ("activation_checkpointing_offload", "ignored_modules")
-"""Keys of FSDP that change a step in ways that no trace has."""
-_SAVED, _SHARDED, _LOCAL = "state_dict_type", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"
-# Defaults of accelerate for keys that its document lacks (accelerate 1.15, FullyShardedDataParallelPlugin).
-_ACCELERATE_DEFAULTS: Mapping[str, object] = {"version": 1, _WRAPS: "NO_WRAP", _SAVED: _SHARDED}
-# The same, of its launcher, which always passes a number on; transformers' default is 0 (accelerate 1.15,
-# `commands/launch.py`).
-_LEAST_WRAPPED: Mapping[str, Mapping[str, object]] = {"SIZE_BASED_WRAP": {"min_num_params": 100_000_000}}
-_BOOLEANS = {"true": True, "false": False}
 # accelerate still keeps its trained weights in float32, and may offload them; without a launcher it ignores FSDP
 # (accelerate 1.15, `fsdp2_prepare_model`, `AcceleratorState`).
 _ALONE = "FSDP of a single process is not traced. Write num_processes, or leave FSDP out."
@@ -44,7 +27,6 @@ FIELD = "parallelism_config"
 _REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
 _PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
 _CP_STRATEGY = "cp_comm_strategy"
-_NONE: Mapping[str, str] = {}
 # Variables by which accelerate chooses an engine or groups of processes (accelerate 1.15, `Accelerator.__init__`).
 _CHOICES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
 
@@ -95,7 +77,7 @@ def engine_args(
     config: Configuration,
     processes: int | None = None,
     *,
-    variables: Mapping[str, str] = _NONE,
+    variables: Mapping[str, str] = NO_VARIABLES,
     accumulation: int | str = 1,
 ) -> Mapping[str, object]:
     """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
@@ -130,7 +112,7 @@ def engine_args(
     elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
         if processes == 1:
             raise UnreadError(_ALONE)
-        found |= _fsdp(_fsdp_keys(document, config, variables))
+        found |= fsdp_args(fsdp_keys(document, config, variables))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine:
         _check_engine(engine, document, config, stage)
@@ -196,7 +178,7 @@ def _check_offload(started: Launching, config: Configuration) -> None:
     # `accelerate launch` sets the variables for FSDP in its own file.
     if started.document.get("distributed_type") == "FSDP":
         return
-    keys = _fsdp_keys(started.document, config, started.variables)
+    keys = fsdp_keys(started.document, config, started.variables)
     variables = offload_variables({"fsdp": bool(keys), "fsdp_config": keys})
     missing = [name for name, value in variables.items() if started.variables.get(name, "").lower() != value]
     if missing and started.processes > 1 and not config.values.get("use_cpu"):
@@ -223,87 +205,11 @@ def _check_engine(engine: str, document: Mapping[str, object], config: Configura
         refused = "auto_find_batch_size with ZeRO-3"
     elif values.get("save_only_model") and values.get("load_best_model_at_end"):
         refused = f"save_only_model and load_best_model_at_end with {engine}"
-    elif values.get("save_only_model") and _fsdp_keys(document, config).get(_SAVED) == _SHARDED:
-        refused = f"save_only_model with {_FSDP}{_SAVED}: {_SHARDED}, which is accelerate's default for FSDP2"
-        hint = f"Write {_FSDP}{_SAVED}: FULL_STATE_DICT, or leave save_only_model out."
+    elif values.get("save_only_model") and fsdp_keys(document, config).get(SAVED) == SHARDED:
+        refused = f"save_only_model with fsdp_{SAVED}: {SHARDED}, which is accelerate's default for FSDP2"
+        hint = f"Write fsdp_{SAVED}: FULL_STATE_DICT, or leave save_only_model out."
     if refused:
         raise InputError(f"transformers refuses {refused}.", hint=hint)
-
-
-def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
-    if str(keys["version"]) != "2":
-        raise UnreadError("FSDP in its first version is not traced: transformers removes it. Write fsdp_version: 2.")
-    if str(keys.get(_SAVED)).upper() == _LOCAL:
-        raise InputError(f"accelerate refuses {_FSDP}{_SAVED}: {_LOCAL} with FSDP2.", hint=f"Write {_SHARDED}.")
-    untraced = next((name for name in UNTRACED_KEYS if keys.get(name)), None)
-    if untraced is not None:
-        raise UnreadError(f"{_FSDP}{untraced} is not traced. Leave it out.")
-    kept = {name: value for name, value in keys.items() if name in _STEP_KEYS or (name in _KEYS_IF_SET and value)}
-    # Without the key, transformers gathers what a checkpoint holds on the first rank.
-    saved = {_SAVED: _SHARDED} if str(keys.get(_SAVED)).upper() == _SHARDED else {}
-    return {"fsdp": True, "fsdp_config": {**kept, **saved, "version": 2}}
-
-
-def loading_text(document: Mapping[str, object], config: Configuration) -> str | None:
-    """Return a sentence on the effect of FSDP's ``cpu_ram_efficient_loading``; None if it is not set.
-
-    accelerate broadcasts the weights of rank 0, but transformers has already read them on every rank
-    (``tests/contract/test_trl_loading.py``).
-    """
-    if str(_fsdp_keys(document, config).get("cpu_ram_efficient_loading")).lower() != "true":
-        return None
-    return (
-        f"{_FSDP}cpu_ram_efficient_loading saves no host memory: transformers 5 reads the whole model in every"
-        " process, and accelerate then discards it in all but the first."
-    )
-
-
-def _fsdp_keys(
-    document: Mapping[str, object], config: Configuration, variables: Mapping[str, str] = _NONE
-) -> dict[str, object]:
-    """Return FSDP's effective keys by transformers' names, with its version; empty without FSDP.
-
-    With the trainer's own document, accelerate still reads the variables that it or its launcher sets for keys that
-    transformers does not pass on.
-    """
-    launched = launched_fsdp(document, variables)
-    if config.values.get("fsdp"):
-        own = {name: value for name, value in own_fsdp(config).items() if name not in UNTRACED_KEYS}
-        passed_on = {name for name, value in own.items() if value or name == _CHECKPOINTING}
-        further = sorted({*_KEYS_IF_SET, *UNTRACED_KEYS} - passed_on)
-        return {"version": 2, **own, **{name: launched[name] for name in further if launched.get(name)}}
-    if str(document.get("distributed_type")) != "FSDP":
-        return {}
-    keys = {**_ACCELERATE_DEFAULTS, **launched}
-    policy = str(keys[_WRAPS]).upper()
-    return {**_LEAST_WRAPPED.get(policy, {}), **keys, _WRAPS: policy}
-
-
-def own_fsdp(config: Configuration) -> dict[str, object]:
-    """Return the trainer's own ``fsdp_config``, without the prefix that its keys may have."""
-    return {own_name(name): value for name, value in mapping(config.values.get("fsdp_config")).items()}
-
-
-def own_name(name: str) -> str:
-    """Return a key of an ``fsdp_config`` without the prefix that it may have."""
-    return name.removeprefix(_FSDP)
-
-
-def launched_fsdp(document: Mapping[str, object], variables: Mapping[str, str] = _NONE) -> dict[str, object]:
-    """Return the keys of FSDP in accelerate's document and in variables, by transformers' names."""
-    section = mapping(document.get("fsdp_config")) if document.get("distributed_type") == "FSDP" else {}
-    given = {**section, **{name.lower(): value for name, value in variables.items() if name.lower().startswith(_FSDP)}}
-    keys = {own_name(str(name)): _value(value) for name, value in given.items() if value is not None}
-    return {RENAMED.get(name, name): value for name, value in keys.items()}
-
-
-def _value(given: object) -> object:
-    """Return the boolean or number that a text names, in either case; other values unchanged.
-
-    The launcher passes text on, which accelerate parses; transformers needs booleans.
-    """
-    text = str(given).lower()
-    return _BOOLEANS.get(text, int(text) if text.isdecimal() else given)
 
 
 def group_sizes(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:

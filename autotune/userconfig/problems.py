@@ -17,8 +17,8 @@ from autotune.trainers import find_trainer, trainers
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import check_reward_names
-from autotune.userconfig.engine import RENAMED, own_name
 from autotune.userconfig.fields import fields_of_kind
+from autotune.userconfig.fsdp import RENAMED, own_name
 from autotune.userconfig.launch import PROCESS_OPTIONS, Launching
 from autotune.userconfig.written import WrittenConfig
 
@@ -164,11 +164,18 @@ def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> 
 
 
 def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> Iterator[Finding]:
-    """Yield the sections of accelerate's file, and the precision, that the training does not use."""
+    """Yield the sections of accelerate's file, their keys, and the precision, that the training does not use."""
     for section, engine in _SECTIONS.items():
         if started.document.get(section) and started.document.get("distributed_type") != engine:
             message = f"{section} in accelerate's file has no effect without distributed_type: {engine}."
             yield Finding(Severity.SILENT, message)
+            continue
+        for key in mapping(started.document.get(section)) if read.names else ():
+            # accelerate adds the prefix where it is missing (accelerate 1.15, `_validate_launch_command`).
+            name = f"fsdp_{own_name(key)}" if engine == "FSDP" else key
+            if name not in read.names:
+                message = f"{key} under {section} has no effect: accelerate reads no such key."
+                yield Finding(Severity.SILENT, f"{message}{_similar(Fault(name, ''), read)}")
     own = read.configurations.get(find_trainer(written.trainer).config_class)
     trained = next((name for name in ("bf16", "fp16") if own is not None and own.values.get(name)), None)
     if started.precision == _FP8 and trained is not None:

@@ -48,6 +48,8 @@ FSDP2 = {
         "fsdp_reshard_after_forward": False,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_state_dict_type": "FULL_STATE_DICT",
+        # Of FSDP's first version, and read by neither library.
+        "fsdp_use_orig_params": True,
     },
 }
 

@@ -40,8 +40,9 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.units import counted
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import as_candidate, setting_of
-from autotune.userconfig.engine import engine_args, loading_text, without_engine
+from autotune.userconfig.engine import engine_args, without_engine
 from autotune.userconfig.fields import UserPlan, with_nulls
+from autotune.userconfig.fsdp import loading_text
 from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building, of_error

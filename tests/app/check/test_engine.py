@@ -21,7 +21,8 @@ from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.deepspeed import deepspeed_document
-from autotune.userconfig.engine import check_documents, engine_args, loading_text, without_engine
+from autotune.userconfig.engine import check_documents, engine_args, without_engine
+from autotune.userconfig.fsdp import loading_text
 from autotune.userconfig.launch import Launching, read_document
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE

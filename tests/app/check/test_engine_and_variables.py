@@ -15,15 +15,16 @@ import yaml
 from accelerate.utils import FullyShardedDataParallelPlugin
 from packaging.version import Version
 
-from autotune.core.configuration import Configuration
+from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parse_yaml
+from autotune.step.jobs.accelerate_launch import launch_parser
 from autotune.userconfig.engine import check_documents, engine_args
 from autotune.userconfig.fields import fields_of_kind
-from autotune.userconfig.launch import Launching, launching
-from autotune.userconfig.problems import of_values
+from autotune.userconfig.launch import Launching, launching, read_document
+from autotune.userconfig.problems import of_launch, of_values
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate
 
@@ -84,6 +85,8 @@ def assert_alike(one: Any, other: Any) -> None:
             {**SIZES, "min_num_params": 5, "cpu_offload": True},
         ),
         ({"state_dict_type": "sharded_state_dict"}, {"auto_wrap_policy": "NO_WRAP"}),
+        # transformers has this key, and accelerate another one.
+        ({"cpu_offload": True}, {"auto_wrap_policy": "NO_WRAP"}),
     ],
     ids=str,
 )
@@ -169,14 +172,32 @@ def test_the_keys_of_fsdp_that_transformers_reads_are_listed_and_others_are_told
             TrainingArguments(str(tmp_path), use_cpu=True, fsdp=True, fsdp_config=Recording(given))
     assert read == fields_of_kind("fsdp", "read")
 
-    def told(given: dict[str, object], **values: object) -> list[str]:
+    def told(given: Mapping[str, object], **values: object) -> list[str]:
         written = WrittenConfig(read_command_line(["trl", "sft", "--config", "c.yaml"]), None, "sft")
         found = of_values(written, {"fsdp": True, "fsdp_config": given, **values}, {})
         return [item.message.partition(":")[0] for item in found if item.severity is Severity.SILENT]
 
-    given: dict[str, object] = {"fsdp_offload_params": True, "use_orig_params": True, "fsdp_cpu_offload": True}
-    assert told(given) == [f"{name} in fsdp_config has no effect" for name in ("offload_params", "use_orig_params")]
-    assert told(dict.fromkeys(read, 2)) == told(given, fsdp=False) == told({**given, "version": 1}) == []
+    unread: dict[str, object] = {"fsdp_offload_params": True, "use_orig_params": True, "fsdp_cpu_offload": True}
+    assert told(unread) == [f"{name} in fsdp_config has no effect" for name in ("offload_params", "use_orig_params")]
+    assert told(dict.fromkeys(read, 2)) == told(unread, fsdp=False) == told({**unread, "version": 1}) == []
+
+
+def test_keys_of_accelerate_s_file_that_it_does_not_read_are_told() -> None:
+    read = ReadCommand({"SFTConfig": NOTHING}, names=tuple(item.dest for item in launch_parser()._actions))
+    written = WrittenConfig(read_command_line(["trl", "sft", "--config", "c.yaml"]), None, "sft")
+
+    def told(document: Mapping[str, object]) -> list[str]:
+        found = of_launch(written, read, Launching(2, counted=True, document=document))
+        return [item.message.partition(":")[0] for item in found]
+
+    keys = a_document(cpu_offload=True, offload_params=True, use_orig_params=True)
+    assert told(keys) == ["fsdp_cpu_offload under fsdp_config has no effect"]
+    keys["fsdp_config"] = {"version": 2, "cpu_offload": True}
+    assert told(keys) == ["cpu_offload under fsdp_config has no effect"]
+    zero = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, "offload_optimizer": "cpu"}}
+    assert told(zero) == ["offload_optimizer under deepspeed_config has no effect"]
+    for name in ("zero1", "zero2", "zero3", "fsdp1", "fsdp2", "multi_gpu", "single_gpu"):
+        assert told(read_document(name)) == []
 
 
 @pytest.mark.parametrize("name", ["IGNORED_MODULES", "ACTIVATION_CHECKPOINTING_OFFLOAD"])
