@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autotune.core.configuration import MIXTURE, Built, Configuration, Fault, ReadCommand
+from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Built, Configuration, Fault, ReadCommand
 from autotune.core.nested import mapping
 from autotune.core.plan import EPOCHS, STEPS
 from autotune.core.verdict import Finding, Severity
@@ -41,6 +41,7 @@ _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 _REWARDS = "reward_funcs"
 _LOADING_FIELDS = (LOADING, TEACHER_LOADING)
 """Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
+_QUANTISED = "quantization_config"
 _OLDER_DTYPE = "torch_dtype"
 """transformers' older name of ``dtype``, which counts if that is null (``from_pretrained``, transformers 5.23)."""
 
@@ -53,6 +54,7 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
     """
     config = read.configurations.get(find_trainer(written.trainer).config_class)
     found = [*_faults(written, read), *_rewards(written, read), *_legacy(written, read), *_silent(written, read)]
+    found += _quantised_twice(written, read)
     faulty = {fault.key for fault in read.faults}
     given = {name: value for name, value in written.given.items() if name not in faulty}
     wrong = {item.key for item in found if item.severity is Severity.ERROR}
@@ -305,6 +307,18 @@ def _legacy(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
             # The parser accepts any text for a text field; the trainer fails later.
             fails = old.of_value and not old.accepted
             yield finding(written, Severity.ERROR if fails else taken, key, old.sentence())
+
+
+def _quantised_twice(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
+    """Yield an error if a model is quantised by two keys, of which TRL's own command passes both to its trainer."""
+    config = read.configurations.get(find_trainer(written.trainer).config_class)
+    model = read.configurations.get(MODEL_CONFIG)
+    if not written.own_command or config is None or model is None or _QUANTISED not in config.keys(LOADING):
+        return
+    for name in ("load_in_4bit", "load_in_8bit"):
+        if model.values.get(name):
+            message = f"TRL refuses {_QUANTISED} in {LOADING} beside {name}: true. Leave one of them out."
+            yield finding(written, Severity.ERROR, name, message)
 
 
 def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from datasets import Dataset
+from transformers import BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
 
 from autotune.core.verdict import Outcome, Severity
 from tests.app.check.configurations import FITS
@@ -119,6 +122,20 @@ def test_what_ends_a_training_is_no_fit(trainer: str, body: str, words: str, wri
     assert verdict.outcome is Outcome.CANNOT_RUN
     (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
     assert words in found.message
+
+
+def test_a_model_that_two_keys_quantise_is_refused_as_trl_refuses_it(write: Write, checked: Checked) -> None:
+    given = {"quantization_config": {"load_in_4bit": True}}
+    args = SFTConfig("out", use_cpu=True, bf16=False, report_to="none", model_init_kwargs=given)
+    rows = Dataset.from_dict({"text": ["a"]})
+    with pytest.raises(ValueError, match="both as a trainer argument"):
+        SFTTrainer("m", args, train_dataset=rows, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+    for further, refused in (("", False), ("load_in_4bit: true\n", True)):
+        file = write("sft", f"model_init_kwargs: {given}\n{further}")
+        verdict = checked(config=str(file), trainer="sft", fits=False)
+        assert (verdict.outcome is Outcome.CANNOT_RUN) is refused
+        said = "TRL refuses quantization_config in model_init_kwargs beside load_in_4bit: true"
+        assert any(said in item.message for item in verdict.findings) is refused
 
 
 @pytest.mark.parametrize(
