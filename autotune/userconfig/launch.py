@@ -45,9 +45,11 @@ _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 # `utils/launch.py`). They pass other variables of the shell on.
 _SET_BY_LAUNCHERS = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_")
 _SET_FOR_ENGINE: Mapping[str, tuple[str, ...]] = {NO_ENGINE: (_USES_CPU,), "FSDP": ("FSDP_",)}
-SEES_ALL_GPUS = ("", TRL, ACCELERATE)
-"""Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU.
-The empty name is ``python``."""
+# Launchers whose single process sees all GPUs, unlike torchrun's and DeepSpeed's, which have a rank and so one GPU. The
+# empty name is ``python``.
+_SEES_ALL_GPUS = ("", TRL, ACCELERATE)
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables by which a process has a rank (deepspeed 0.19, ``init_distributed``)."""
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
 
@@ -60,6 +62,7 @@ class Launching(Launched):
         document: accelerate's document, with the engine to start; empty without accelerate.
         is_observed: whether these values come from a command or a running training.
         variables: variables that accelerate reads in each process, without those that its launcher sets.
+        is_ranked: whether each process has a rank, as that of a launcher of several has.
         flags: options of ``accelerate launch`` that choose or configure an engine.
         is_guessed: whether the launcher starts a process on each GPU, of which the number is unknown.
     """
@@ -67,6 +70,7 @@ class Launching(Launched):
     document: Mapping[str, object] = field(default_factory=dict)
     is_observed: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    is_ranked: bool = False
     flags: tuple[str, ...] = ()
     is_guessed: bool = False
 
@@ -99,12 +103,15 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
     on_cpu = "cpu" in given or found.on_cpu or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
+    env = {**os.environ, **written.command.env, **written.env}
+    alone = found.processes == 1 and found.engine == NO_ENGINE and launcher in _SEES_ALL_GPUS
     read_here = {name: variables[variable].lower() for name, variable in _VARIABLES.items() if variable in variables}
     return Launching(
         **{**vars(found), **read_here},
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
         variables=variables,
+        is_ranked=not alone or env.keys() >= set(RANK_VARIABLES),
         flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),
         is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
     )
@@ -161,7 +168,7 @@ def _check_gpus(written: WrittenConfig, found: Launched, gpus: int | None) -> No
     if found.gpu_ids and VISIBLE not in written.env:
         by, named = "gpu_ids", found.gpu_ids
     count = gpus or 1 if named is None else named_gpus(named)
-    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in SEES_ALL_GPUS:
+    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in _SEES_ALL_GPUS:
         raise UnreadError(
             f"One process sees {count} GPUs, over which TRL spreads the layers of the model, or refuses to train.",
             hint=f"Write {VISIBLE}=0 before the command, or start a process on each GPU.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Built, Configuration, Fault, ReadCommand
 from autotune.core.nested import mapping
@@ -19,7 +20,7 @@ from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import check_reward_names
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.fsdp import RENAMED, own_name
-from autotune.userconfig.launch import PROCESS_OPTIONS, Launching
+from autotune.userconfig.launch import PROCESS_OPTIONS, RANK_VARIABLES, Launching
 from autotune.userconfig.written import WrittenConfig
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
@@ -172,10 +173,10 @@ def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> It
             message = f"{section} in accelerate's file has no effect without distributed_type: {engine}."
             yield Finding(Severity.SILENT, message)
             continue
-        for key in mapping(started.document.get(section)) if read.names else ():
+        for key in mapping(started.document.get(section)):
             # accelerate adds the prefix where it is missing (accelerate 1.15, `_validate_launch_command`).
             name = f"fsdp_{own_name(key)}" if engine == "FSDP" else key
-            if name not in read.names:
+            if read.names and name not in read.names:
                 message = f"{key} under {section} has no effect: accelerate reads no such key."
                 yield Finding(Severity.SILENT, f"{message}{_similar(Fault(name, ''), read)}")
     own = read.configurations.get(find_trainer(written.trainer).config_class)
@@ -183,6 +184,22 @@ def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> It
     if started.precision == _FP8 and trained is not None:
         message = f"accelerate's mixed_precision: {_FP8} has no effect, since transformers trains with {trained}: true."
         yield finding(written, Severity.SILENT, "mixed_precision", message)
+
+
+def of_ranks(written: WrittenConfig, started: Launching, config: Configuration, *, here: bool) -> Iterator[Finding]:
+    """Yield a finding if DeepSpeed finds no rank of a single process, and then looks for MPI (``mpi_discovery``).
+
+    Args:
+        here: whether the training is for this machine; another one may have mpi4py.
+    """
+    if not config.values.get("deepspeed") or started.is_ranked or (here and find_spec("mpi4py") is not None):
+        return
+    lacks = ", which this machine lacks" if here else ""
+    message = (
+        f"deepspeed of a process without a rank ends the run without mpi4py{lacks}. Start it with distributed_type:"
+        f" DEEPSPEED in accelerate's file, by torchrun or by deepspeed, or set {', '.join(RANK_VARIABLES)}."
+    )
+    yield finding(written, Severity.ERROR if here else Severity.NOTE, "deepspeed", message)
 
 
 def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuration) -> Iterator[Finding]:

@@ -27,8 +27,8 @@ from autotune.probing.tracing import ServerTracer
 from autotune.units import counted
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
-from autotune.userconfig.launch import ALONE, SEES_ALL_GPUS, Launching, default_file, launching, likely_visible
-from autotune.userconfig.problems import of_error, of_launch, of_precision, of_values, problems
+from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
+from autotune.userconfig.problems import of_error, of_launch, of_precision, of_ranks, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
 
@@ -185,7 +185,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
-        found = (*found, *of_launch(task.written, read, started))
+        found = (*found, *of_launch(task.written, read, started), *of_ranks(task.written, started, config, here=here))
         check_documents(started, config)
         _check_device(task, started, config)
         config = as_launched(config, started)
@@ -225,7 +225,7 @@ def _check_device(task: Task, started: Launching, config: Configuration) -> None
     on_gpu = task.target is not None and task.target.gpu is not None
     if not on_gpu or not started.on_cpu or config.values.get("use_cpu"):
         return
-    if started.processes > 1 or task.written.command.launcher not in SEES_ALL_GPUS:
+    if started.is_ranked:
         raise UnreadError("ACCELERATE_USE_CPU trains on the CPU, and only use_cpu is read. Write use_cpu: true.")
     raise InputError(
         "accelerate's use_cpu puts the model on the CPU, and transformers the micro-batches on the GPU: the first"

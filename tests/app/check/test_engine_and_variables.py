@@ -23,10 +23,11 @@ from autotune.inspection.yaml_file import parse_yaml
 from autotune.step.jobs.accelerate_launch import launch_parser
 from autotune.userconfig.engine import check_documents, engine_args
 from autotune.userconfig.fields import fields_of_kind
-from autotune.userconfig.launch import Launching, launching, read_document
-from autotune.userconfig.problems import of_launch, of_values
+from autotune.userconfig.launch import RANK_VARIABLES, Launching, launching, read_document
+from autotune.userconfig.problems import of_launch, of_ranks, of_values
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate
+from tests.step.plans import needs_deepspeed
 
 NOTHING = Configuration("SFTConfig", {}, {})
 STAGE: dict[str, object] = {"zero_optimization": {"stage": 2}}
@@ -306,3 +307,31 @@ def test_variables_of_the_shell_reach_processes_unless_accelerate_s_launcher_set
     assert found("accelerate launch --multi_gpu --num_processes 2") == {**shell, **of_file}
     of_launcher = found(f"accelerate launch --config_file {tmp_path / 'own.yaml'}")
     assert of_launcher == {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **of_file}
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "ranked"),
+    [
+        ("python", {}, False),
+        ("accelerate launch", {}, False),
+        pytest.param("accelerate launch --use_deepspeed --num_processes 1", {}, True, marks=needs_deepspeed),
+        ("accelerate launch --multi_gpu --num_processes 2", {}, True),
+        ("torchrun", {}, True),
+        ("deepspeed --num_gpus 1", {}, True),
+        ("python", dict.fromkeys(RANK_VARIABLES, "0"), True),
+        ("python", {"RANK": "0"}, False),
+    ],
+    ids=str,
+)
+def test_deepspeed_of_a_process_without_a_rank_looks_for_mpi(
+    words: str, env: dict[str, str], ranked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.userconfig.problems.find_spec", lambda _: None)
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    written = started_by(words, env)
+    started = launching(written, read_by_accelerate(written))
+    own = Configuration("SFTConfig", {"deepspeed": STAGE}, {})
+    for here, severity in ((True, Severity.ERROR), (False, Severity.NOTE)):
+        assert [item.severity for item in of_ranks(written, started, own, here=here)] == [severity] * (not ranked)
+        assert not list(of_ranks(written, started, NOTHING, here=here))
