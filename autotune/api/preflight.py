@@ -108,7 +108,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             raise will_not_fit(verdict)
         if logs:
             log = _LOG.info if verdict.outcome is Outcome.FITS else _LOG.warning
-            log("autotune: %s", verdict.headline)
+            ends = verdict.outcome is Outcome.CANNOT_RUN
+            log("autotune: %s", will_not_fit(verdict) if ends else verdict.headline)
 
     def _agree(self, args: Any, trainer: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.

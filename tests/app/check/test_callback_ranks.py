@@ -26,7 +26,7 @@ from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.configuration import Configuration
-from autotune.core.verdict import Outcome, Verdict, WillNotFit
+from autotune.core.verdict import Finding, Outcome, Severity, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.fields import configuration_of
@@ -118,6 +118,13 @@ def test_both_train_and_one_of_them_says_why(monkeypatch: pytest.MonkeyPatch, ca
     with caplog.at_level(logging.INFO):
         assert both(monkeypatch, lambda: answer(Outcome.FITS)).errors == (None, None)
     assert [record.message for record in caplog.records] == ["autotune: fits: 4 GiB of 3 GiB at the worst batch"]
+
+
+def test_what_ends_the_training_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    found = Finding(Severity.ERROR, "dispatch_batches ends the training.")
+    verdict = Verdict(Outcome.CANNOT_RUN, "cannot run: 1 thing is wrong", reason="1 thing is wrong", findings=(found,))
+    assert both(monkeypatch, lambda: verdict).errors == (None, None)
+    assert [record.message for record in caplog.records] == [f"autotune: {verdict.headline}. {found.message}"]
 
 
 def test_what_cannot_be_checked_trains_in_both_or_in_neither(monkeypatch: pytest.MonkeyPatch) -> None:
