@@ -14,7 +14,7 @@ from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, check_devices, deepspeed_document, with_auto
 from autotune.userconfig.fields import fields_of_kind, tables
-from autotune.userconfig.fsdp import NO_VARIABLES, SAVED, SHARDED, fsdp_args, fsdp_keys
+from autotune.userconfig.fsdp import NO_VARIABLES, SAVED, SHARDED, fsdp_args, fsdp_keys, launched_fsdp
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
 # accelerate still keeps its trained weights in float32, and may offload them; without a launcher it ignores FSDP
@@ -175,18 +175,24 @@ def _check_offload(started: Launching, config: Configuration) -> None:
     Raises:
         InputError: they have none.
     """
-    # `accelerate launch` sets the variables for FSDP in its own file.
-    if started.document.get("distributed_type") == "FSDP":
-        return
     keys = fsdp_keys(started.document, config, started.variables)
-    variables = offload_variables({"fsdp": bool(keys), "fsdp_config": keys})
-    missing = [name for name, value in variables.items() if started.variables.get(name, "").lower() != value]
-    if missing and started.processes > 1 and not config.values.get("use_cpu"):
+    needed = offload_variables({"fsdp": bool(keys), "fsdp_config": keys})
+    on_gpus = started.processes > 1 and not config.values.get("use_cpu")
+    if needed and on_gpus and not _has_host_backend(started, config):
         raise InputError(
             "cpu_offload in fsdp_config ends the first step: the norm of gradients is summed over processes on the"
             " host, where NCCL cannot.",
-            hint=f"Set {' and '.join(variables)} to true (env in TRL's file), by which accelerate adds gloo.",
+            hint=f"Set {' and '.join(needed)} to true (env in TRL's file), by which accelerate adds gloo.",
         )
+
+
+def _has_host_backend(started: Launching, config: Configuration) -> bool:
+    """Return whether processes on GPUs start gloo as well (accelerate 1.15, ``PartialState.__init__``)."""
+    launched = launched_fsdp(started.document, started.variables)
+    by_variable = started.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    chosen = by_variable or started.document.get("distributed_type") == "FSDP"
+    adds = launched.get("cpu_offload") is True or launched.get(SAVED) == "FULL_STATE_DICT"
+    return (chosen and adds) or "gloo" in str(config.values.get("ddp_backend"))
 
 
 def _check_engine(engine: str, document: Mapping[str, object], config: Configuration, stage: object) -> None:

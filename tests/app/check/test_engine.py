@@ -270,26 +270,6 @@ def test_keys_of_fsdp_that_are_refused_or_change_its_shards_are_named() -> None:
         engine_args(document(), NOTHING, 1)
 
 
-@pytest.mark.parametrize(
-    ("document", "env", "refused"),
-    [
-        ({}, {}, True),
-        ({}, {"ACCELERATE_USE_FSDP": "true"}, True),
-        ({}, {"ACCELERATE_USE_FSDP": "True", "FSDP_OFFLOAD_PARAMS": "true"}, False),
-        ({"distributed_type": "FSDP"}, {}, False),
-    ],
-    ids=str,
-)
-def test_fsdp_offloads_only_with_a_backend_for_the_host(
-    document: dict[str, object], env: dict[str, str], refused: bool
-) -> None:
-    own = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {"cpu_offload": True}}, {})
-    with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and") if refused else nullcontext():
-        check_documents(Launching(2, document=document, variables=env), own)
-    kept = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {"cpu_offload": False}}, {})
-    check_documents(Launching(2, document=document), kept)
-
-
 BEST = {"save_only_model": True, "load_best_model_at_end": True}
 
 

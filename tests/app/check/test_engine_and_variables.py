@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -208,13 +209,38 @@ def test_a_variable_of_fsdp_that_is_not_traced_leaves_the_answer_open(name: str)
         engine_args({}, own, 2, variables={f"FSDP_{name}": "true"})
 
 
-def test_fsdp_that_a_variable_alone_offloads_needs_a_backend_for_the_host() -> None:
-    own = Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {}}, {})
-    variables = {"FSDP_OFFLOAD_PARAMS": "true"}
-    with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and"):
-        check_documents(Launching(2, variables=variables), own)
-    check_documents(Launching(2, variables={**variables, "ACCELERATE_USE_FSDP": "true"}), own)
-    check_documents(Launching(2), own)
+@pytest.mark.parametrize(
+    ("document", "variables", "backend", "refused"),
+    [
+        ({}, {}, None, True),
+        ({}, {"ACCELERATE_USE_FSDP": "true"}, None, True),
+        ({}, {"FSDP_OFFLOAD_PARAMS": "true"}, None, True),
+        ({}, {"ACCELERATE_USE_FSDP": "True", "FSDP_OFFLOAD_PARAMS": "true"}, None, False),
+        ({}, {"ACCELERATE_USE_FSDP": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, None, False),
+        ({}, {}, "gloo", False),
+        # Its launcher sets the variables by its own keys.
+        (a_document(), {}, None, True),
+        (a_document(offload_params=True), {}, None, False),
+        (a_document(state_dict_type="FULL_STATE_DICT"), {}, None, False),
+    ],
+    ids=str,
+)
+def test_fsdp_offloads_only_with_a_backend_for_the_host(
+    document: dict[str, object], variables: dict[str, str], backend: str | None, refused: bool
+) -> None:
+    def own(*, offloads: bool) -> Configuration:
+        keys = {"fsdp": True, "fsdp_config": {"cpu_offload": offloads}, "ddp_backend": backend}
+        return Configuration("SFTConfig", keys, {})
+
+    started = Launching(2, document=document, variables=variables)
+    with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and") if refused else nullcontext():
+        check_documents(started, own(offloads=True))
+    check_documents(replace(started, processes=1), own(offloads=True))
+    check_documents(Launching(2), own(offloads=False))
+    # Variables alone offload, too.
+    if "FSDP_OFFLOAD_PARAMS" in variables:
+        with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and") if refused else nullcontext():
+            check_documents(started, own(offloads=False))
 
 
 @pytest.mark.parametrize(
