@@ -54,7 +54,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 (c10/cuda/CUDAAllocatorConfig.h). A plan sets both, since a shell or an image may have set either."""
 MEASURED_VARIABLES = (
     "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_MODULE_LOADING", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_NVLS_ENABLE",
+    "NVIDIA_TF32_OVERRIDE", "PYTORCH_NO_CUDA_MEMORY_CACHING",
 )  # fmt: skip
 """Further variables that change memory or speed on a GPU, and that are read when it is first used."""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"

@@ -317,12 +317,12 @@ def test_variables_of_the_file_replace_those_of_the_command_as_in_trl_s_parser(t
 
 
 def test_variables_that_change_a_step_on_a_gpu_alone_are_in_every_plan_and_in_no_trace(tmp_path: Path) -> None:
-    base = a_base(tmp_path, "env: {CUDA_LAUNCH_BLOCKING: 1, WANDB_PROJECT: mine}\n")
-    assert "traces leave out the effect of CUDA_LAUNCH_BLOCKING" in base.assumptions
+    base = a_base(tmp_path, "env: {CUDA_LAUNCH_BLOCKING: 1, NCCL_BUFFSIZE: 8388608, WANDB_PROJECT: mine}\n")
+    assert "traces leave out the effect of CUDA_LAUNCH_BLOCKING, NCCL_BUFFSIZE" in base.assumptions
     problem = started(base).problem
     plan = problem.trainer.plan(problem.baseline.but(allocator="expandable_segments"), problem.setting)
     variables = dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True")
-    assert plan.env == {**variables, "CUDA_LAUNCH_BLOCKING": "1"}
+    assert plan.env == {**variables, "CUDA_LAUNCH_BLOCKING": "1", "NCCL_BUFFSIZE": "8388608"}
     assert problem.trainer.traced_plan(plan, Layout.EQUAL, Shape(1, 8)).env == {}
 
 
