@@ -13,7 +13,7 @@ from autotune.probing import JobServer, trace
 from autotune.probing.jobs import build
 from tests.small import write_small_model
 from tests.step.plans import needs_deepspeed, zero
-from tests.step.test_trace_ranks import INNER, LAYERS, WIDTH, a_plan, a_request, at_rest, in_step
+from tests.step.test_trace_ranks import INNER, LAYERS, PARAMETERS, WIDTH, a_plan, a_request, at_rest, in_step
 
 pytestmark = [pytest.mark.slow, needs_deepspeed]
 
@@ -84,3 +84,15 @@ def test_a_trace_leaves_deepspeeds_reports_out(job_server: JobServer, model: Pat
     )
     assert with_them.sections == without.sections
     assert not (tmp_path / "reports").exists()
+
+
+def test_weights_shared_a_second_time_among_fewer_ranks_are_weights(
+    job_server: JobServer, model: Path, tmp_path: Path
+) -> None:
+    # Otherwise all weights of so small a model stay gathered.
+    names = ("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance")
+    ranks, held = 4, []
+    for more in ({}, {"zero_hpz_partition_size": ranks}):
+        plan = a_plan(zero(3, **dict.fromkeys(names, 0), **more))
+        held.append(trace(job_server, a_request(plan, model), tmp_path / str(len(more))).device.categories["parameter"])
+    assert held[1] - held[0] == 2 * PARAMETERS // ranks

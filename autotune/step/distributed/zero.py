@@ -51,11 +51,18 @@ def traceable_deepspeed(device: torch.device, plan: TrainingPlan) -> Iterator[No
         mock.patch.object(Zero2, "has_overflow", _never_overflows(Zero2.has_overflow)),
         mock.patch.object(Zero3, "has_overflow", _never_overflows(Zero3.has_overflow)),
         # ZeRO-2's buffer for gradients; the rank's float32 share that replaces it if `data_types.grad_accum_dtype` is
-        # wider than the model's dtype; ZeRO-3's share of gradients, and of weights.
+        # wider than the model's dtype; ZeRO-3's share of gradients, and of weights, which may have a second one among
+        # fewer ranks (`zero_hpz_partition_size`).
         _tag_result(Zero2, "copy_grads_in_partition", lambda _, optimizer, *__: optimizer.grads_in_partition),
         _tag_result(Zero2, "_build_compact_grad_partition_buffer", lambda buffers, *_: buffers.flat_partition),
         _tag_result(Zero3, "_setup_for_real_optimizer", lambda _, optimizer: optimizer.grad_partitions_flat_buffer),
         _tag_result(Init, "_partition_param", lambda _, __, parameter, *___: parameter.ds_tensor, Category.PARAMETER),
+        _tag_result(
+            Init,
+            "_partition_param_sec",
+            lambda _, __, parameter, *___: parameter.ds_secondary_tensor,
+            Category.PARAMETER,
+        ),
         mock.patch.object(Zero2, "backward_epilogue", _tagging(Zero2.backward_epilogue)),
         mock.patch.object(
             Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
