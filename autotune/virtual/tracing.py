@@ -178,11 +178,9 @@ def repeated(times: int) -> AbstractContextManager[object]:
     return mock.patch.object(_running[-1][1], "times", times)
 
 
-@contextmanager
-def for_real() -> Iterator[None]:
-    """Run the body of the context, such as reading data, on real tensors and outside the running trace."""
-    with _disable_current_modes():
-        yield
+def for_real() -> AbstractContextManager[None, None]:
+    """Return a context whose body, such as reading data, runs on real tensors and outside the running trace."""
+    return _disable_current_modes()
 
 
 def adopt(tree: Any) -> Any:

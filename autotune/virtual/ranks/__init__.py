@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_type_hints
@@ -86,7 +85,7 @@ def _gather_own_object(object_list: list[Any], own: Any, group: Any = None) -> N
 
 def _shards_of_fake_tensors(ledger: Ledger) -> Patches:
     """Patch PyTorch and accelerate where DTensor, FSDP2 or context parallelism computes with real tensors."""
-    outside = _outside_of_modes
+    outside = _disable_current_modes()
     # It computes shapes under its own fake tensor mode.
     shapes = "_propagate_tensor_meta_non_cached"
     yield mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes]))
@@ -100,20 +99,11 @@ def _shards_of_fake_tensors(ledger: Ledger) -> Patches:
     yield from _meshes_of(ledger.device_type)
 
 
-def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return function(*args, **kwargs)
-
-    return call
-
-
 def _meshes_of(device_type: str) -> Patches:
     """Patch accelerate to build its mesh for the traced device; ``Accelerator.__init__`` passes ``cuda`` in a trace."""
     module: Any = sys.modules.get("accelerate")
-    if module is not None and hasattr(module, "ParallelismConfig"):
-        build = _outside_of_modes(module.ParallelismConfig.build_device_mesh)
+    if module is not None:
+        build = _disable_current_modes()(module.ParallelismConfig.build_device_mesh)
         yield mock.patch.object(
             module.ParallelismConfig, "build_device_mesh", lambda config, _: build(config, device_type)
         )
