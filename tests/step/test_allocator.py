@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.probing import JobServer
-from autotune.step.allocator import refused_settings
+from autotune.step.jobs.build import refused_settings
 from tests.virtual.alone import apart
 
 ACCEPTED = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -15,8 +16,7 @@ import torch
 from autotune.core.configuration import Built
 from autotune.core.plan import allocator_settings
 from autotune.core.traced import TraceRequest
-from autotune.errors import InputError, causes, one_line
-from autotune.step.allocator import refused_settings
+from autotune.errors import InputError, causes, first_line, one_line
 from autotune.step.distributed.zero import traceable_deepspeed
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
@@ -31,6 +31,11 @@ from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.
 _WARNING_LIBRARIES = ("trl", "transformers", "peft", "accelerate")
+_HEADER = "include/c10/cuda/CUDAAllocatorConfig.h"
+_SETTING = re.compile(r"[^,\[\]]+(?:\[[^]]*\])?")
+"""A name with its value, which may be a list in brackets."""
+_LOAD_TIME = "backend"
+"""The setting that a CUDA build refuses to change in a process."""
 
 
 def build(request: TraceRequest, context: JobContext) -> Built:
@@ -45,8 +50,12 @@ def build(request: TraceRequest, context: JobContext) -> Built:
     # Import them before the virtual device is in use: the imports' side effects must not be traced.
     for name in request.plan.rewards:
         reward_function(name)
-    if request.target != "cpu":
-        _check_allocator(allocator_settings(request.plan.env))
+    settings = allocator_settings(request.plan.env)
+    if request.target != "cpu" and (reason := refused_settings(settings)):
+        raise InputError(
+            f"PyTorch cannot read the caching allocator's settings {settings!r}: {reason}",
+            hint="Write NAME:VALUE with commas between, and True or False.",
+        )
     adapter, plan = find_adapter(request.plan.trainer), request.plan
     model_config = first_layers(load_config(request.model, adapter.head), MIN_BUILT_LAYERS)
     processor = load_processor(request.model, adapter.processor)
@@ -72,17 +81,29 @@ def build(request: TraceRequest, context: JobContext) -> Built:
     return Built(refused, tuple(dict.fromkeys(messages)))
 
 
-def _check_allocator(settings: str) -> None:
-    """Check the caching allocator's settings.
+def refused_settings(variable: str) -> str:
+    """Return what torch refuses of the allocator's settings when CUDA is first used; empty if it accepts all.
 
-    Raises:
-        InputError: PyTorch refuses them, which ends a training on GPUs.
+    Changes the settings of this process. A build without CUDA skips settings that it lacks: names of CUDA's are those
+    of its header, and all others have to be read, that is, refused with a value of no type.
     """
-    if reason := refused_settings(settings):
-        raise InputError(
-            f"PyTorch cannot read the caching allocator's settings {settings!r}: {reason}",
-            hint="Write NAME:VALUE with commas between, and True or False.",
-        )
+    text = (Path(torch.__file__).parent / _HEADER).read_text(encoding="utf-8")
+    names = set(re.findall(r'"(\w+)"', re.sub(r'"\s+"', "", text)))
+    for setting in _SETTING.findall("".join(variable.split())):
+        name = setting.partition(":")[0]
+        if name not in names and not _refused(f"{name}:~"):
+            return f"there is no setting {name}."
+        if name != _LOAD_TIME and (reason := _refused(setting)):
+            return reason
+    return ""
+
+
+def _refused(setting: str) -> str:
+    try:
+        torch._C._accelerator_setAllocatorSettings(setting)
+    except (RuntimeError, ValueError) as error:
+        return first_line(error)
+    return ""
 
 
 @contextmanager
