@@ -16,7 +16,7 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
-from autotune.core.events import Noted, Ranked, StageStarted, excluding
+from autotune.core.events import Noted, Ranked, StageStarted
 from autotune.core.machine import Hardware
 from autotune.core.rent import BILLION, Offer, Rent, Unit, cost_of
 from autotune.core.workload import Workload
@@ -62,7 +62,8 @@ def rent(args: RentArguments) -> Rent:
     numbers = divisible_counts(batch, options, args.num_machines) if auto else [first.hardware.processes]
     planned = [planned_machine(word, numbers[-1], args.num_machines) for word in words]
     check_network(args.network, planned)
-    tracking = Tracking(excluding(args.listener, Ranked))
+    # The ranking of one GPU is not that of the offers.
+    tracking = Tracking(lambda event: None if isinstance(event, Ranked) else args.listener(event))
     with planned_traces(args, options, sources, planned, batch, tracking.pass_on) as (workload, traces, _), tracking:
         survey = _Survey(args, options, workload, batch, traces, tracking, prices, numbers, len(words))
         offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]

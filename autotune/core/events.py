@@ -148,10 +148,5 @@ Event = (
 Listener = Callable[[Event], None]
 
 
-def excluding(listener: Listener, *kinds: type[Event]) -> Listener:
-    """Return a listener that forwards all events except those of some kinds."""
-    return lambda event: None if isinstance(event, kinds) else listener(event)
-
-
 def ignore(event: Event) -> None:
     """Discard the event."""

@@ -65,16 +65,6 @@ def _fault(line: bytes) -> str:
     return "" if isinstance(row, dict) else "it has another type"
 
 
-def check_row_count(source: Path, rows: int) -> None:
-    """Check that a file or directory has a row.
-
-    Raises:
-        InputError: it has none.
-    """
-    if not rows:
-        raise InputError(f"{source} has no rows.", hint="Give a dataset that has some.")
-
-
 def nested_rows_hint(row: Mapping[str, object]) -> str:
     """Return a hint if one field of an object holds the rows, as in ``{"version": 1, "data": [{…}, …]}``, else ""."""
     for name, value in row.items():

@@ -16,7 +16,7 @@ from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
-from autotune.step.imports import hide_other_gpus, import_libraries
+from autotune.step.imports import import_libraries
 from autotune.step.job import JobContext, JobFunction, failure_of, lacks_space
 
 
@@ -80,7 +80,8 @@ def execute(folder: Path, jobs: Mapping[str, JobFunction], env: Mapping[str, str
     if env:
         os.environ.update(env)
     else:
-        hide_other_gpus()
+        # Only the first GPU is visible: TRL refuses several in one process, and a single rank has one.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     try:
         envelope = read_request(folder)
         run = jobs[envelope["job"]]

@@ -79,11 +79,6 @@ def prepare_environment(device: str, processes: int) -> None:
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 
-def hide_other_gpus() -> None:
-    """Hide all GPUs but the first from this process: TRL refuses several in one process, and a single rank has one."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-
-
 def preload(device: str) -> None:
     """Prepare this process for forking jobs: import the modules that they use, without initialising CUDA.
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dill
-import torch
 
 from autotune.core.files import written_atomically
 from autotune.core.scratch import scratch_folder
@@ -33,11 +32,6 @@ _INSTEAD = (
 
 class HandOverError(RuntimeError):
     """The traced function cannot be pickled, or cannot be unpickled in the subprocess of the trace."""
-
-
-def must_trace_in_subprocess() -> bool:
-    """Whether this process has CUDA devices; the check initialises CUDA only without NVML."""
-    return bool(torch.cuda.device_count())
 
 
 def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:

@@ -189,13 +189,9 @@ def _reduction(
     if packet not in _ACCUMULATOR_BYTES or not result.numel():
         return casts
     inner_size = _inner_size(source, [dimensions] if isinstance(dimensions, int) else dimensions)
-    accumulated = _accumulated_bytes(packet, result)
-    return (*casts, *_partial_results(source.numel(), inner_size, result.numel(), accumulated, capability))
-
-
-def _accumulated_bytes(packet: Any, result: torch.Tensor) -> int:
     minimum = _ACCUMULATOR_BYTES[packet]
-    return minimum if minimum == _COMPOUND_BYTES else max(minimum, result.itemsize)
+    accumulated = max(minimum, result.itemsize) if minimum == _SCALAR_BYTES else minimum
+    return (*casts, *_partial_results(source.numel(), inner_size, result.numel(), accumulated, capability))
 
 
 def _partial_results(

@@ -28,7 +28,7 @@ from autotune.virtual.known import SAMPLED_TOKEN, Knowledge, LazyValue, known, s
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.ranks.collectives import WRAPPERS, received, sent
 from autotune.virtual.records import Category, OperatorRecord, Place
-from autotune.virtual.stand_ins import composite, kept_outliers, stand_in_of
+from autotune.virtual.stand_ins import KEEPS_OUTLIERS, composite, stand_in_of
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
 from autotune.virtual.unsupported import UnsupportedError, refuse_unsupported
@@ -165,8 +165,8 @@ class VirtualMode(TorchDispatchMode):
         """Run a composite operator through the operators that it consists of."""
         with self:
             result = composed(self.knowledge, *args, **kwargs)
-        if (outliers := kept_outliers(func, result)) is not None:
-            self._ledger.tag(outliers, Category.OUTLIER)
+        if operator_name(func) == KEEPS_OUTLIERS and result[1] is not None:
+            self._ledger.tag(result[1], Category.OUTLIER)
         return result
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, memo.Notes | None]:

@@ -62,7 +62,8 @@ _UPDATES = frozenset(f"bitsandbytes.optimizer_update_{bits}.default" for bits in
 _PRODUCT_IN_4_BITS, _MOST_ROWS_IN_4_BITS = "bitsandbytes.gemm_4bit.default", 512
 """bitsandbytes/backends/cuda/ops.py: with more rows, the weight is dequantised first, unless it is small; with fewer, a
 kernel may multiply the 4-bit weight directly."""
-_KEEPS_OUTLIERS = "bitsandbytes.int8_mixed_scaled_mm.default"
+KEEPS_OUTLIERS = "bitsandbytes.int8_mixed_scaled_mm.default"
+"""The product in 8 bits; its second result are the outlier columns that it saves for the backward pass, or None."""
 _OURS = {"bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant}
 
 
@@ -85,12 +86,6 @@ def _composite(func: Any) -> Callable[..., Any] | None:
         return _registered(func, next(key for key in _COMPOSITE if func.has_kernel_for_dispatch_key(key)))
     name = operator_name(func)
     return _registered(func, _KEYS.CompositeExplicitAutograd) if name in _BITSANDBYTES else _OURS.get(name)
-
-
-def kept_outliers(func: Any, result: Any) -> torch.Tensor | None:
-    """Return the outlier columns that an 8-bit product saves for backward; None for any other operator."""
-    found: torch.Tensor | None = result[1] if operator_name(func) == _KEEPS_OUTLIERS else None
-    return found
 
 
 def _registered(func: Any, key: Any) -> Callable[..., Any]:

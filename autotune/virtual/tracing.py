@@ -65,7 +65,8 @@ def trace(
             its device.
     """
     gpus = Capabilities(capability, others)
-    if target == "cuda" and apart.must_trace_in_subprocess():
+    # The check initialises CUDA only without NVML.
+    if target == "cuda" and torch.cuda.device_count():
         return apart.trace_in_subprocess(partial(trace, fn, capability=capability, others=gpus.alike, world=world))
     with ExitStack() as stack:
         patches: list[Patches] = []

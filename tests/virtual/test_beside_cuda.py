@@ -64,12 +64,6 @@ def iter_of_sizes() -> Iterator[int]:
     yield 3
 
 
-def test_a_process_without_gpus_traces_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-
-    assert not apart.must_trace_in_subprocess()
-
-
 def traced_beside_gpus(width: int) -> tuple[Trace, bool]:
     """Trace a training as a process with GPUs does, and return whether that registered another accelerator in it."""
     torch.cuda.device_count = lambda: 1

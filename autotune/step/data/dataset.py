@@ -24,7 +24,7 @@ from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file
-from autotune.inspection.rows import check_row_count, nested_rows_hint
+from autotune.inspection.rows import nested_rows_hint
 from autotune.step.data.columns import check_complete, check_numbers, with_token_lists
 from autotune.step.data.remarks import is_written_messages
 from autotune.step.hub import loading_error
@@ -75,7 +75,8 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
     """
     with _named_errors(source):
         rows = _load(source)
-    check_row_count(Path(source.name), len(rows))
+    if not len(rows):
+        raise InputError(f"{Path(source.name)} has no rows.", hint="Give a dataset that has some.")
     _check_text(source, rows)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     loaded = LoadedRows(rows, _format(trainer, source, rows))
