@@ -35,6 +35,8 @@ from autotune.virtual.unsupported import errors_explained, refuse_host_only, run
 Target = Literal["cpu", "cuda"]
 
 _running: list[tuple[VirtualMode, Ledger]] = []
+for_real: Callable[[], AbstractContextManager[None, None]] = _disable_current_modes
+"""Returns a context whose body, such as reading data, runs on real tensors and outside the running trace."""
 
 
 def trace(
@@ -177,11 +179,6 @@ def unused_bytes() -> int:
 def repeated(times: int) -> AbstractContextManager[object]:
     """Return a context in which the running trace counts the time of operators ``times`` times, memory once."""
     return mock.patch.object(_running[-1][1], "times", times)
-
-
-def for_real() -> AbstractContextManager[None, None]:
-    """Return a context whose body, such as reading data, runs on real tensors and outside the running trace."""
-    return _disable_current_modes()
 
 
 def adopt(tree: Any) -> Any:
