@@ -22,8 +22,7 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.child import execute
 from autotune.step.job import JobContext
-from autotune.step.jobs.probe import _failed_measurement, probe
-from autotune.step.run.failures import classify_error
+from autotune.step.jobs.probe import _failed_measurement, classify_error, probe
 from autotune.step.run.meters import CpuMeter, CudaMeter
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB

@@ -26,7 +26,7 @@ from autotune.emit.rows import write_rows
 from autotune.errors import InputError
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
-from autotune.step.run.failures import classify_error
+from autotune.step.jobs.probe import classify_error
 from autotune.step.trainers import find_adapter
 from autotune.step.trainers.prompts import Passed, RewardError, check_arguments, reward_function
 from autotune.trainers import find_trainer
