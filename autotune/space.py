@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
@@ -53,7 +53,7 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
     """
     techniques, wishes = tuple(techniques), setting.wishes
     baseline = starting_point(techniques, setting)
-    reachable = _reachable(file, techniques, setting)
+    surroundings = [baseline, *_allowed(file, techniques, baseline, setting)]
     kept = setting.base.unsearched if setting.base is not None else {}
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
@@ -74,7 +74,7 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
             reason = reason or _ruled_out(knob, choice, baseline, techniques, setting)
             if reason:
                 left_out.append(LeftOut(knob, choice, reason))
-            elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
+            elif knob in setting.allowed or _may_be_exact(technique, choice, surroundings, setting):
                 searched.append(choice)
             else:
                 locked.append(choice)
@@ -144,26 +144,18 @@ def _ruled_out(
     return None
 
 
-def _reachable(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) -> dict[str, tuple[Choice, ...]]:
-    """Return the choices of the knobs that the user allowed, without fixed knobs, which have one choice."""
-    return {
-        technique.name: tuple(technique.parse(spelling, setting) for spelling in file.choices[technique.name])
-        for technique in techniques
-        if technique.name in file.choices.keys() & setting.allowed - setting.wishes.fixed.keys()
-    }
+def _allowed(
+    file: SpaceFile, techniques: Iterable[Technique], baseline: Candidate, setting: Setting
+) -> Iterator[Candidate]:
+    """Yield the baseline with each choice of a knob that the user allowed; a fixed knob has one choice."""
+    for technique in techniques:
+        if technique.name in file.choices.keys() & setting.allowed - setting.wishes.fixed.keys():
+            for spelling in file.choices[technique.name]:
+                yield baseline.but(**{technique.name: technique.parse(spelling, setting)})
 
 
-def _may_be_exact(
-    technique: Technique,
-    choice: Choice,
-    baseline: Candidate,
-    reachable: Mapping[str, tuple[Choice, ...]],
-    setting: Setting,
-) -> bool:
+def _may_be_exact(technique: Technique, choice: Choice, surroundings: Iterable[Candidate], setting: Setting) -> bool:
     # A choice can be exact in combination with another that the user allowed, such as bf16 weights with LoRA, which
     # freezes them.
-    surroundings = [baseline, *(baseline.but(**{knob: other}) for knob in reachable for other in reachable[knob])]
-    return any(
-        technique.effect(choice, around.but(**{technique.name: choice}), setting) is Effect.EXACT
-        for around in surroundings
-    )
+    every = (around.but(**{technique.name: choice}) for around in surroundings)
+    return any(technique.effect(choice, each, setting) is Effect.EXACT for each in every)
