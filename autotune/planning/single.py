@@ -88,20 +88,12 @@ def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
 
 
 def trace_request(
-    plan: TrainingPlan,
-    layout: Layout,
-    shape: Shape,
-    layers: int,
-    setting: Setting,
-    gpu: Gpu | None,
-    *,
-    steps_alone: bool = False,
+    plan: TrainingPlan, layout: Layout, shape: Shape, layers: int, setting: Setting, gpu: Gpu | None
 ) -> TraceRequest:
     """Return the request that traces a plan with a micro-batch of a shape.
 
     Args:
         layers: number of the model's first layers.
-        steps_alone: see :class:`autotune.core.traced.TraceRequest`.
     """
     trainer = find_trainer(plan.trainer)
     workload, dataset = setting.workload, setting.workload.dataset
@@ -118,7 +110,6 @@ def trace_request(
         layers=layers,
         gpu=gpu,
         emptied=plan.empties_cache,
-        steps_alone=steps_alone,
         chosen=chosen,
         compiled_again=trainer.compiled_again(plan, layout, dataset.documents),
     )
@@ -335,7 +326,7 @@ class PlanTracer:
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             steps_alone = size not in for_memory
             for depth in depths_of(plan, self._layer_kinds, for_memory=not steps_alone):
-                requests[size, depth] = self._request(plan, *size, layers=depth, steps_alone=steps_alone)
+                requests[size, depth] = replace(self._request(plan, *size, layers=depth), steps_alone=steps_alone)
         return requests
 
     def _extrapolated(self, sized: SizedPlan, replies: Mapping[tuple[Size, int], Traced]) -> TracedPlan | Untraceable:

@@ -160,8 +160,8 @@ def test_steps_alone_are_those_of_a_trace_with_evaluation_and_save(
     plan = TrainingPlan("sft", {"gradient_checkpointing": True, "bf16": True, **args})
 
     def run(*, steps_alone: bool) -> TraceReply:
-        request = trace_request(plan, Layout.PADDED, Shape(2, 64), 2, here, H100, steps_alone=steps_alone)
-        return trace(worker, request, tmp_path / str(steps_alone))
+        request = trace_request(plan, Layout.PADDED, Shape(2, 64), 2, here, H100)
+        return trace(worker, replace(request, steps_alone=steps_alone), tmp_path / str(steps_alone))
 
     whole, alone = run(steps_alone=False), run(steps_alone=True)
     in_steps = [section for section in whole.sections if section.part.occurrence is not Occurrence.AFTER]
