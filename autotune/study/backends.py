@@ -59,11 +59,11 @@ def connected(url: str, patience_seconds: float = 0.0) -> tuple[BaseStorage, Cal
         InputError: the URL is invalid, or the storage cannot be reached.
     """
     if url.startswith(JOURNAL):
-        return _journal(url), _no_close
+        return _journal(url), lambda: None
     if url.startswith(GRPC):
         return _proxy(url)
     if is_in_memory(url):
-        return optuna.storages.InMemoryStorage(), _no_close
+        return optuna.storages.InMemoryStorage(), lambda: None
     return _database(url, patience_seconds)
 
 
@@ -97,10 +97,6 @@ def _message_of(error: BaseException) -> str:
     details = getattr(error, "details", None)
     text = str(details() if callable(details) else error).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
-
-
-def _no_close() -> None:
-    pass
 
 
 def _unusable(url: str, why: str, hint: str = _CHOOSE) -> InputError:

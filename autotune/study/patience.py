@@ -9,13 +9,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from functools import partialmethod
+from typing import Any
 
 from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
-
-T = TypeVar("T")
 
 _FIRST_DELAY_SECONDS = 0.1
 
@@ -74,12 +73,8 @@ def _is_transient_in_database(error: DBAPIError) -> bool:
 
 def _forward_methods(cls: type[PatientStorage]) -> type[PatientStorage]:
     """Class decorator that defines all abstract methods of Optuna's storage as calls of the backend with retries."""
-
-    def forward(name: str) -> Callable[..., Any]:
-        return lambda storage, *args, **kwargs: storage._call(getattr(storage._backend, name), *args, **kwargs)
-
     for name in BaseStorage.__abstractmethods__:
-        setattr(cls, name, forward(name))
+        setattr(cls, name, partialmethod(cls._call, name))
     return abc.update_abstractmethods(cls)
 
 
@@ -123,12 +118,12 @@ class PatientStorage(BaseStorage):
         self.has_study = False
         self.closing = threading.Event()
 
-    def _call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         delay, failing_since = _FIRST_DELAY_SECONDS, None
         while True:
             try:
                 with self._lock:
-                    return method(*args, **kwargs)
+                    return getattr(self._backend, name)(*args, **kwargs)
             except KeyError as error:
                 if not self.has_study:
                     raise
