@@ -92,7 +92,8 @@ class Display:
         else:
             parts.append(_bar(progress.tracing.done, progress.tracing.expected, tracing_text(progress.tracing)))
         if progress.limit is not None:
-            parts.append(self._of_probes(progress, progress.limit))
+            counts = f"{progress.count_text}, {self._elapsed_text()}"
+            parts.append(_bar(progress.done, progress.limit, counts))
         if progress.best_text:
             parts.append(Text(progress.best_text, style="bold green", overflow="ellipsis", no_wrap=True))
         if progress.ranked is not None:
@@ -110,9 +111,6 @@ class Display:
 
     def _elapsed_text(self) -> str:
         return format_duration(time.monotonic() - self._started)
-
-    def _of_probes(self, progress: Progress, limit: int) -> Table:
-        return _bar(progress.done, limit, f"{progress.count_text}, {self._elapsed_text()}")
 
 
 def _bar(done: int, total: int, text: str) -> Table:
