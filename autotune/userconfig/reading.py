@@ -32,8 +32,8 @@ NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote
 """Fields of ``trl.ModelConfig`` without effect on a step: the source of the model, and the trust in its code."""
 # Time limit of the trainings of a tiny model.
 _SMOKE_TEST_SECONDS = 240.0
-# Fields whose default is the value of another field in TRL's classes (GRPOConfig.__post_init__).
-_DERIVED_FROM = {"steps_per_generation": "gradient_accumulation_steps"}
+# By default the value of `gradient_accumulation_steps` (GRPOConfig.__post_init__).
+_TOGETHER = "steps_per_generation"
 
 
 def read_command(
@@ -135,10 +135,7 @@ def plan_of(written: WrittenConfig, read: ReadCommand, config: Configuration) ->
 
 
 def _without_derived(plan: TrainingPlan, written: WrittenConfig) -> TrainingPlan:
-    """Return a plan without the values that TRL's classes derived from other fields, which traces change."""
-    filled = {
-        name
-        for name, source in _DERIVED_FROM.items()
-        if name not in written.given and plan.args.get(name) is not None and plan.args[name] == plan.args.get(source)
-    }
-    return replace(plan, args={name: value for name, value in plan.args.items() if name not in filled})
+    """Return a plan without the value that TRL's class derived from the accumulation, which traces change."""
+    if _TOGETHER in written.given or plan.args.get(_TOGETHER) != plan.args.get("gradient_accumulation_steps"):
+        return plan
+    return replace(plan, args={name: value for name, value in plan.args.items() if name != _TOGETHER})
