@@ -35,8 +35,8 @@ def launching_of(args: transformers.TrainingArguments, state: Any) -> Launching:
     """
     if state is None and args.world_size > 1:
         raise InputError(
-            f"The trainer of these {args.world_size} processes was not found, and only it has their engine.",
-            hint="Give the callback to the trainer, which calls it.",
+            f"The trainer of these {args.world_size} processes was not found, so their engine is not known.",
+            hint="Pass the callback to the trainer (callbacks=[…]), and do not call it yourself.",
         )
     if state is None:
         return ALONE

@@ -114,14 +114,14 @@ def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        raise RanksError(f"The {args.world_size} processes of this training have no group of PyTorch's.")
+        raise RanksError(f"The {args.world_size} processes of this training have no process group of PyTorch.")
     try:
         store = dist.group.WORLD.get_group_store()
     except (RuntimeError, AttributeError) as error:
-        raise RanksError(f"The group of this training's processes has no store: {error}") from error
+        raise RanksError(f"The process group of this training has no store: {error}") from error
     return StoreRanks(store, dist.get_rank(), dist.get_world_size())
 
 
 def _store_error(error: RuntimeError) -> RanksError:
     message = " ".join(str(error).split())
-    return RanksError(f"The processes of this training cannot reach the store of their group: {message}")
+    return RanksError(f"The processes of this training cannot reach the store of their process group: {message}")

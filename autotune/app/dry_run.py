@@ -127,7 +127,7 @@ def answer(ran: CommandResult, count: int, steps: int) -> DryRunAnswer:
     if not using:
         return DryRunAnswer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
     if not taken:
-        return DryRunAnswer(DryOutcome.UNKNOWN, "the script ended without a step of an optimizer of PyTorch")
+        return DryRunAnswer(DryOutcome.UNKNOWN, "the script ended without a step of a PyTorch optimizer")
     return _judge_batches(using)
 
 
@@ -150,11 +150,11 @@ def _judge_batches(using: Sequence[Followed]) -> DryRunAnswer:
     """Return whether the completed batches represent all later ones."""
     loaders = [loader for each in using for loader in each.loaders]
     if not loaders:
-        return DryRunAnswer(DryOutcome.BATCHES_FIT, "no loader of PyTorch was seen, so a larger batch may come")
+        return DryRunAnswer(DryOutcome.BATCHES_FIT, "no PyTorch DataLoader was used, so a larger batch may come")
     other = next((loader for loader in loaders if not loader.ordered), None)
     if other is None:
         return DryRunAnswer(DryOutcome.FITS)
-    reason = f"a larger batch may come from a loader that stayed as it is: {other.reason}"
+    reason = f"a larger batch may come from a DataLoader whose order was not changed: {other.reason}"
     if other.order == "as shuffled":
         reason = "rows came as the script shuffles them, so a larger batch may come"
     return DryRunAnswer(DryOutcome.BATCHES_FIT, reason)
@@ -196,7 +196,7 @@ def _notes(ran: CommandResult, result: DryRunAnswer, steps: int) -> Iterator[str
     using = [each for each in ran.processes if each.uses_cuda]
     caught = sum(len(each.failed_allocations) for each in using)
     if caught and result.failed is None:
-        yield f"{counted(caught, 'request')} for memory failed, and the script, or a library, went on without."
+        yield f"{counted(caught, 'request')} for memory failed, but the script or a library caught the error."
     fits = result.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
     taken = max((each.steps for each in using), default=0)
     if fits and taken < steps:

@@ -72,7 +72,7 @@ def estimate(
     check_type("eval_shape", eval_shape, Sequence[int] | None)
     for sizes in (shape, shape if eval_shape is None else eval_shape):
         if len(sizes) != _SIZES:
-            raise InputError(f"A shape is two numbers, and {sizes!r} is {len(sizes)}.", hint="Give (rows, tokens).")
+            raise InputError(f"A shape has two numbers, and {sizes!r} has {len(sizes)}.", hint="Give (rows, tokens).")
         rows, tokens = sizes
         if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
             raise InputError(

@@ -101,8 +101,8 @@ def notes_on_loading(measurement: Measurement, hardware: Hardware) -> Iterator[s
     if hardware.kind == "cpu":
         yield f"{sentence}."
     else:
-        more = "a larger dataloader_num_workers does it in more processes meanwhile"
-        yield f"{sentence}, and the GPU waits: {more}."
+        more = "a larger dataloader_num_workers moves this work to more processes"
+        yield f"{sentence}, while the GPU waits: {more}."
 
 
 def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
@@ -245,7 +245,7 @@ def notes_on_plans(
         gpus: those planned for; none for a CPU.
     """
     if any(choice != OFF for choice in vllm):
-        yield "How fast vLLM generates cannot be traced: candidates with vllm have no predicted speed."
+        yield "The speed of vLLM's generation cannot be traced: candidates with vllm have no predicted speed."
     if SERVER in vllm:
         yield f"With vllm={SERVER}, a {SERVED}"
     if not COLOCATED.isdisjoint(vllm):
@@ -278,7 +278,7 @@ def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | 
     whose = "its process" if each == 1 else f"the {each} processes on it together"
     needed = f"needs up to {format_bytes(memory.machine_bytes)} of host memory per machine, for {whose}"
     has = f"; this machine has {format_bytes(host_bytes)}" if host_bytes is not None else ""
-    yield f"It {needed}{has}: the most while the model is loaded, in a step, or while a checkpoint is saved."
+    yield f"It {needed}{has}: the peak while the model is loaded, in a step, or while a checkpoint is saved."
 
 
 def close_calls(offers: Sequence[Offer]) -> Iterator[str]:

@@ -94,7 +94,7 @@ class Output:
             InputError: the directory was removed, and the tokenised rows with it.
         """
         if not self.directory.is_dir():
-            hint = "Run the command again; a study elsewhere, of --storage, goes on with --resume."
+            hint = "Run the command again; add --resume if the study is in --storage."
             raise InputError(f"The output directory {self.directory} was removed during the search.", hint=hint)
         name = str(run.number)
         if run.turn is not None:

@@ -270,4 +270,4 @@ def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Itera
     memories = {offer.gpu.name: offer.estimate.memory for offer in survey.offloads if offer.estimate is not None}
     needs = [f"{name} ({format_bytes(need.machine_bytes)})" for name, need in memories.items() if need is not None]
     if needs:
-        yield f"{OFFLOADED} So it is on these, with their need of the host's memory: {', '.join(needs)}."
+        yield f"{OFFLOADED} This holds for these GPUs, with the host memory that they need: {', '.join(needs)}."

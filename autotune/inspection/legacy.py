@@ -58,7 +58,7 @@ class Legacy:
         return self.since is not None
 
     def sentence(self) -> str:
-        """Return the status and the remedy, such as ``a went in TRL 0.20.0: write b: 1.``."""
+        """Return the status and the remedy, such as ``a was removed in TRL 0.20.0: write b: 1.``."""
         what = f"{self.key}: {yaml_line(self.value)}" if self.of_value else self.key
         return f"{self._became(what)}{self._advice()}{f' {self.note}' if self.note else ''}"
 
@@ -66,19 +66,19 @@ class Legacy:
         if self.never:
             return f"No release of {self.library} has had {what}"
         if self.gone is not None:
-            return f"{what} went in {self.library} {self.gone}"
+            return f"{what} was removed in {self.library} {self.gone}"
         if self.no_effect:
             return f"{what} has no effect since {self.library} {self.since}"
         return f"{what} is deprecated since {self.library} {self.since}"
 
     def _advice(self) -> str:
         if self.same:
-            return f": take it out, since {yaml_line(self.value)} is what happens without it."
+            return f": leave it out, since {yaml_line(self.value)} is the default."
         if self.write:
             return f": write {', '.join(f'{key}: {yaml_line(value)}' for key, value in self.write.items())}."
         if self.by_hand:
             return "."
-        return ": take it out." if self.accepted or self.never else " and nothing replaces it: take it out."
+        return ": leave it out." if self.accepted or self.never else " without a replacement: leave it out."
 
 
 def legacy_of(trainer: str, key: str, value: object) -> Legacy | None:

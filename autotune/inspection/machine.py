@@ -123,8 +123,8 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
     names = sorted({gpu.name for gpu in gpus[:needed]})
     if len(names) > 1:
         raise InputError(
-            f"Workers need equal GPUs, since measurements are compared, and these are {', '.join(names)}.",
-            hint="Choose equal ones with CUDA_VISIBLE_DEVICES.",
+            f"Workers need GPUs of one model, since measurements are compared, and these are {', '.join(names)}.",
+            hint="Choose GPUs of one model with CUDA_VISIBLE_DEVICES.",
         )
     words = visible_words(needed)
     return tuple(Share(gpus=",".join(words[first : first + processes])) for first in range(0, needed, processes))

@@ -32,7 +32,7 @@ def user_path(text: str | Path) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(f"The home of {str(text)!r} is not known.", hint="Write the path in full.") from error
+        raise InputError(f"The home directory in {str(text)!r} is not known.", hint="Write the full path.") from error
 
 
 def exists(path: str | Path) -> bool:
@@ -84,7 +84,9 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     except OSError as error:
         raise unreadable(kind, text, error) from error
     except RuntimeError as error:  # from expanduser: ~NAME of an unknown user
-        raise InputError(f"The home of the {kind} {text!r} is not known.") from error
+        raise InputError(
+            f"The home directory in the {kind} {text!r} is not known.", hint="Write the full path."
+        ) from error
     if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
         raise InputError(f"The {kind} {text!r} is neither a path nor a hub id.", hint="A hub id is NAME or ORG/NAME.")
     return None

@@ -142,7 +142,7 @@ class Engine:
             return ""
         share = f"vLLM does not start with {self.utilization:g} of the GPU, {format_bytes(self.requested_bytes)}"
         if self.cache_bytes <= 0:
-            return f"{share}: that is less than its weights and what else it holds"
+            return f"{share}: that is less than its weights, activations, CUDA graphs and libraries"
         held = format_bytes(self.cache_bytes)
         return f"{share}: a key-value cache of {held} does not hold one sequence of {self.tokens:,} tokens"
 
@@ -166,7 +166,7 @@ class Engine:
         """Yield assumptions about the engine, in sentences."""
         if self.on_server:
             buffers = format_bytes(self._sync_bytes)
-            yield f"the server holds nothing on this GPU, which sends it the weights from buffers of up to {buffers}"
+            yield f"the server needs no memory of this GPU, except buffers of up to {buffers} to send it the weights"
             return
         yield from engine_assumptions(self.model)
 
@@ -204,9 +204,9 @@ def engine_assumptions(model: ModelProfile) -> Iterator[str]:
     overhead, asleep = format_bytes(OVERHEAD_BYTES), format_bytes(SLEEPING_BYTES)
     yield f"{overhead} go to its activations, CUDA graphs and libraries (0.4 to 3 GiB in logs)"
     yield f"asleep, it still holds {asleep} (0.3 to 1.4 GiB in logs, on one GPU)"
-    in_layers = "of a model in 4 bits, the weights in its layers are in 4 bits here too"
+    in_layers = "if the trained model is in 4 bits, the weights in its layers are in 4 bits here too"
     yield f"its weights and its cache are in 16 bits; {in_layers}"
     yield "its cache holds all tokens in all layers, those with a sliding window too"
-    yield "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to"
+    yield "PyTorch returns all cached memory when vLLM wakes up, as TRL requests"
     if model.cache is None:
-        yield "the cache of a token is not known for this model, so whether it holds a sequence is not either"
+        yield "the size of a token in the cache is not known for this model, so the cache may hold no whole sequence"

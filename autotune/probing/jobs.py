@@ -212,10 +212,10 @@ def classify(
     if ending.ran_out_of_memory:
         return Measurement(
             ProbeStatus.HOST_OUT_OF_MEMORY,
-            "killed by the kernel, whose control group counts an out-of-memory kill (oom_kill) meanwhile",
+            "killed by the kernel for memory: its control group counted an out-of-memory kill (oom_kill)",
         )
     if ending.server_died:
-        return Measurement(ProbeStatus.CRASHED, "the process that starts probes died, and this one with it")
+        return Measurement(ProbeStatus.CRASHED, "the process that starts probes died, and its probe with it")
     if ending.signal == signal.SIGKILL:
         return Measurement(ProbeStatus.CRASHED, f"{killer}; nothing shows that memory was the cause")
     end = killer if ending.signal else f"ended with exit status {ending.code}"

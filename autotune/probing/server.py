@@ -285,7 +285,7 @@ def load_reply(folder: Path, expected: type[R]) -> R | Failure:
         try:
             check_reply_fits(folder)
         except FileNotFoundError as error:
-            hint = "Run the command again; a study elsewhere, of --storage, goes on with --resume."
+            hint = "Run the command again; add --resume if the study is in --storage."
             raise InputError(f"{folder} was removed while a job ran in it.", hint=hint) from error
         except OSError as error:
             raise _unwritable(folder, error) from error

@@ -60,7 +60,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
             f" {' and '.join(_deviations(need))}"
         )
         if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
-            yield "There is ample room, so few layers of a deep model were traced, and no batches of varied lengths."
+            yield "There is ample room, so a deep model was traced with few layers, without batches of varied lengths."
     elif need.source is Source.PROBED:
         happened = "memory ran out" if verdict.outcome is Outcome.DOES_NOT_FIT else "the peak was"
         where = f"; {happened} in {need.phase}" if need.phase else ""

@@ -179,8 +179,9 @@ def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, st
             for part in differing
         )
         raise StudyMismatchError(
-            f"The study {name!r} was made for something else: {differences}.",
-            hint="Resume or join it with the same, --memory-budget too, or choose another --output or --study.",
+            f"The study {name!r} was made for another search: {differences}.",
+            hint="Resume or join it with the same options, --memory-budget included, or choose another --output or"
+            " --study.",
         )
 
 

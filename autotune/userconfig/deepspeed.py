@@ -113,7 +113,7 @@ def with_auto(document: Mapping[str, object], config: Configuration, processes: 
     ]
     if wrong:
         raise InputError(
-            f"DeepSpeed's document has {hidden('; '.join(wrong))}: transformers ends the run.",
+            f"DeepSpeed's document has {hidden('; '.join(wrong))}: transformers refuses the contradiction.",
             hint=f"Write {AUTO} instead; in accelerate's file, a missing {_ACCUMULATION} counts as 1.",
         )
     for path in expected:

@@ -65,8 +65,8 @@ def as_launched(config: Configuration, started: Launching) -> Configuration:
         raise UnreadError(f"mixed_precision: {wanted} is not traced. Write {' or '.join(_PRECISIONS)}.")
     if own is None and started.document.get("distributed_type") == "DEEPSPEED":
         raise InputError(
-            f"bf16 and fp16 are false, and accelerate's mixed_precision: {wanted} sets DeepSpeed's: transformers ends"
-            " the run.",
+            f"bf16 and fp16 are false, and accelerate's mixed_precision: {wanted} sets DeepSpeed's: transformers"
+            " refuses the contradiction.",
             hint=f"Write {wanted}: true, or mixed_precision: 'no' for accelerate.",
         )
     return replace(config, values={**values, wanted: True})
@@ -180,9 +180,9 @@ def _check_offload(started: Launching, config: Configuration) -> None:
     on_gpus = started.processes > 1 and not config.values.get("use_cpu")
     if needed and on_gpus and not _has_host_backend(started, config):
         raise InputError(
-            "cpu_offload in fsdp_config ends the first step: the norm of gradients is summed over processes on the"
-            " host, where NCCL cannot.",
-            hint=f"Set {' and '.join(needed)} to true (env in TRL's file), by which accelerate adds gloo.",
+            "With cpu_offload in fsdp_config, the first step fails: the norm of gradients is summed over processes on"
+            " the host, which NCCL does not support.",
+            hint=f"Set {' and '.join(needed)} to true (env in TRL's file): accelerate then adds gloo.",
         )
 
 

@@ -77,15 +77,15 @@ def _torchrun_launch(launch: Sequence[str], gpus: int | None, variables: Mapping
     machines = number(least, "machines")
     if most and number(most, "machines") != machines:
         raise UnreadError(
-            f"--nnodes {least}:{most} lets the number of machines vary, and with it shards and batches. Write a single"
-            " number of machines."
+            f"With --nnodes {least}:{most}, the number of machines is not known, nor are shards and batches. Write a"
+            " single number of machines."
         )
     each = options.get("nproc_per_node", "1")
     if each in _GPU_WORDS and gpus is not None:
         return Launched(gpus * machines, True, machines)
     if each in _COUNTED_UNITS:
         raise UnreadError(
-            f"--nproc_per_node {each} starts a process for each {_COUNTED_UNITS[each]} of a machine that trains, whose"
+            f"--nproc_per_node {each} starts a process for each {_COUNTED_UNITS[each]} of the training's machine, whose"
             " number is not known here. Write the number."
         )
     return Launched(number(each) * machines, True, machines)
@@ -104,7 +104,7 @@ def _deepspeed_launch(launch: Sequence[str], gpus: int | None) -> Launched:
     by_hosts = chosen is not None or "hostfile" in options or (machines or 1) > 1
     if by_hosts and (each is None or ("hostfile" in options and machines is None)):
         raise UnreadError(
-            "DeepSpeed starts processes by the hosts of the training, which are not known here. Write --num_nodes and"
+            "DeepSpeed starts processes on the hosts of the training, which are not known here. Write --num_nodes and"
             " --num_gpus."
         )
     # Without a number, DeepSpeed starts a process on each GPU.

@@ -82,7 +82,7 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
     for name, error in ended.items():
         is_text = any(map(_TEXT_NUMBER.fullmatch, map(str, mapping(values.get(name)).values())))
         hint = " YAML takes a number such as 1e-6 for text: write 1.0e-6." if is_text else ""
-        message = f"{name} ends the training: {_sentence(error)}{hint}"
+        message = f"{name} makes training fail: {_sentence(error)}{hint}"
         yield finding(written, Severity.ERROR, name, message)
     for name in _LOADING_FIELDS:
         given = values.get(name)
@@ -98,10 +98,10 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
     # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
     steps, epochs = values.get(STEPS), values.get(EPOCHS)
     if steps == 0:
-        message = f"{STEPS} is 0: transformers ends after the first step. Below 0, {EPOCHS} counts."
+        message = f"{STEPS} is 0: training stops after the first step. Write {STEPS}: -1 to train {EPOCHS}."
         yield finding(written, Severity.SILENT, STEPS, message)
     elif isinstance(steps, int) and steps < 0 and isinstance(epochs, (int, float)) and epochs <= 0:
-        message = f"{EPOCHS} is {epochs:g}: transformers ends before the first step."
+        message = f"{EPOCHS} is {epochs:g}: training stops before the first step."
         yield finding(written, Severity.SILENT, EPOCHS, message)
 
 
@@ -213,11 +213,11 @@ def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuratio
 
 def _dropped_text(written: WrittenConfig, key: str) -> str:
     script, program, parser = written.command.script, written.command.launcher or "python", written.command.parser
-    handed = f"only `trl` passes {key} to accelerate"
+    passed = f"only `trl` passes {key} to accelerate"
     if script is None:
-        return f"{key} has no effect: {handed}, and {_drops(written)} it."
-    ends = f"{parser} ends the run at it, unless {script} takes it" if parser else ""
-    return f"{key} does not set how {program} starts the training: {handed}. {ends or f'{script} may read it'}."
+        return f"{key} has no effect: {passed}, and {_drops(written)} it."
+    fails = f"{parser} refuses it, unless {script} has such an argument" if parser else ""
+    return f"{key} does not set how {program} starts the training: {passed}. {fails or f'{script} may read it'}."
 
 
 def _is_dropped(written: WrittenConfig, key: str) -> bool:
@@ -228,7 +228,7 @@ def _is_dropped(written: WrittenConfig, key: str) -> bool:
 
 
 def _drops(written: WrittenConfig) -> str:
-    return f"TRL's script, which {written.command.launcher or 'python'} starts here, drops"
+    return f"TRL's script, which {written.command.launcher or 'python'} starts here, ignores"
 
 
 def _follows(written: WrittenConfig, refusal: str, known: Iterable[Finding]) -> bool:
@@ -276,7 +276,7 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
             what = old.sentence() if old is not None else _unknown(written, read, fault)
             yield finding(written, Severity.SILENT, fault.key, f"{what} {_drops(written)} it.")
         elif may_be_taken:
-            message = f"{fault.key} is not a key of TRL's: {written.command.script} may take it, which cannot be known."
+            message = f"{fault.key} is not a key of TRL. Check that {written.command.script} has such an argument."
             advice = f" {old.sentence()}" if old is not None else _similar(fault, read)
             yield finding(written, Severity.NOTE, fault.key, f"{message}{advice}")
         elif old is not None:
@@ -349,7 +349,7 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     used = "datasets" if mixture is not None and mixture.values.get("datasets") else "dataset_name"
     for key in _IGNORED_BESIDE[used]:
         if written.given.get(used) and written.given.get(key):
-            yield finding(written, Severity.SILENT, key, f"{key} has no effect beside {used}.")
+            yield finding(written, Severity.SILENT, key, f"{key} has no effect together with {used}.")
     if written.values.get(_REMOTE_CODE):
         message = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
         yield finding(written, Severity.NOTE, _REMOTE_CODE, message)
@@ -357,7 +357,7 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     resumed = config.values.get(_RESUMED) if config is not None and written.command.source is None else None
     if config is not None and resumed:
         place = config.values["output_dir"] if resumed is True else resumed
-        message = f"transformers ends a run that finds no checkpoint to resume from in {place}, such as a first one."
+        message = f"A run without a checkpoint in {place}, such as the first run, fails: there is nothing to resume."
         yield finding(written, Severity.NOTE, _RESUMED, message)
 
 

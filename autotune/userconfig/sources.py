@@ -148,13 +148,13 @@ def _check_splits(train: str, test: str, *, evaluates: bool, parted: bool) -> No
     known = (_TRAIN, _TEST) if parted else (_TRAIN,)
     if train not in known:
         raise InputError(
-            f"dataset_train_split is {train}, and datasets only has the split {' and '.join(known)}: TRL ends with a "
+            f"dataset_train_split is {train}, and datasets only has the split {' and '.join(known)}: TRL fails with a "
             "KeyError.",
             hint="Write split in each entry of datasets.",
         )
     if evaluates and not parted:
         raise InputError(
-            f"Evaluation needs the split {test}, which datasets does not have: TRL ends with a KeyError.",
+            f"Evaluation needs the split {test}, which datasets does not have: TRL fails with a KeyError.",
             hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
         )
     if evaluates and test != _TEST:
@@ -176,7 +176,7 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
     steps = config.values.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:
         raise InputError(
-            "With streaming, transformers cannot count the rows of an epoch, and ends without max_steps.",
+            "With streaming, transformers cannot count the rows of an epoch, and needs max_steps.",
             hint="Write max_steps.",
         )
     if config.values.get("precompute_ref_log_probs"):
@@ -208,7 +208,7 @@ def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, strea
     """
     if streams and size is not None:
         raise InputError(
-            "TRL cannot split a streamed dataset: test_split_size ends with an AttributeError.",
+            "TRL cannot split a streamed dataset: test_split_size fails with an AttributeError.",
             hint="Leave out streaming or test_split_size.",
         )
     shares = [item.get("fraction") is not None for item in items]
@@ -260,7 +260,7 @@ def _check_entry(item: Mapping[str, object]) -> None:
         _check_not_file("path in datasets", str(item.get("path")))
     if item.get("split", _TRAIN) is None:
         raise InputError(
-            "split in datasets is null: TRL then loads each split apart, and cannot join them.",
+            "split in datasets is null: TRL then loads each split separately, and cannot join them.",
             hint="Leave it out for train, or write a split, such as train+test.",
         )
     _check_without_secrets(item)

@@ -101,7 +101,7 @@ def read_written(config: str | None, trainer: str | None = None, command: Sequen
     named = find_trainer(trainer).name if trainer is not None else None
     trained = found.trainer or (found.source.unsupported if found.source is not None else None)
     if named is not None and trained and trained != named:
-        raise InputError(f"The command trains with {trained}, and --trainer is {named}.", hint="Leave out --trainer.")
+        raise InputError(f"The command trains with {trained}, but --trainer is {named}.", hint="Leave out --trainer.")
     if trained and found.trainer is None:
         raise UnreadError(f"{found.script} trains with {trained}, which autotune does not support.")
     file = mask_secrets(read_yaml(found.config)) if found.config is not None else None
@@ -113,7 +113,7 @@ def read_written(config: str | None, trainer: str | None = None, command: Sequen
     if found.script is not None and not found.parser and file is None:
         raise UnreadError(
             f"{found.script} parses its arguments itself, so autotune cannot read them.",
-            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it.",
+            hint=f"Check the configuration file that it uses, or parse its arguments with TrlParser and {CONFIG} FILE.",
         )
     return WrittenConfig(found, file, named or found.trainer or _trainer_of(file))
 

@@ -78,7 +78,7 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
         (ran(process(loaders=(replace(LARGEST, order="as shuffled"),))), "fits the batches that ran", "shuffles them"),
         (ran(process(loaders=(LARGEST, Loader("as it is", "its dataset is iterated")))), "fits the batches that ran",
          "its dataset is iterated"),
-        (ran(process(loaders=())), "fits the batches that ran", "no loader of PyTorch was seen"),
+        (ran(process(loaders=())), "fits the batches that ran", "no PyTorch DataLoader was used"),
         (ran(process(failed_allocations=(OUT_OF_MEMORY,))), "fits", ""),
         (ran(RAN_OUT, ending=FAILED), "does not fit", ""),
         # A launcher kills the other ranks, and one that a library has ended leaves no exception.
@@ -107,7 +107,7 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
              process(steps=1, ended="error", error=NO_FILE), ending=FAILED), "not known",
          "the script failed after 1 of 3 steps: FileNotFoundError"),
         (ran(process(steps=1, ended=""), ending=CommandExit(None, 9)), "not known", "killed by signal 9"),
-        (ran(process(steps=0, spans=(span(0),), ended="finished")), "not known", "without a step of an optimizer"),
+        (ran(process(steps=0, spans=(span(0),), ended="finished")), "not known", "without a step of a PyTorch"),
         (ran(), "not known", "used no GPU"),
         (ran(BEFORE_CUDA, ending=FAILED), "cannot run", "before it used memory of a GPU: FileNotFoundError"),
         (ran(replace(BEFORE_CUDA, uses_cuda=True), ending=FAILED), "cannot run", "FileNotFoundError"),

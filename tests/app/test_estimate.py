@@ -126,7 +126,7 @@ def test_a_step_that_cannot_be_traced_is_an_error_that_says_why_and_names_a_prob
 
 @pytest.mark.parametrize("shape", [(0, 8), (1, -1), (1, 1 << 40), (1, 8, 2), (8,)])
 def test_shapes_that_are_absurd_are_refused(model: str, shape: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match=r"is not possible|A shape is two numbers, and \(.*\) is [13]\."):
+    with pytest.raises(InputError, match=r"is not possible|A shape has two numbers, and \(.*\) has [13]\."):
         autotune.estimate(model, sft(), shape=shape, gpu="T4")
 
 
@@ -145,7 +145,7 @@ def test_what_a_configuration_sets_to_null_is_traced_as_null(model: str) -> None
 
 
 def test_an_empty_shape_of_evaluation_is_refused(model: str) -> None:
-    with pytest.raises(InputError, match=r"A shape is two numbers, and \(\) is 0\."):
+    with pytest.raises(InputError, match=r"A shape has two numbers, and \(\) has 0\."):
         autotune.estimate(model, sft(), shape=(1, 8), gpu="T4", eval_shape=())  # type: ignore[arg-type]
 
 

@@ -283,8 +283,8 @@ def test_one_gpu_on_which_nothing_fits_offloads(model: str, monkeypatch: pytest.
     assert (small.tokens_per_second, small.cost) == (None, None)
     assert table.offers[-1] is small
     assert all("sharding" not in offer.differences for offer in table.offers[:-1])
-    assert [note for note in table.notes if TIGHT in note and "of the host's memory" in note]
-    assert not [note for note in table.notes if "T4" in note and "of the host's memory" in note]
+    assert [note for note in table.notes if TIGHT in note and "host memory that they need" in note]
+    assert not [note for note in table.notes if "T4" in note and "host memory that they need" in note]
 
 
 @needs_deepspeed

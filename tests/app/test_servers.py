@@ -43,7 +43,7 @@ def test_candidates_with_vllm_have_memory_and_no_time(model: str) -> None:
     assert estimate.tokens_per_second is None
     assert estimate.memory.breakdown["vLLM"] == -(-found.gpu.memory_bytes // 2)
     assert sum(estimate.memory.breakdown.values()) == estimate.memory.device_bytes
-    assert any("How fast vLLM generates cannot be traced" in note for note in found.notes)
+    assert any("The speed of vLLM's generation cannot be traced" in note for note in found.notes)
     assert any("asleep, it still holds 1.00 GiB" in note for note in found.notes)
 
 

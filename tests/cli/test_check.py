@@ -20,7 +20,7 @@ OLD = "max_seq_length: 64\nmax_steps: 3\n"
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A configuration with a key that went in TRL 0.20."""
+    """A configuration with a key that TRL 0.20 removed."""
     file = tmp_path / "old.yaml"
     file.write_text(OLD, encoding="utf-8")
     return file
@@ -105,7 +105,7 @@ def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     [
         (("--gpu", "H10"), "'H10' is not a known GPU"),
         (("--gpu", "H100-80GB", "--gpu", "T4"), "'H100-80GB,T4' is not a known GPU"),
-        (("--gpu", "H100-80GB", "--probe"), "--probe runs on this machine's device, and --gpu names one to trace for."),
+        (("--gpu", "H100-80GB", "--probe"), "--probe runs on this machine's device, --gpu names a device to trace"),
         (("--gpu", "H100-80GB", "--memory-budget", "900GiB"), "larger than H100-SXM"),
         (("--memory-budget", "lots"), "lots"),
     ],

@@ -61,14 +61,19 @@ def test_every_row_says_one_thing_in_the_words_of_the_table(name: str, row: Mapp
 @pytest.mark.parametrize(
     ("trainer", "key", "value", "said"),
     [
-        ("sft", "max_seq_length", 4096, "went in TRL 0.20.0: write max_length: 4096."),
-        ("sft", "max_seq_length", None, "went in TRL 0.20.0: take it out, since null is what happens without it."),
-        ("kto", "label_pad_token_id", -100, "went in TRL 0.28.0 and nothing replaces it: take it out."),
-        ("dpo", "rpo_alpha", 0.5, "went in TRL 0.29.0: write loss_type: [sigmoid, sft], loss_weights: [1.0, 0.5]."),
-        ("reward", "warmup_ratio", 0.1, "went in transformers 5.15.0: write warmup_steps: 0.1."),
-        ("sft", "warmup_ratio", 1.0, "went in transformers 5.15.0."),
-        ("sft", "torch_dtype", "bfloat16", "went in TRL 0.27.0: write dtype: bfloat16."),
-        ("sft", "torch_dtype", "bf16", "went in TRL 0.27.0: write dtype: bfloat16."),
+        ("sft", "max_seq_length", 4096, "was removed in TRL 0.20.0: write max_length: 4096."),
+        ("sft", "max_seq_length", None, "was removed in TRL 0.20.0: leave it out, since null is the default."),
+        ("kto", "label_pad_token_id", -100, "was removed in TRL 0.28.0 without a replacement: leave it out."),
+        (
+            "dpo",
+            "rpo_alpha",
+            0.5,
+            "was removed in TRL 0.29.0: write loss_type: [sigmoid, sft], loss_weights: [1.0, 0.5].",
+        ),
+        ("reward", "warmup_ratio", 0.1, "was removed in transformers 5.15.0: write warmup_steps: 0.1."),
+        ("sft", "warmup_ratio", 1.0, "was removed in transformers 5.15.0."),
+        ("sft", "torch_dtype", "bfloat16", "was removed in TRL 0.27.0: write dtype: bfloat16."),
+        ("sft", "torch_dtype", "bf16", "was removed in TRL 0.27.0: write dtype: bfloat16."),
     ],
 )
 def test_a_key_that_went_is_said_in_a_sentence(trainer: str, key: str, value: object, said: str) -> None:
@@ -80,21 +85,26 @@ def test_a_key_that_went_is_said_in_a_sentence(trainer: str, key: str, value: ob
 @pytest.mark.parametrize(
     ("trainer", "key", "value", "said"),
     [
-        ("sft", "packing_strategy", "ffd", "packing_strategy: ffd went in TRL 0.20.0: write packing_strategy: bfd."),
+        (
+            "sft",
+            "packing_strategy",
+            "ffd",
+            "packing_strategy: ffd was removed in TRL 0.20.0: write packing_strategy: bfd.",
+        ),
         (
             "sft",
             "loss_type",
             "chunked_nll",
             "loss_type: chunked_nll is deprecated since TRL 1.15.0: write loss_type: nll.",
         ),
-        ("dpo", "padding_free", True, "padding_free: true has no effect since TRL 0.29.0: take it out."),
+        ("dpo", "padding_free", True, "padding_free: true has no effect since TRL 0.29.0: leave it out."),
         (
             "grpo",
             "vllm_sleep_enabled",
             1,
             "No release of TRL has had vllm_sleep_enabled: write vllm_enable_sleep_mode: 1.",
         ),
-        ("reward", "num_labels", 1, "No release of TRL has had num_labels: take it out."),
+        ("reward", "num_labels", 1, "No release of TRL has had num_labels: leave it out."),
         (
             "sft",
             "bnb_4bit_use_double_quant",

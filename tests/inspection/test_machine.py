@@ -119,7 +119,11 @@ def test_workers_get_gpus_of_their_own_in_the_order_in_which_they_are_visible(
         (2, "auto", "Workers of 2 processes need a multiple of 2 GPUs, and 3 GPUs are visible"),
         (None, 4, "4 workers need 4 GPUs, and 3 GPUs are visible"),
         (2, 2, "2 workers of 2 processes need 4 GPUs, and 3 GPUs are visible"),
-        (None, 3, "Workers need equal GPUs, since measurements are compared, and these are Another GPU, Test GPU"),
+        (
+            None,
+            3,
+            "need GPUs of one model, since measurements are compared, and these are Another GPU, Test GPU",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_the_rule(

@@ -78,7 +78,7 @@ def test_a_missing_path_says_how_far_it_exists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("./" + "x" * 300, "cannot be accessed: File name too long"), ("~no-one/model", "home of the model")],
+    [("./" + "x" * 300, "cannot be accessed: File name too long"), ("~no-one/model", "home directory in the model")],
 )
 def test_a_path_that_cannot_be_looked_at_says_why(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -183,7 +183,7 @@ def test_a_survived_shortage_is_noted_peaks_outlast_resets_and_nothing_runs_behi
     tmp_path: Path,
 ) -> None:
     found = dry_run(sys.executable, script(tmp_path, SURVIVOR), tmp_path, code=3)
-    assert found.document["reason"].startswith("no loader of PyTorch was seen")
+    assert found.document["reason"].startswith("no PyTorch DataLoader was used")
     assert any("3 requests for memory failed" in note for note in found.document["notes"])
     # Weights of 4 MiB were there before the script's own reset of the peak.
     assert found.spans()[0]["allocated_bytes"] > 4 * MIB

@@ -178,7 +178,7 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., Workload],
         ([{"messages": "a"}, {"messages": "b"}], r"Row 1 of rows.jsonl holds neither text nor messages in messages\."),
         (
             [{"prompt": "a", **row} for row in messages_rows(TEXTS)],
-            r"rows.jsonl has prompt and no completion: .*Remove or rename prompt\.",
+            r"rows.jsonl has the column prompt, and no completion: .*Remove or rename prompt\.",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_an_empty_split_is_told_where_trl_loads_all_of_them(prepared: Callable[.
     (folder / "test.jsonl").write_text("")
     with pytest.raises(ValueError, match="test"):
         load_dataset(str(folder))
-    with pytest.raises(InputError, match=r"The split test of .* has no rows, at which TRL ends"):
+    with pytest.raises(InputError, match=r"The split test of .* has no rows: TRL loads all splits"):
         prepared(None, path=str(folder), data_files=None, all_splits=True)
     assert prepared(None, path=str(folder), data_files=None).dataset.documents.rows == len(TEXTS)
 

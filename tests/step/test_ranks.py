@@ -201,7 +201,7 @@ def test_an_engine_that_a_library_silently_replaces_is_unsupported(
     request = replace(probe_request(workload, planned(sharding="fsdp2")), seed=_SILENT)
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is ProbeStatus.UNSUPPORTED
-    assert "planned was FSDP2 with 2 processes, and what runs is DDP with 2 processes" in found.reason
+    assert "FSDP2 with 2 processes was planned, and DDP with 2 processes runs" in found.reason
 
 
 @pytest.mark.parametrize(

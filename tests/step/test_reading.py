@@ -155,7 +155,7 @@ def test_rows_without_the_answers_that_the_loss_is_to_count_are_refused_as_by_tr
 @pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
 def test_a_prompt_of_text_beside_answers_of_messages_is_told(prepared: Prepare, trainer: str) -> None:
     answer = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    message = r"rows.jsonl has text in prompt, and messages in chosen and rejected: .*Remove what the others hold"
+    message = r"rows.jsonl has text in prompt, and messages in chosen and rejected: .*remove those of one kind"
     with pytest.raises(InputError, match=message):
         prepared([{"prompt": "a", "chosen": answer, "rejected": answer}] * 2, trainer)
 

@@ -37,7 +37,7 @@ from tests.study.running import Run, probed
         ("grpc://me:secret@host:port", "is not a storage URL"),
         ("journal:///no/such/directory/study.log", "No such file or directory"),
         ("journal://", "names no file"),
-        ("journal://~nobody-has-this-name/study.log", "The home of .* is not known"),
+        ("journal://~nobody-has-this-name/study.log", "The home directory in .* is not known"),
         ("grpc://host:port", "is not a storage URL"),
     ],
 )

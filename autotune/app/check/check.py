@@ -129,7 +129,7 @@ def _target_machine(args: CheckArguments, text: WrittenConfig) -> tuple[Machine 
         return planned_machine(word), ""
     except InputError as error:
         if args.probe:
-            hint = "Take --gpu in place of --probe to trace it for a GPU, or write use_cpu: true to train on the CPU."
+            hint = "Replace --probe by --gpu to trace it for a GPU, or write use_cpu: true to train on the CPU."
             raise InputError(error.message, hint=hint) from error
         return None, str(error)
 
@@ -229,7 +229,7 @@ def _check_device(task: Task, started: Launching, config: Configuration) -> None
         raise UnreadError("ACCELERATE_USE_CPU trains on the CPU, and only use_cpu is read. Write use_cpu: true.")
     raise InputError(
         "accelerate's use_cpu puts the model on the CPU, and transformers the micro-batches on the GPU: the first"
-        " step ends.",
+        " step fails.",
         hint="Set use_cpu for TRL as well to train on the CPU, or leave it and ACCELERATE_USE_CPU out for accelerate.",
     )
 
@@ -238,7 +238,7 @@ def _script_findings(task: Task) -> Iterator[Finding]:
     """Yield a note if the user's script does not mention the trainer's class."""
     source, trainer_class = task.written.command.source, task.trainer.trainer_class
     if source is not None and trainer_class not in source.names:
-        message = f"{source.path} uses no {trainer_class}: it may train otherwise, or not at all."
+        message = f"{source.path} does not use {trainer_class}: it may train with another class, or not at all."
         yield Finding(Severity.NOTE, message)
 
 
@@ -248,15 +248,15 @@ def _own_training(task: Task, read: ReadCommand) -> str:
     if source is None:
         return ""
     if source.own_model:
-        return f"{source.path} uses {source.own_model}, so its model or adapter may be another than that of its keys."
+        return f"{source.path} uses {source.own_model}, so its model or adapter may differ from that of its keys."
     config = read.configurations[task.trainer.config_class]
     own_step = source.own_step(evaluates=config.evaluates)
     if own_step:
-        return f"{source.path} uses {own_step}, so a step may need more than one of TRL's own, which a check traces."
+        return f"{source.path} uses {own_step}, so a step may need more memory than TRL's own, which a check traces."
     unread = read.configurations[MODEL_CONFIG].values.keys() & task.written.given.keys() - NOT_OF_A_STEP
     if MODEL_CONFIG in source.names or not unread:
         return ""
-    return f"{source.path} uses no {MODEL_CONFIG}, so what it does with {min(unread)} cannot be known."
+    return f"{source.path} does not use {MODEL_CONFIG}, so the effect of {min(unread)} is not known."
 
 
 def check_object(args: CheckArguments, launched: Launching = ALONE) -> Verdict:
@@ -300,13 +300,13 @@ def check_options(args: CheckArguments) -> None:
     """
     if args.probe and args.gpu is not None:
         raise InputError(
-            "--probe runs on this machine's device, and --gpu names one to trace for.", hint="Leave out one."
+            "--probe runs on this machine's device, --gpu names a device to trace for.", hint="Leave out one."
         )
     if args.timeout is not None and not args.probe:
-        raise InputError("--timeout ends the run of --probe.", hint="Give both, or neither.")
+        raise InputError("--timeout is the time limit of --probe.", hint="Give both, or neither.")
     for name in (name for name in _FIT_OPTIONS if name in args.settings and not args.fits):
         given = f"{option(name)} has no effect with {option('fits')}"
-        raise InputError(f"{given}, which only reads.", hint="Leave out one of the two.")
+        raise InputError(f"{given}, which only reads the configuration.", hint="Leave out one of the two.")
     time_limit(args.timeout)
     check_required(installed_packages())
     if args.gpu is not None:

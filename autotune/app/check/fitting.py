@@ -60,16 +60,16 @@ _ENDS_A_STEP = {
         "FSDP refuses the model unless transformer_layer_cls_to_wrap names the classes of its layers."
     ),
     # trl/trainer/grpo_trainer.py; before, smoke tests leave out what needs vLLM.
-    "Unknown vLLM importance sampling level": "vllm_importance_sampling_mode ends the first step.",
+    "Unknown vLLM importance sampling level": "TRL has no such vllm_importance_sampling_mode: the first step fails.",
     # torch/amp/grad_scaler.py
-    "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
+    "Attempting to unscale FP16 gradients": "fp16 fails in the first step of weights in float16. Write dtype: float32.",
     # deepspeed/runtime/config.py, config_utils.py; a document of ZeRO-3 is read before.
     "DeepSpeedConfigError: ": "DeepSpeed refuses its document.",
     "validation error for DeepSpeed": "DeepSpeed refuses its document.",
     # autotune/virtual/unsupported.py
     "CUDA does not scale gradients in bfloat16": (
-        "fp16 ends the first step of trained weights in bfloat16: those of dtype: bfloat16, or the adapters that TRL"
-        " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
+        "fp16 fails in the first step of trained weights in bfloat16: those of dtype: bfloat16, or TRL's adapters on a"
+        " quantised model. Write bf16: true instead or, for a GPU without bf16, bf16: false."
     ),
 }
 """Beginnings of errors that only a step on a GPU has, each with its remedy."""
@@ -131,7 +131,7 @@ class Fitting:
             needs_code = self.config.values.get("trust_remote_code") and CUSTOM_CODE in error.message
             if isinstance(error, UnreadError) or (script is None and not needs_code):
                 raise
-            own = "" if needs_code else f" {script} may do otherwise, which cannot be known."
+            own = "" if needs_code else f" {script} may train differently, so the answer is not known."
             raise UnreadError(f"{error.message}{own}", hint="" if needs_code else error.hint) from error
         drops_last = self.config.values.get("dataloader_drop_last") is True
         plan, geometry = self._of_epoch(asked, workload, drops_last=drops_last)
@@ -210,7 +210,7 @@ class Fitting:
         longest = longest if plan.args.get("packing") else min(workload.longest, longest)
         if plan.rows * longest > MOST_TOKENS:
             each = f"{counted(plan.rows, 'row')} of up to {counted(longest, 'token')}"
-            raise UnreadError(f"A micro-batch of {each} is not traced: {MOST_TOKENS:,} tokens are the most.")
+            raise UnreadError(f"A micro-batch of {each} is too large to trace: the limit is {MOST_TOKENS:,} tokens.")
         trainer = self.task.trainer
         geometry = whole_geometry(trainer, plan, workload)
         if trainer.generates or drops_last:

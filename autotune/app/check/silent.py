@@ -66,8 +66,8 @@ def silent_findings(
         message = f"{_ANSWERS} has no effect on rows without a separate prompt: the loss counts every token."
         yield Finding(Severity.SILENT, message, _ANSWERS)
     if rows.images is not None and keys_set.get(ORDER) == BY_LENGTH:
-        message = f"{ORDER}={BY_LENGTH} ends the training: it needs tokenised rows, and TRL tokenises rows with images"
-        yield Finding(Severity.ERROR, f"{message} only in micro-batches. Leave {ORDER} out.", ORDER)
+        message = f"{ORDER}={BY_LENGTH} fails: it needs tokenised rows, and TRL tokenises rows with images only in"
+        yield Finding(Severity.ERROR, f"{message} micro-batches. Leave {ORDER} out.", ORDER)
     yield from _mixing(plan, setting)
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
         yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
@@ -126,8 +126,8 @@ def of_dispatching(
     name, key = DISPATCHING
     packs = plan.args.get("packing") or geometry.layout is Layout.FLAT
     if trainer.generates or packs or len(trainer.widths(plan, workload.dataset.documents)[0]) > 1:
-        message = f"{key} ends the training: one process reads the micro-batches of all, which accelerate joins"
-        yield Finding(Severity.ERROR, f"{message} only if all are as wide. Leave it out.", name)
+        message = f"{key} fails: one process reads all micro-batches, and accelerate joins them only if all are as wide."
+        yield Finding(Severity.ERROR, f"{message} Leave it out.", name)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
@@ -137,10 +137,10 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
         streams: whether TRL streams them; the check reads them whole.
     """
     if source.test_size is not None:
-        message = f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known"
-        yield Finding(Severity.NOTE, f"{message}, so the worst micro-batch is of all rows.", "test_split_size")
+        message = f"test_split_size={source.test_size} sets aside random rows for evaluation"
+        yield Finding(Severity.NOTE, f"{message}; the worst micro-batch is that of all rows.", "test_split_size")
     if streams:
-        message = "The rows are streamed, and read whole here; the worst micro-batch is of all, with few steps too."
+        message = "The rows are streamed. The worst micro-batch is that of all rows, even if max_steps is small."
         yield Finding(Severity.NOTE, message, "max_steps")
 
 
@@ -272,8 +272,8 @@ def _weights(plan: TrainingPlan, keys_set: Mapping[str, object], stored: str) ->
         )
         yield Finding(Severity.SILENT, message, "dtype")
     if dtype == "float32" and adapters and "dtype" not in keys_set and not plan.model.get("load_in_4bit"):
-        message = "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of"
-        yield Finding(Severity.NOTE, f"{message} that.")
+        message = "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 halves their"
+        yield Finding(Severity.NOTE, f"{message} memory.")
 
 
 def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ def with_token_lists(source: DatasetSource, rows: Dataset, column: str, *, flags
     if not flags and pc.list_flatten(rows.select_columns([column]).with_format("arrow")[:][column]).null_count:
         row = next(number for number, tokens in enumerate(rows[column], start=1) if tokens and None in tokens)
         raise InputError(
-            f"Row {row:,} (counted from 1) of {source.name} has null among its {column}, at which training ends.",
+            f"Row {row:,} (counted from 1) of {source.name} has null among its {column}: training fails at it.",
             hint="Write a number for each token.",
         )
     if not pa.types.is_fixed_size_list(kind):

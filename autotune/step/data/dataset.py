@@ -106,7 +106,7 @@ def _load(source: DatasetSource) -> Dataset:
         empty = [name for name, split in (rows.info.splits or {}).items() if not split.num_examples]
         if empty and source.all_splits:
             raise InputError(
-                f"The split {empty[0]} of {source.name} has no rows, at which TRL ends: dataset_name loads all splits.",
+                f"The split {empty[0]} of {source.name} has no rows: TRL loads all splits of dataset_name, and fails.",
                 hint=f"Remove its file, or write datasets: [{{path: {source.path}, split: {source.split}}}].",
             )
     if source.test_size is not None:
@@ -244,7 +244,7 @@ def _check_tokenizer(
     for name, token in (("eos_token", end), ("pad_token", source.reading.get("pad_token") or None)):
         if token is not None and token not in tokenizer.get_vocab():
             raise InputError(
-                f"{name} is {token}, which is not a token of {model.name}: TRL ends with a ValueError.",
+                f"{name} is {token}, which is not a token of {model.name}: TRL fails with a ValueError.",
                 hint=f"Give a token of its tokenizer, or leave {name} out.",
             )
     if not any((tokenizer.pad_token, tokenizer.eos_token, end, source.reading.get("pad_token"))):
@@ -301,15 +301,15 @@ def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSour
         kinds |= dict.fromkeys(converted, True) if is_conversational_from_value(first) else {}
         if "prompt" in kinds and "prompt" not in columns and "completion" not in kinds:
             raise InputError(
-                f"{source.name} has prompt and no completion: TRL reads both where there is a prompt.",
+                f"{source.name} has the column prompt, and no completion: TRL needs both, or neither.",
                 hint="Remove or rename prompt.",
             )
         texts, messages = (" and ".join(name for name in kinds if kinds[name] is kind) for kind in (False, True))
         if texts and messages:
             raise InputError(
-                f"{source.name} has text in {texts}, and messages in {messages}: TRL takes a row for all text or for "
-                "all messages, by any one of them.",
-                hint="Remove what the others hold already, or write all of them alike.",
+                f"{source.name} has text in {texts}, and messages in {messages}: TRL reads all columns of a row as"
+                " text, or all as messages.",
+                hint="Write all of them as text or all as messages, or remove those of one kind.",
             )
     return any(kinds.values())
 

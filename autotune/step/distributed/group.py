@@ -73,7 +73,7 @@ def check_engine(trainer: Any, plan: TrainingPlan) -> None:
     planned, running = planned_engine(plan), running_engine(trainer)
     print(f"Trained by {running}.", flush=True)  # noqa: T201 the job's log
     if planned != running:
-        raise WrongEngineError(f"planned was {planned}, and what runs is {running}")
+        raise WrongEngineError(f"{planned} was planned, and {running} runs")
 
 
 def planned_engine(plan: TrainingPlan) -> str:

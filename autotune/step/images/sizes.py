@@ -141,8 +141,8 @@ def _file(text: str, row: int, name: str) -> dict[str, Any]:
     except ValueError:
         raise InputError(
             f"Row {row} of {name} names the image {quoted}, which is not a file.",
-            hint=f"TRL opens it from the folder in which training is started, now {Path.cwd()}. Start where the paths "
-            "of the images lead to them, or write whole paths.",
+            hint=f"TRL opens it from the folder in which training is started, now {Path.cwd()}. Start in the folder "
+            "that the paths begin from, or write absolute paths.",
         ) from None
     return {"bytes": content, "path": quoted}
 

@@ -68,7 +68,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         if not profile.documents.tokens:
             raise InputError(
                 f"No row of {source.dataset.name} has a token.",
-                hint=f"Check that its texts are not empty, and that the tokenizer of {source.model.name} knows them.",
+                hint=f"Check that its texts are not empty, and that {source.model.name} has the right tokenizer.",
             )
         if not source.only_lengths:
             with written_atomically(Path(source.tokenized_directory)) as part:
@@ -150,7 +150,7 @@ def _check_embedded(
         raise InputError(
             f"{request.dataset.name} has the token id {worst:,}{f' ({token})' if token else ''}, and {model.name} has"
             f" embeddings for {model.vocabulary:,} tokens: training crashes on it.",
-            hint="Leave a token out of the loss by its label, and keep its id." if worst < 0 else hint,
+            hint="To leave a token out of the loss, change its label, not its id." if worst < 0 else hint,
         )
 
 

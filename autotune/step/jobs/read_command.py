@@ -39,9 +39,9 @@ _BARE_ERRORS = (ArithmeticError, AttributeError, ImportError, LookupError, Runti
 _UNLISTED_TRACKERS = frozenset({"azure_ml", "flyte"})
 """Trackers that ``get_available_reporting_integrations`` may omit although they are installed."""
 _ACCELERATE_CONFIG = "accelerate_config"
-_SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
+_SCRIPT_OF_VALUE = "cannot be in the file: `trl` passes its value on as a word, which accelerate takes for the script"
 _READ_ONCE = (
-    "is read once, as `--accelerate_config NAME` in two words or as a key of the file: accelerate ends at another"
+    "is read once, as `--accelerate_config NAME` in two words or as a key of the file: accelerate fails on another"
 )
 
 

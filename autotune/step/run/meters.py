@@ -230,7 +230,7 @@ class CudaMeter(Meter):
         raise InputError(
             f"Other processes hold {format_bytes(others_bytes)} of the GPU's {format_bytes(self._total_bytes)}, and "
             f"{format_bytes(limit_bytes)} are needed for a probe.",
-            hint="End what uses the GPU, then run the command again; a search goes on with --resume.",
+            hint="End these processes, then run the command again; a search continues with --resume.",
         )
 
     def other_causes(self, limit_bytes: int) -> str:

@@ -70,7 +70,7 @@ class Passed:
         if twice:
             raise InputError(
                 f"The dataset has the column {twice[0]}: TRL passes reward functions its own {twice[0]} and each column"
-                " by its name, and ends with a TypeError at the first step.",
+                " by its name, and fails with a TypeError in the first step.",
                 hint="Rename the column.",
             )
         return list(dict.fromkeys([*self.own, *passed]))
@@ -270,14 +270,14 @@ def check_arguments(
         raise InputError(
             f"The reward function {name} (reward_funcs) needs {', '.join(missing)}, and TRL has no column of that name"
             f" to pass: the dataset has {', '.join(columns)}.",
-            hint="Rename a column of the dataset, or name a function that reads those that there are.",
+            hint="Rename a column of the dataset, or name a function that reads only its columns.",
         )
     taken = {each.name for each in named}
     untaken = [argument for argument in passed if argument not in taken]
     if untaken and not any(each.kind is each.VAR_KEYWORD for each in parameters):
         raise InputError(
             f"The reward function {name} (reward_funcs) does not take {', '.join(untaken)}, which TRL passes to it by"
-            " name: it ends with a TypeError at the first step.",
+            " name: the first step fails with a TypeError.",
             hint="Add **kwargs to its parameters.",
         )
 
@@ -290,8 +290,8 @@ def _check_messages(name: str, rows: Dataset) -> None:
     """
     if name in _MESSAGE_REWARDS and not is_conversational({"prompt": rows[:1]["prompt"][0]}):
         raise InputError(
-            f"The reward function {name} (reward_funcs) reads messages, and completions are text where prompts are:"
-            " TRL ends at the first step.",
+            f"The reward function {name} (reward_funcs) reads messages, and prompts of text get completions of text:"
+            " the first step fails.",
             hint='Make each prompt a list of messages, such as [{"role": "user", "content": …}].',
         )
 

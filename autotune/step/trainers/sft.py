@@ -47,7 +47,7 @@ class SupervisedFineTuning(Adapter):
             row = uneven[0]
             raise InputError(
                 f"Row {row + 1:,} (counted from 1) of {dataset} has {tokens[row]:,} tokens, and labels or a mask for"
-                f" {labels[row]:,}: TRL ends at such a row, or counts the wrong tokens.",
+                f" {labels[row]:,}: TRL fails on such a row, or counts the wrong tokens.",
                 hint="Write a label, or a flag of the mask, for each token.",
             )
         if tokens.any() and not self.trainable(rows).any():

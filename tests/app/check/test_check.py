@@ -76,7 +76,7 @@ def test_a_script_s_own_arguments_are_told_as_unknown_and_not_as_wrong(
     file = write("kto", "my_own_key: 3\n")
     verdict = checked(command=("python", str(script), "--config", str(file)), gpu=GPU)
     assert verdict.outcome is Outcome.FITS
-    assert f"note {file} 8 my_own_key is not a key of TRL's" in told(verdict)
+    assert f"note {file} 8 my_own_key is not a key of TRL" in told(verdict)
 
 
 def test_an_attention_that_does_not_run_here_is_not_said_to_mix_documents(write: Write, checked: Checked) -> None:
@@ -248,11 +248,11 @@ def test_rows_that_are_streamed_are_read_whole(write: Write, checked: Checked) -
     asked = {"config": str(write("sft", "streaming: true\n")), "trainer": "sft", "gpu": GPU}
     without = checked(**asked)
     assert (without.outcome, without.findings[-1].line) == (Outcome.CANNOT_RUN, 8)
-    assert "ends without max_steps" in told(without)
+    assert "needs max_steps" in told(without)
     write("sft", "streaming: true\nmax_steps: 4\n")
     verdict = checked(**asked)
     assert verdict.outcome is Outcome.FITS
-    assert "9 The rows are streamed, and read whole here" in told(verdict)
+    assert "9 The rows are streamed. The worst micro-batch is that of all rows" in told(verdict)
 
 
 def test_without_a_device_the_keys_are_judged_nevertheless(write: Write, checked: Checked) -> None:
@@ -311,7 +311,7 @@ def test_a_number_of_a_configuration_object_that_no_step_takes_is_told(
     verdict = checked(config=config, model=str(model), dataset=str(rows("sft")), gpu=GPU)
     assert verdict.outcome is Outcome.CANNOT_RUN
     (found,) = verdict.findings
-    assert (found.key, found.message.partition(":")[0]) == (name, f"{name} ends the training")
+    assert (found.key, found.message.partition(":")[0]) == (name, f"{name} makes training fail")
 
 
 def test_the_api_raises_what_will_not_fit(write: Write, checked: Checked) -> None:

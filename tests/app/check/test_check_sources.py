@@ -132,9 +132,9 @@ def test_a_split_to_evaluate_on_may_be_any_whole_split(find: Find, train: str, t
             {"test_split_size": 0.1, "dataset_test_split": "dev", "args": {"eval_strategy": "steps"}},
             "dataset_test_split is dev",
         ),
-        ({"args": {"eval_strategy": "steps"}}, "TRL ends with a KeyError"),
-        ({"streaming": True}, "ends without max_steps"),
-        ({"streaming": True, "test_split_size": 0.1, "args": {"max_steps": 3}}, "ends with an AttributeError"),
+        ({"args": {"eval_strategy": "steps"}}, "TRL fails with a KeyError"),
+        ({"streaming": True}, "needs max_steps"),
+        ({"streaming": True, "test_split_size": 0.1, "args": {"max_steps": 3}}, "fails with an AttributeError"),
         (
             {"streaming": True, "args": {"max_steps": 3, "precompute_ref_log_probs": True}},
             "refuses precompute_ref_log_probs",
@@ -217,7 +217,7 @@ def test_the_worst_micro_batch_of_a_mixture_is_of_all_its_files(
     # Of 8 rows, 6 are trained on.
     assert (verdict.need.rows, verdict.need.tokens >= 40) == (6, True)
     assert "an epoch has 1 step." in told
-    assert "test_split_size=0.25 keeps rows from training at random" in told
+    assert "test_split_size=0.25 sets aside random rows" in told
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_mixture_may_be_a_key_of_a_script(write: Write, checked: Checked, scri
     Path(script).write_text("from trl import SFTConfig, SFTTrainer, TrlParser\nTrlParser((Own,))\n", encoding="utf-8")
     verdict = checked(command=("python", script, "--config", str(write("sft", MIXED))), fits=False)
     assert verdict.outcome is Outcome.READ
-    assert any("may take it, which cannot be known. No release of TRL" in item.message for item in verdict.findings)
+    assert any("has such an argument. No release of TRL" in item.message for item in verdict.findings)
 
 
 @pytest.mark.parametrize("item", ["{id: hub/id, split: train}", "{name: en}", "hub/id"])

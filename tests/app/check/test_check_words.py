@@ -48,7 +48,7 @@ def test_a_key_of_rows_that_trl_ignores_is_told(
     rows = "" if "datasets" in body else "datasets: [{path: hub/id}]\n"
     (tmp_path / "own.yaml").write_text(f"{head}{rows}{body}", encoding="utf-8")
     verdict = checked(config=str(tmp_path / "own.yaml"), trainer="sft", fits=False)
-    assert [item.key for item in verdict.findings if "has no effect beside" in item.message] == ignored
+    assert [item.key for item in verdict.findings if "has no effect together with" in item.message] == ignored
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_a_key_of_rows_that_trl_ignores_is_told(
         ("--max_length 32 --num_processes 2", None),
         ("--multi_gpu --accelerate_config zero2", None),
         ("--max_lengt 32", None),
-        ("--max_seq_length 32", "max_seq_length went in TRL 0.20.0: write max_length: 32."),
-        ("--max-seq-length=32", "max_seq_length went in TRL 0.20.0: write max_length: 32."),
+        ("--max_seq_length 32", "max_seq_length was removed in TRL 0.20.0: write max_length: 32."),
+        ("--max-seq-length=32", "max_seq_length was removed in TRL 0.20.0: write max_length: 32."),
         ("--beta 0.1", "beta is a key of distillation, dpo, grpo, kto, online_dpo, rloo, and not of sft."),
         ("--packin_strategy bfd", "Did you mean packing_strategy?"),
         ("--mine", "mine is not a key of sft, of the model, of the data, or of accelerate."),

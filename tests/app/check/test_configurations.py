@@ -50,7 +50,8 @@ def test_what_a_rule_says_is_not_said_again_in_trl_s_words(write: Write, checked
 
 
 WENT = (
-    "warmup_ratio went in transformers 5.15.0: write warmup_steps: 0.1. warmup_steps below 1 is a share of all steps."
+    "warmup_ratio was removed in transformers 5.15.0: write warmup_steps: 0.1."
+    " warmup_steps below 1 is a share of all steps."
 )
 
 
@@ -82,7 +83,7 @@ def test_an_argument_that_ends_a_training_is_told_in_place_of_what_trl_s_class_r
     )
     found = [(item.line, item.message) for item in problems(read_written(str(file), "grpo"), read)]
     assert found == [
-        (1, "num_generations ends the training: ZeroDivisionError: integer modulo by zero."),
+        (1, "num_generations makes training fail: ZeroDivisionError: integer modulo by zero."),
         (2, "packing is a key of sft, and not of grpo."),
     ]
 

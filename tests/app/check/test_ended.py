@@ -36,23 +36,23 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
         (
             "sft",
             "adam_beta1: 2.0\n",
-            "adam_beta1 ends the training: ValueError: Invalid beta parameter at index 0: 2.0",
+            "adam_beta1 makes training fail: ValueError: Invalid beta parameter at index 0: 2.0",
         ),
         pytest.param("dpo", "adam_beta2: 1.0\n", "Invalid beta parameter at index 1", marks=pytest.mark.nightly),
         pytest.param("kto", "adam_epsilon: -1.0e-8\n", "Invalid epsilon value", marks=pytest.mark.nightly),
         ("sft", "optim: adamw_torch\nlearning_rate: .nan\n", "Invalid learning rate: nan"),
-        pytest.param("sft", "seed: null\n", "seed ends the training: TypeError", marks=pytest.mark.nightly),
-        ("sft", "per_device_train_batch_size: null\n", "per_device_train_batch_size ends the training"),
-        pytest.param("sft", "max_steps: null\n", "max_steps ends the training: TypeError", marks=pytest.mark.nightly),
+        pytest.param("sft", "seed: null\n", "seed makes training fail: TypeError", marks=pytest.mark.nightly),
+        ("sft", "per_device_train_batch_size: null\n", "per_device_train_batch_size makes training fail"),
+        pytest.param("sft", "max_steps: null\n", "max_steps makes training fail: TypeError", marks=pytest.mark.nightly),
         pytest.param(
-            "grpo", "num_iterations: null\n", "num_iterations ends the training: TypeError", marks=pytest.mark.nightly
+            "grpo", "num_iterations: null\n", "num_iterations makes training fail: TypeError", marks=pytest.mark.nightly
         ),
-        ("sft", f"{EVALUATED}per_device_eval_batch_size: null\n", "per_device_eval_batch_size ends the training"),
-        ("sft", "num_train_epochs: .inf\n", "num_train_epochs ends the training: OverflowError"),
+        ("sft", f"{EVALUATED}per_device_eval_batch_size: null\n", "per_device_eval_batch_size makes training fail"),
+        ("sft", "num_train_epochs: .inf\n", "num_train_epochs makes training fail: OverflowError"),
         (
             "sft",
             "dataloader_num_workers: 2\ndataloader_prefetch_factor: 0\n",
-            "dataloader_prefetch_factor ends the training",
+            "dataloader_prefetch_factor makes training fail",
         ),
         (
             "sft",
@@ -84,20 +84,24 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
         ),
         ("sft", "model_init_kwargs: 'x'\n", "model_init_kwargs is text, and TRL needs a mapping"),
         pytest.param("sft", "learning_rate: -1.0\n", "Invalid learning rate", marks=pytest.mark.nightly),
-        ("sft", "weight_decay: 0.1\nadam_beta1: .nan\n", "adam_beta1 ends the training: ValueError: Invalid beta"),
+        ("sft", "weight_decay: 0.1\nadam_beta1: .nan\n", "adam_beta1 makes training fail: ValueError: Invalid beta"),
         pytest.param(
             "sft",
             "gradient_checkpointing_kwargs: {no_such: 1}\n",
-            "ends the training: ValueError: Unexpected keyword arguments: no_such",
+            "makes training fail: ValueError: Unexpected keyword arguments: no_such",
             marks=pytest.mark.nightly,
         ),
-        ("sft", "seed: -1\n", "seed ends the training: ValueError: Seed must be between 0 and 2**32 - 1"),
-        ("grpo", "top_entropy_quantile: -1.0\n", "top_entropy_quantile ends the training: RuntimeError: quantile() q"),
-        ("grpo", f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n", "include_for_metrics ends the training"),
-        ("grpo", f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n", "metric_for_best_model ends the training"),
+        ("sft", "seed: -1\n", "seed makes training fail: ValueError: Seed must be between 0 and 2**32 - 1"),
+        (
+            "grpo",
+            "top_entropy_quantile: -1.0\n",
+            "top_entropy_quantile makes training fail: RuntimeError: quantile()",
+        ),
+        ("grpo", f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n", "include_for_metrics makes training fail"),
+        ("grpo", f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n", "metric_for_best_model makes training fail"),
         ("rloo", "accelerator_config: {dispatch_batches: true}\n", "tensors but got"),
-        ("online_dpo", "remove_unused_columns: true\n", "ends the training: ValueError: No columns in the dataset"),
-        ("online_dpo", "beta: [0.1, 0.2]\n", "beta ends the training: TypeError: list indices must be integers"),
+        ("online_dpo", "remove_unused_columns: true\n", "makes training fail: ValueError: No columns in the dataset"),
+        ("online_dpo", "beta: [0.1, 0.2]\n", "beta makes training fail: TypeError: list indices must be integers"),
         (
             "online_dpo",
             "use_vllm: true\nvllm_mode: colocated\n",
@@ -111,7 +115,7 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
         (
             "grpo",
             "use_vllm: true\nvllm_importance_sampling_mode: token\n",
-            "vllm_importance_sampling_mode ends the first step. Unknown vLLM importance sampling level: token",
+            "vllm_importance_sampling_mode: the first step fails. Unknown vLLM importance sampling level: token",
         ),
     ],
 )
@@ -190,4 +194,4 @@ def test_a_training_that_does_not_end_is_ended_and_proves_nothing(
 def test_a_micro_batch_of_too_many_tokens_is_not_traced(body: str, of: str, write: Write, checked: Checked) -> None:
     verdict = checked(config=str(write("sft", body)), trainer="sft", gpu="H100-80GB")
     assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.reason.startswith(f"A micro-batch of {of} is not traced: 16,777,216 tokens are the most")
+    assert verdict.reason.startswith(f"A micro-batch of {of} is too large to trace: the limit is 16,777,216 tokens")

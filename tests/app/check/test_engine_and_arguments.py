@@ -115,7 +115,7 @@ def test_numbers_of_deepspeed_s_document_agree_with_the_arguments_or_end_the_run
     document = {**ZERO, "deepspeed_config": section}
     assert bool(mismatches(document, tmp_path, **args)) is bool(key)
     if key:
-        with pytest.raises(InputError, match=f"{key}.* transformers ends the run"):
+        with pytest.raises(InputError, match=f"{key}.* transformers refuses the contradiction"):
             engine_args(document, configured(**args), 2)
         return
     found: Any = engine_args(document, configured(**args), 2)["deepspeed"]
@@ -159,7 +159,7 @@ def test_numbers_of_deepspeed_s_scheduler_agree_with_the_arguments_or_end_the_ru
     config = configured(max_steps=steps, **args)
     config = Configuration(config.kind, {**config.values, "deepspeed": document}, {})
     if key:
-        with pytest.raises(InputError, match=f"{key}.* transformers ends the run"):
+        with pytest.raises(InputError, match=f"{key}.* transformers refuses the contradiction"):
             engine_args({}, config, 2)
         return
     # A trace and a probe train for fewer steps.
@@ -234,7 +234,8 @@ def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -
     assert (error.key, Path(error.file).name, error.line) == ("gradient_accumulation_steps", "config.yaml", 9)
     assert error.message == (
         "DeepSpeed's document has gradient_accumulation_steps: 1, and the trainer's own arguments give 4: transformers"
-        " ends the run. Write auto instead; in accelerate's file, a missing gradient_accumulation_steps counts as 1."
+        " refuses the contradiction. Write auto instead; in accelerate's file, a missing gradient_accumulation_steps"
+        " counts as 1."
     )
 
 
@@ -340,7 +341,7 @@ def test_deepspeed_by_accelerate_s_own_document_ends_where_the_precisions_differ
     document = {**ZERO, "deepspeed_config": {"zero_stage": 2}, "mixed_precision": "bf16"}
     assert mismatches(document, tmp_path, bf16=False)
     started = by("accelerate launch --config_file FILE", document, tmp_path)
-    with pytest.raises(InputError, match=r"mixed_precision: bf16 .* ends the run. Write bf16: true"):
+    with pytest.raises(InputError, match=r"mixed_precision: bf16 .* refuses the contradiction. Write bf16: true"):
         as_launched(configured(bf16=False), started)
     assert not mismatches(document, tmp_path)
     # The trainer's own document has a precision of its own.

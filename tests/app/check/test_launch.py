@@ -117,7 +117,7 @@ def test_accelerate_has_no_short_word_for_the_number_of_processes(script: str) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("torchrun --nnodes 1:4 --nproc_per_node 8", "--nnodes 1:4 lets the number of machines vary"),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8", "With --nnodes 1:4, the number of machines is not known"),
         ("deepspeed --num_nodes 2", "Write --num_nodes and --num_gpus"),
         ("deepspeed --hostfile hosts --num_gpus 8", "Write --num_nodes and --num_gpus"),
         ("deepspeed --exclude worker-1:0", "Write --num_nodes and --num_gpus"),
@@ -161,7 +161,7 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
         said = [item for item in of_launch(written, read, found) if item.severity is not Severity.NOTE]
         assert [(item.key, item.severity) for item in said] == [(key, Severity.SILENT) for key in HANDED_ON]
         assert [item.line for item in said] == [1, 2]
-        ends = "TrlParser ends the run" if each == script else "has no effect"
+        ends = "TrlParser refuses it" if each == script else "has no effect"
         assert all(ends in item.message for item in said)
     written, read = with_keys("trl sft", **HANDED_ON)
     found = launching(written, read)
@@ -284,7 +284,7 @@ def test_a_number_that_is_not_known_leaves_the_answer_open(write: Write, checked
     words = ("torchrun", "--nproc_per_node=gpu", script, "--config", str(write("sft", "")))
     verdict = checked(command=words, gpu="H100-80GB")
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
-    assert "--nproc_per_node gpu starts a process for each GPU of a machine that trains" in verdict.reason
+    assert "--nproc_per_node gpu starts a process for each GPU of the training's machine" in verdict.reason
     read = checked(command=words, fits=False)
     assert read.outcome is Outcome.READ
     assert any(item.severity is Severity.NOTE and "Write the number" in item.message for item in read.findings)

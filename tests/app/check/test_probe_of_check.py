@@ -66,7 +66,7 @@ def test_a_machine_without_a_gpu_is_offered_its_cpu_and_a_trace(
         raise InputError("There is no GPU here.", hint="Name one with --gpu.")
 
     monkeypatch.setattr(check, "planned_machine", absent)
-    with pytest.raises(InputError, match=r"no GPU here\. Take --gpu in place of --probe .*use_cpu: true"):
+    with pytest.raises(InputError, match=r"no GPU here\. Replace --probe by --gpu .*use_cpu: true"):
         checked(config=str(write("sft", "")), trainer="sft", probe=True)
 
 
@@ -78,7 +78,7 @@ def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (CheckArguments("config.yaml", timeout="90s"), "--timeout ends the run of --probe"),
+        (CheckArguments("config.yaml", timeout="90s"), "--timeout is the time limit of --probe"),
         (CheckArguments("config.yaml", timeout="soon", probe=True), "'soon' is not a duration"),
         (CheckArguments("config.yaml", timeout=0, probe=True), "A time-out of 0 seconds is not possible"),
         (CheckArguments("config.yaml", imports=True, fits=False), "--import has no effect with --no-fit"),

@@ -118,7 +118,7 @@ def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, mo
 def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         apart = StoreRanks(LostStore(), rank, 2)
-        with pytest.raises(RanksError, match=f"cannot reach the store of their group: {ENDED}"):
+        with pytest.raises(RanksError, match=f"cannot reach the store of their process group: {ENDED}"):
             apart.gather(rank)
         with pytest.raises(RanksError, match=ENDED):
             apart.broadcast(rank)
@@ -128,9 +128,9 @@ def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_that_cannot_agree_train_and_the_first_says_why(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     args: Any = SimpleNamespace(world_size=2, process_index=rank)
     autotune.PreflightCallback().on_train_begin(args, None, None)
-    said = ["autotune cannot check this training: The 2 processes of this training have no group of PyTorch's."]
+    said = ["autotune cannot check this training: The 2 processes of this training have no process group of PyTorch."]
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == said[rank:]
-    with pytest.raises(AutotuneError, match="have no group"):
+    with pytest.raises(AutotuneError, match="have no process group"):
         autotune.PreflightCallback(when_unsure="fail").on_train_begin(args, None, None)
 
 

@@ -30,7 +30,7 @@ def test_a_dry_run_is_offered_for_a_script_that_reads_its_own_arguments(checked:
     verdict = checked(**asked)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert "parses its arguments itself" in verdict.reason
-    assert "use TrlParser and --config FILE in it" in messages(verdict)
+    assert "parse its arguments with TrlParser and --config FILE" in messages(verdict)
     assert f"`autotune dry-run --gpu H100-SXM -- python {script} --lr 1` runs" in messages(verdict)
     assert [checked(**asked, when_unsure=word).exit_code for word in ("pass", "fail")] == [0, 1]
 
@@ -44,7 +44,7 @@ def test_a_script_with_a_trainer_that_autotune_does_not_know_may_run(checked: Ch
     assert f"`autotune dry-run --gpu NAME -- python {script} --max_steps 1` runs" in messages(verdict)
     named = checked(command=words, trainer="dpo", fits=False)
     assert named.outcome is Outcome.CANNOT_RUN
-    assert "The command trains with CPOTrainer, and --trainer is dpo. Leave out --trainer." in messages(named)
+    assert "The command trains with CPOTrainer, but --trainer is dpo. Leave out --trainer." in messages(named)
 
 
 def test_a_script_that_names_no_trainer_may_run(checked: Checked, script: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_key_that_may_be_the_script_s_own_is_held_against_those_of_trl(checked
     script.write_text(f"{IMPORTS}TrlParser((MyArguments, SFTConfig))\n", encoding="utf-8")
     verdict = checked(command=("python", str(script), "--max_lenght", "512", "--output_dir", "out"), fits=False)
     assert verdict.outcome is Outcome.READ
-    assert "may take it, which cannot be known. Did you mean max_length?" in messages(verdict)
+    assert "has such an argument. Did you mean max_length?" in messages(verdict)
 
 
 def test_trl_s_parser_takes_no_file_by_its_place(checked: Checked, script: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_script_without_the_trainer_s_class_may_not_train_with_it(
     words = ("python", str(script), "--output_dir", "out")
     (found,) = checked(command=words, trainer=trainer, fits=False).findings
     assert found.severity is Severity.NOTE
-    assert "uses no SFTTrainer: it may train otherwise, or not at all" in found.message
+    assert "does not use SFTTrainer: it may train with another class, or not at all" in found.message
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_script_may_find_its_model_rows_and_rewards_by_itself(
     verdict = checked(command=("python", str(script), *words), gpu=GPU, dataset=data)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3), messages(verdict)
     assert reason in verdict.reason
-    assert f"{script} may do otherwise, which cannot be known." in verdict.reason
+    assert f"{script} may train differently, so the answer is not known." in verdict.reason
     # TRL's own script would end at it.
     own = checked(command=("python", "-m", "trl.scripts.grpo", *words), gpu=GPU, dataset=data)
     assert own.outcome is Outcome.CANNOT_RUN
@@ -148,7 +148,11 @@ def test_a_script_may_find_its_model_rows_and_rewards_by_itself(
     [
         (f"{IMPORTS}from peft import LoraConfig\n", "", "uses LoraConfig"),
         (f"{IMPORTS}import transformers\ntransformers.BitsAndBytesConfig()\n", "", "uses BitsAndBytesConfig"),
-        (IMPORTS.replace("ModelConfig, ", ""), "use_peft: true\n", "no ModelConfig, so what it does with use_peft"),
+        (
+            IMPORTS.replace("ModelConfig, ", ""),
+            "use_peft: true\n",
+            "not use ModelConfig, so the effect of use_peft",
+        ),
         (f"{IMPORTS}class Own(SFTTrainer):\n    def compute_loss(self): ...\n", "", "uses compute_loss, so a step may"),
         (f"{IMPORTS}SFTTrainer(data_collator=None)\n", "", "uses data_collator"),
         (f"{IMPORTS}SFTTrainer(compute_metrics=len)\n", EVALUATED, "uses compute_metrics"),
