@@ -157,7 +157,7 @@ def _notes_on_contradictions(outcome: SearchOutcome, limit_bytes: int) -> Iterat
             measured = format_bytes(shown.need_bytes or 0)
             yield (
                 f"Probe {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, "
-                f"±{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
+                f"±{format_share(predicted.error)}, but ran with {measured}. Please report this wrong prediction."
             )
 
 

@@ -30,7 +30,7 @@ _FILE_ERRORS = {
 }
 _NO_MEMORY = (
     "This process ran out of memory, or reached a limit (ulimit, control group). Free some, raise the limit, or use a "
-    "smaller dataset; a search goes on with --resume."
+    "smaller dataset; a search continues with --resume."
 )
 # EAGAIN of fork: the process limit is reached. A write to a full pipe has another message.
 _NO_ROOM = (os.strerror(errno.ENOMEM), os.strerror(errno.EAGAIN))
@@ -131,12 +131,12 @@ def _print(message: str, trace: str) -> None:
 
 def _report_interrupt(argv: Sequence[str]) -> None:
     command = resume_command(hidden_words(argv))
-    going_on = f" No finished probe is lost; continue with:\n  {command}" if command else ""
-    if MASK in going_on:
-        going_on += f"\nReplace {MASK} with the secret."
+    remedy = f" No finished probe is lost; continue with:\n  {command}" if command else ""
+    if MASK in remedy:
+        remedy += f"\nReplace {MASK} with the secret."
     # Users may press Ctrl-C twice.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print(f"autotune: Interrupted.{going_on}", file=sys.stderr)
+    print(f"autotune: Interrupted.{remedy}", file=sys.stderr)
     signal.signal(signal.SIGINT, before)
 
 

@@ -110,7 +110,7 @@ def _planned_sentences(document: PlannedBundle, workload: Workload, max_tokens: 
         yield from _split_sentences(split)
     elif needs_server:
         yield (
-            "A vLLM server on further GPUs has to run before the training starts, on as many as it needs: "
+            "A vLLM server on other GPUs, as many as it needs, has to run before the training starts: "
             f"{serve_command(source.name, None, max_tokens, source.revision)}; vllm_server_host is its address."
         )
     if needs_server:

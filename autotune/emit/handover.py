@@ -69,10 +69,10 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     evaluation = workload.evaluation
     if rows.evaluated is not None and evaluation is not None:
         own = handover.base.args.get("eval_strategy") if handover.base is not None and handover.base.text else None
-        when = "at the end of each epoch" if own in (None, EVALUATED) else f"as the file's eval_strategy: {own} has it"
+        when = "at the end of each epoch" if own in (None, EVALUATED) else f"by the file's eval_strategy: {own}"
         yield (
             f"Training is evaluated on {evaluation.name} {when}; eval_strategy and eval_steps change when. The speed "
-            "leaves that out."
+            "excludes evaluations."
         )
     if rows.cut:
         yield (
@@ -128,7 +128,7 @@ def _completion_sentences(handover: Handover) -> Iterator[str]:
     rollouts, completions, basis = handover.workload.rollouts, handover.plan.completions, handover.basis.value
     if completions is None:
         return
-    kind = "as asked for" if rollouts.mean_tokens is not None else "half of the maximum, the default"
+    kind = "as requested" if rollouts.mean_tokens is not None else "half of the maximum, the default"
     if rollouts.column is not None:
         kind = f"as in the column {rollouts.column}"
     speed = f"Speed was {basis} with completions of {completions.mean:,.0f} tokens on average ({kind}), memory"

@@ -70,8 +70,8 @@ def interrupted_text(result: Result) -> str:
         ended = f"{result.ended.capitalize()} ended the search" if result.ended and more else "The search ended"
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
-        going_on = [f"Go on with --resume and {more}."] if more else []
-        return " ".join((decided, *_barred_texts(result), *going_on))
+        remedy = [f"Continue with --resume and {more}."] if more else []
+        return " ".join((decided, *_barred_texts(result), *remedy))
     allowed = " that may be recommended" if completed_trials(result) else ""
     return f"Interrupted before any candidate{allowed} ran to the end."
 

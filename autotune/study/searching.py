@@ -229,7 +229,7 @@ class Queue:
                 return NextAction.SETTLE if self.settled() is None else NextAction.ADOPT
             # Settling takes minutes; a search may have no limit.
             if session.clock.over() and all(worker.doing is Activity.SEARCHING for worker in ahead):
-                self._listener(Noted(f"The time limit ended the wait for {_names(ahead)}; --resume goes on."))
+                self._listener(Noted(f"The time limit ended the wait for {_names(ahead)}; --resume continues."))
                 return NextAction.LEAVE
             self._report_wait(ahead)
             self._opened.storage.closing.wait(roster.sharing.poll_seconds)

@@ -99,7 +99,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
         if isinstance(error, KeyError):
             hint = "Another process has deleted it. Start another one: leave out --resume, or give --study."
             return AutotuneError(f"The study {storage.name!r} is no longer in {url}.", hint=hint)
-        hint = "Put that right, then go on with --resume."
+        hint = "Repair or restart the storage, then continue with --resume."
         return AutotuneError(f"The study storage {url} cannot be used: {cause_of(error, storage.url)}.", hint=hint)
 
     def waits(error: BaseException) -> None:

@@ -25,19 +25,19 @@ _TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
 _TRANSFORMERS_WITHOUT_OFFLOAD = "<5.17"
 
 _NO_ACCELERATOR = "offloading moves activations from an accelerator to the host, and there is no accelerator"
-_TO_PYTORCH = "passes its key to PyTorch"
+_TO_PYTORCH = "passes the key of this choice to PyTorch, which refuses it"
 
 
 def _with_reference(trainer: str) -> TrainerFacts:
-    why = f"{trainer} {_TO_PYTORCH} after a pass of the reference, which refuses it"
+    why = f"after a pass of the reference, {trainer} {_TO_PYTORCH}"
     return TrainerFacts(
-        refused={SELECTIVE: f"{trainer} {_TO_PYTORCH}, which refuses it"},
+        refused={SELECTIVE: f"{trainer} {_TO_PYTORCH}"},
         restricted=dict.fromkeys((_EVERY_2, OFFLOAD), f"only with reference={PRECOMPUTED}, since {why}"),
     )
 
 
 def _generating(trainer: str) -> TrainerFacts:
-    why = f"{trainer} {_TO_PYTORCH} after it has generated, which refuses it"
+    why = f"after a generation, {trainer} {_TO_PYTORCH}"
     return TrainerFacts(refused=dict.fromkeys((_EVERY_2, SELECTIVE, OFFLOAD), why))
 
 
@@ -58,7 +58,7 @@ class GradientCheckpointing(Technique):
     by_trainer = differing(
         dpo=_with_reference("DPOTrainer"),
         kto=_with_reference("KTOTrainer"),
-        reward=TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}, which refuses it"}),
+        reward=TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}"}),
         grpo=_generating("GRPOTrainer"),
         rloo=_generating("RLOOTrainer"),
         distillation=_generating("DistillationTrainer"),
@@ -66,7 +66,7 @@ class GradientCheckpointing(Technique):
         online_dpo=TrainerFacts(
             ignored=dict.fromkeys(
                 (_EVERY_2, SELECTIVE, OFFLOAD),
-                "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys",
+                "after a generation, OnlineDPOTrainer enables checkpointing again without the key of this choice",
             )
         ),
     )
@@ -97,12 +97,12 @@ class GradientCheckpointing(Technique):
         if late and candidate.get("reference", PRECOMPUTED) != PRECOMPUTED:
             return (
                 f"gradient_checkpointing={choice} needs reference={PRECOMPUTED}: after the reference's pass in a "
-                "micro-batch, TRL passes its key to PyTorch, which refuses it"
+                f"micro-batch, TRL {_TO_PYTORCH}"
             )
         if choice != SELECTIVE or not lora.has_adapters(candidate):
             return None
         if installed(setting.machine, "transformers", _TRANSFORMERS_WITHOUT_SELECTIVE):
-            return "with adapters, TRL passes its key selective to PyTorch, which refuses it"
+            return f"with adapters, TRL {_TO_PYTORCH}"
         if candidate.get("sharding") == "zero3":
             return "TRL refuses gradient_checkpointing=selective of adapters with sharding=zero3"
         return None

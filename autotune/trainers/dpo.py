@@ -18,7 +18,7 @@ REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
 PASS_SPREAD = (
     "Speeds with reference=precomputed include its pass over the dataset, divided by num_train_epochs (TRL's default "
-    "is 3) or spread over max_steps: with fewer epochs or steps, it gains less or nothing."
+    "is 3) or spread over max_steps: the fewer epochs or steps, the smaller the gain."
 )
 """Note on trainings for another number of epochs (``TrainingPlan.pass_share``)."""
 

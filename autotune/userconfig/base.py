@@ -127,7 +127,7 @@ def base_from(written: WrittenConfig, read: ReadCommand) -> UserBase:
     try:
         user = plan_of(written, read, without_engine(config))
     except UnreadError as error:
-        raise InputError(f"{written.place}: {error.message}", hint="Leave it out of the base.") from error
+        raise InputError(f"{written.place}: {error.message}", hint="Leave it out of the file.") from error
     try:
         # Variables of this shell need not be those of the training.
         check_choices(written.env, started.document, config)
@@ -149,7 +149,7 @@ def sources_of(base: UserBase, model: str | Path | None, dataset: str | Path | N
         raise InputError(f"{base.name}: {error.message}", hint=_INSTEAD) from error
     if found.dataset.mixture or found.streams:
         what = "Streamed rows are" if found.streams else f"A mixture of datasets ({found.dataset.name}) is"
-        raise InputError(f"{base.name}: {what} not searched for.", hint=_INSTEAD)
+        raise InputError(f"{base.name}: {what} not supported by a search.", hint=_INSTEAD)
     return found
 
 
@@ -164,7 +164,7 @@ def rewards_of(base: UserBase) -> tuple[str, ...]:
     try:
         return named_rewards(base.read)
     except UnreadError as error:
-        hint = "Give reward functions that cost as much, with --reward-funcs, and leave it out of the base."
+        hint = "Leave it out of the file, and name reward functions of the same cost with --reward-funcs."
         raise InputError(f"{base.name}: {error.message}", hint=hint) from error
 
 
@@ -207,20 +207,20 @@ def _with_engine(
         InputError: the file has a setting that probes do not support.
     """
     if started.machines > 1:
-        raise _refused(f"num_machines: {started.machines}", "probes run on this machine", "Write 1.")
+        raise _refused(f"num_machines: {started.machines}", "probes run on one machine", "Write 1.")
     if config.dispatches:
         why = "each process of a probe reads its own micro-batches"
         raise _refused(": ".join((*DISPATCHING, "true")), why, "Leave it out.")
     if started.flags:
         where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
-        raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
+        raise _refused(started.flags[0], "an engine is read from a file, not from accelerate's arguments", where)
     # A file for one process may be searched with several.
     processes = started.processes if started.counted and started.processes > 1 else None
     overruled = as_launched(config, started) is not config
     # In all written files, gradient accumulation follows from the trainer's arguments.
     found = dict(engine_args(started.document, config, processes, variables=variables, accumulation=AUTO))
     if overruled:
-        why = "bf16 and fp16 are false, and accelerate overrides them"
+        why = "bf16 and fp16 are false, but accelerate overrides them"
         raise _refused(f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
     groups = dict(mapping(found.pop(FIELD, None)))
     if "cp_comm_strategy" in groups:
@@ -232,7 +232,7 @@ def _with_engine(
     if DEEPSPEED in found:
         found[DEEPSPEED] = _deepspeed(mapping(found[DEEPSPEED]))
     if mapping(found.get(FSDP)).get("activation_checkpointing"):
-        instead = "Write gradient_checkpointing: true in its place."
+        instead = "Write gradient_checkpointing: true instead."
         raise _refused("fsdp_activation_checkpointing", "checkpointing is searched by TRL's own key", instead)
     env = {**plan.env, **offload_variables(found)}
     return replace(plan, args={**plan.args, **found}, launch=Launch(started.processes), env=env)
@@ -278,7 +278,7 @@ def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:
         raise _refused("optimizer in DeepSpeed's document", why, "Leave it out: optim chooses the optimizer.")
     zero = dict(mapping(document.get("zero_optimization")))
     if zero.get("stage", 0) not in ZERO_STAGES.values():
-        why = "there is no such stage to search"
+        why = "only the stages 1, 2 and 3 shard"
         raise _refused(f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
     for part in DEVICES:
         if offload_device(document, part) in ON_DEVICE:

@@ -260,7 +260,7 @@ def _order_assumption(config: Configuration, trainer: Trainer) -> tuple[str, ...
     supported = field != ORDER or order == _IN_ORDER or (order == BY_LENGTH and by_length)
     if trainer.ordered or not supported:
         raise InputError(f"autotune does not support {ORDER}={order} for {trainer.label}.", hint=f"Leave out {ORDER}.")
-    return (f"speeds are for rows in random order, and {field}={order} makes other micro-batches",)
+    return (f"speeds are for rows in random order, but {field}={order} forms other micro-batches",)
 
 
 def _unknown_effect(what: str, hint: str = "") -> InputError:

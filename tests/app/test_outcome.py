@@ -266,7 +266,7 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     wrong, within = (result_of(outcome_of(each), PROBLEM, FACTS).notes for each in fitted)
     assert len(wrong) == len(within) + 1
     assert wrong[0].startswith(
-        "Probe 3 was predicted to need 2.00 GiB, ±10.0 %, and ran with 300 MiB: the prediction is wrong"
+        "Probe 3 was predicted to need 2.00 GiB, ±10.0 %, but ran with 300 MiB. Please report"
     )
 
 

@@ -160,7 +160,7 @@ def test_speeds_of_rows_in_another_order_are_assumed_those_of_random_order() -> 
     for order in ("sequential", "group_by_length"):
         user = user_plan(sft(**{ORDER: order}), None)
         assert user.plan == plan_of(sft())
-        assert any(f"rows in random order, and {ORDER}={order}" in text for text in user.assumptions)
+        assert any(f"rows in random order, but {ORDER}={order}" in text for text in user.assumptions)
 
 
 @pytest.mark.parametrize(

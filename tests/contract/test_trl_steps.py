@@ -121,7 +121,7 @@ def test_trainers_that_generate_at_once_are_shuffled_by_a_switch_of_their_own(
         assert drawn(train_sampling_strategy=order) == (usual, ())
     in_order, (told,) = drawn(shuffle_dataset=False)
     assert in_order == sorted(usual) != usual
-    assert "random order, and shuffle_dataset=False makes other micro-batches" in told
+    assert "random order, but shuffle_dataset=False forms other micro-batches" in told
 
 
 @pytest.mark.parametrize("removes", [False, True])

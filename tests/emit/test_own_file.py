@@ -58,7 +58,7 @@ def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "when"),
-    [("epoch", "at the end of each epoch"), ("steps", "as the file's eval_strategy: steps has it")],
+    [("epoch", "at the end of each epoch"), ("steps", "by the file's eval_strategy: steps")],
 )
 def test_the_head_has_the_file_s_own_moments_of_evaluation(strategy: str, when: str, tmp_path: Path) -> None:
     source = DatasetSource("trl-lib/tldr", "trl-lib/tldr")

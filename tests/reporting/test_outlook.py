@@ -133,13 +133,13 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     assert interrupted_text(stopped) == "Interrupted before any candidate ran to the end."
     in_time = replace(stopped, status=RunStatus.UNDECIDED, ended=Ending.TIME)
     why = "ended the search before any probe decided whether a candidate fits."
-    assert interrupted_text(in_time) == f"The time limit {why} Go on with --resume and a longer --timeout."
+    assert interrupted_text(in_time) == f"The time limit {why} Continue with --resume and a longer --timeout."
     by_trials = interrupted_text(replace(in_time, ended=Ending.TRIALS))
-    assert by_trials == f"The limit of probes {why} Go on with --resume and more --trials."
+    assert by_trials == f"The limit of probes {why} Continue with --resume and more --trials."
     assert interrupted_text(replace(in_time, ended=Ending.EXHAUSTED)) == f"The search {why.replace(' the search', '')}"
     barred = interrupted_text(replace(in_time, trials=only_the_default_fits().trials))
     assert "decided whether a candidate that may be recommended fits. TRL's default fits with 13.00 GiB, but" in barred
-    assert barred.endswith("Go on with --resume and a longer --timeout.")
+    assert barred.endswith("Continue with --resume and a longer --timeout.")
 
 
 def test_what_may_not_be_recommended_is_not_the_best_of_an_interrupted_run() -> None:

@@ -153,7 +153,7 @@ def test_trl_loses_the_keys_of_checkpointing_when_it_generates(
     candidate = found.candidate({**WHOLE, "gradient_checkpointing": "every_2"})
     reason = TRAINER.illegal(candidate, found.setting)
     assert reason is not None
-    assert "on again without keys" in reason
+    assert "again without the key of this choice" in reason
     given: list[object] = []
     trainer = found.built(TRAINER.plan(candidate, found.setting), tmp_path)
     keys = trainer.args.gradient_checkpointing_kwargs

@@ -95,7 +95,7 @@ def test_rows_that_were_removed_are_no_result_of_a_candidate(
     request = replace(probe_request(small_workload, plan()), tokenized_directory=str(tmp_path / "gone"))
     if made_again:
         (tmp_path / "gone").mkdir()
-    with pytest.raises(InputError, match=f"The tokenised rows in {tmp_path / 'gone'} were removed. Go on with"):
+    with pytest.raises(InputError, match=f"The tokenised rows in {tmp_path / 'gone'} were removed. Continue with"):
         probe(job_server, request, tmp_path / "probe")
 
 

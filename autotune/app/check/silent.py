@@ -126,8 +126,8 @@ def of_dispatching(
     name, key = DISPATCHING
     packs = plan.args.get("packing") or geometry.layout is Layout.FLAT
     if trainer.generates or packs or len(trainer.widths(plan, workload.dataset.documents)[0]) > 1:
-        message = f"{key} fails: one process reads all micro-batches, and accelerate joins them only if all are as wide."
-        yield Finding(Severity.ERROR, f"{message} Leave it out.", name)
+        message = f"{key} fails: one process reads all micro-batches, and accelerate joins them only if all are as"
+        yield Finding(Severity.ERROR, f"{message} wide. Leave it out.", name)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:

@@ -76,7 +76,7 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     for rows in filter(None, (request.tokenized_directory, request.evaluation_directory)):
         # A map of datasets that writes its cache at that moment makes the directory again.
         if not (Path(rows) / DATASET_STATE_JSON_FILENAME).is_file():
-            raise InputError(f"The tokenised rows in {rows} were removed.", hint="Go on with --resume.")
+            raise InputError(f"The tokenised rows in {rows} were removed.", hint="Continue with --resume.")
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.
