@@ -1,4 +1,4 @@
-"""``python -m tests.brief``: the command line, whose quick effort measures for as short a time as it can.
+"""``python -m tests.brief``: the command line, with a quick effort that measures as briefly as possible.
 
 The quick effort measures for seconds, most of which an end-to-end test of a small model would wait for.
 

@@ -1,4 +1,4 @@
-"""Fixtures that more than one part of the tests needs."""
+"""Fixtures that several parts of the tests need."""
 
 from __future__ import annotations
 

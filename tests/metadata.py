@@ -1,6 +1,6 @@
-"""Keeps the metadata of packages once they are read: accelerate reads and parses them 16 times for a trainer of SFT.
+"""Caches the metadata of packages: accelerate reads and parses them 16 times for an SFT trainer.
 
-That is a seventh of the time in which a small one is built. The server of jobs imports this for all its processes.
+That is a seventh of the time to build a small trainer. The job server imports this module for all its processes.
 """
 
 from __future__ import annotations

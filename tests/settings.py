@@ -1,4 +1,4 @@
-"""Settings made by hand, for tests of rules that need no process: a workload, a machine, and what they add up to."""
+"""Settings made by hand for tests of rules that need no process: a workload, a machine, and both together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models, tokenizers and datasets, made on the spot; torch and transformers are imported only on use."""
+"""Small models, tokenizers and datasets, built on demand; torch and transformers are imported only on use."""
 
 from __future__ import annotations
 

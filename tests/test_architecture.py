@@ -1,4 +1,4 @@
-"""What holds for every file of the package, and what importing it costs."""
+"""Rules for every file of the package, and the cost of importing it."""
 
 from __future__ import annotations
 

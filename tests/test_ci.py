@@ -1,4 +1,4 @@
-"""Continuous integration runs what a developer runs, and reports of faults bring what is needed to look into them."""
+"""Continuous integration runs the developer's commands, and bug reports contain the needed facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is secret is found by one rule, and what only looks like it is left alone."""
+"""Secrets are recognised by one rule, and similar texts are not masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error keeps its message and what it carries, also on its way to another process."""
+"""An error keeps its message and its data, also when it is sent to another process."""
 
 from __future__ import annotations
 

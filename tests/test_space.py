@@ -1,4 +1,4 @@
-"""The search space: what a file, a machine and a user's wishes leave of the catalogue."""
+"""The search space: the catalogue's choices that a file, a machine and the user's options allow."""
 
 from __future__ import annotations
 

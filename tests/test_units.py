@@ -1,4 +1,4 @@
-"""Sizes, durations and shares: read as people write them, shown as people read them."""
+"""Sizes, durations and shares: parsed from and formatted for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small vision-language models with transformers' own processors, made on the spot; an image needs few tokens."""
+"""Small vision-language models with transformers' own processors, built on demand; an image needs few tokens."""
 
 from __future__ import annotations
 

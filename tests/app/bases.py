@@ -1,4 +1,4 @@
-"""Configurations of a user's own, read by TRL's parser in this process, for tests of ``--base``."""
+"""Users' configurations, read by TRL's parser in this process, for tests of ``--base``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model, and caches of traces out of the user's home, for plans, estimates and checks."""
+"""Fixtures for plans, estimates and checks: a small model, and caches of traces outside the user's home."""
 
 from __future__ import annotations
 

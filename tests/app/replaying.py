@@ -1,4 +1,4 @@
-"""A further worker whose probes are replayed from a formula: no process is started for them, and nothing is trained."""
+"""A further worker whose probes are replayed from a formula, without processes or training."""
 
 from __future__ import annotations
 

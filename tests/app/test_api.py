@@ -1,4 +1,4 @@
-"""The public functions as a script calls them: what they refuse, what they log, and what they read back."""
+"""The public functions in a script: refused arguments, log messages, and results read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-test of packing runs once for a model, a device and a version of the software."""
+"""The self-test of packing runs once for each model, device and version of the software."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search that starts from the user's own configuration keeps what it says, and holds what changes training."""
+"""A search from the user's configuration keeps its values, and holds values that change training."""
 
 from __future__ import annotations
 

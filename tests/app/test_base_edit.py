@@ -1,4 +1,4 @@
-"""``config.yaml`` is the user's own file with a few values changed: nothing is lost, and TRL reads the plan."""
+"""``config.yaml`` is the user's file with a few changed values: nothing is lost, and TRL reads the plan from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search from a configuration of several processes keeps its engine's document, and searches its choices."""
+"""A search from a configuration of several processes keeps the engine's document, and searches its choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is secret in a base is used by TRL's parser alone: no plan, no text, no diff and no file has it."""
+"""Secrets of a base reach only TRL's parser: no plan, text, diff or file contains them."""
 
 from __future__ import annotations
 

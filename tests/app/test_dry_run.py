@@ -1,4 +1,4 @@
-"""What a dry run answers, from what the processes of the command wrote down; none runs here."""
+"""The answer of a dry run, from recorded data of its processes; no command runs here."""
 
 from __future__ import annotations
 

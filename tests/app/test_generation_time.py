@@ -1,4 +1,4 @@
-"""The time to generate completions of typical length, which follows from traces of other lengths."""
+"""The time to generate completions of typical length is derived from traces of other lengths."""
 
 from __future__ import annotations
 

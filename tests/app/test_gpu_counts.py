@@ -1,4 +1,4 @@
-"""How many GPUs of a kind are planned for, which numbers a table of several kinds shows, and which are alike."""
+"""The numbers of GPUs to plan for, the numbers shown in a table of several kinds, and similar offers."""
 
 from __future__ import annotations
 

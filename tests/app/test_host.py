@@ -1,4 +1,4 @@
-"""What is said of the host's memory."""
+"""The notes on the host's memory."""
 
 from __future__ import annotations
 

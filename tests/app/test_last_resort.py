@@ -1,4 +1,4 @@
-"""One GPU offloads by ZeRO only where nothing else fits: what that costs, what is found, and what is said of it."""
+"""One GPU offloads by ZeRO only if nothing else fits: the cost, the candidates and the notes."""
 
 from __future__ import annotations
 

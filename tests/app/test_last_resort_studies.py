@@ -1,4 +1,4 @@
-"""Runs of one study may differ in whether they offload as a last resort: what they compare, and what they take over."""
+"""Runs of one study may differ in their last resorts: they compare and adopt each other's candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machines that a plan shares its processes out among, and ``--network`` between them."""
+"""The division of a plan's processes among machines, and the network between them (``--network``)."""
 
 from __future__ import annotations
 

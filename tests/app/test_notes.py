@@ -1,4 +1,4 @@
-"""Notes on a run name what a trainer of TRL does unlike the others, as its documentation does."""
+"""The notes on a run name the peculiarities of a trainer, as the documentation does."""
 
 from __future__ import annotations
 

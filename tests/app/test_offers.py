@@ -1,4 +1,4 @@
-"""What is offered is what a run with it would show, and only if that is worth a sentence."""
+"""Offers predict the result of a run that follows them, and are made only if the gain is worth it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may ask for is checked before anything is started, and each refusal names the thing."""
+"""Options are checked before anything is started, and each refusal names the option."""
 
 from __future__ import annotations
 

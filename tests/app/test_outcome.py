@@ -1,4 +1,4 @@
-"""From what a study found to the document: promises cover all runs, and ratios compare runs that took turns."""
+"""From the outcome of a study to its document: promised rates cover all runs, and ratios compare alternating runs."""
 
 from __future__ import annotations
 
@@ -265,9 +265,7 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     fitted = (replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(size, 0.1)) for size in (2 * GIB, 1050))
     wrong, within = (result_of(outcome_of(each), PROBLEM, FACTS).notes for each in fitted)
     assert len(wrong) == len(within) + 1
-    assert wrong[0].startswith(
-        "Probe 3 was predicted to need 2.00 GiB, ±10.0 %, but ran with 300 MiB. Please report"
-    )
+    assert wrong[0].startswith("Probe 3 was predicted to need 2.00 GiB, ±10.0 %, but ran with 300 MiB. Please report")
 
 
 def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read_again() -> None:

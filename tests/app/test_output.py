@@ -1,4 +1,4 @@
-"""The output directory: named after the run, made when missing, and never somebody else's."""
+"""The output directory: named after the run, created if missing, and refused if it has other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune.plan`` from Python: what it refuses, and how it understands lengths."""
+"""``autotune.plan`` from Python: refused arguments, and the meaning of lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of several processes: what each of them needs, and the tokens of all of them."""
+"""Plans of several processes: the need of each, and the tokens of all."""
 
 from __future__ import annotations
 

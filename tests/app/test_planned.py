@@ -1,4 +1,4 @@
-"""What identifies the files of a workload that is read for a plan."""
+"""The identity of the files of a workload that is read for a plan."""
 
 from __future__ import annotations
 

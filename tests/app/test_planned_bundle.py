@@ -1,4 +1,4 @@
-"""``autotune.plan`` writes the bundle of what it recommends, and ``autotune.check`` reads it."""
+"""``autotune.plan`` writes the bundle of its recommendation, and ``autotune.check`` reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner's estimates become for the search, and what probes make of them."""
+"""Estimates of the planner become predictions for the search, which probes correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speeds that predictions take: measured on a CPU, and from the catalogue for a GPU."""
+"""Predictions use speeds measured on a CPU, or the catalogue's for a GPU."""
 
 from __future__ import annotations
 

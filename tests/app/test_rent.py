@@ -1,4 +1,4 @@
-"""``autotune.rent`` from Python: which GPUs fit, the fastest and the cheapest, and how many of them it takes."""
+"""``autotune.rent`` from Python: the GPUs that fit, the fastest, the cheapest, and how many are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune report`` reads what ``autotune probe`` wrote, and says what it cannot read."""
+"""``autotune report`` reads the files of ``autotune probe``, and reports unreadable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each run of a search is asked: which batches, and how long it may take."""
+"""The request of each run of a search: its batches and its time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans with vLLM: on the GPU of the training, and in a server on GPUs of its own (``--server-gpus``)."""
+"""Plans with vLLM: on the training's GPU, and in a server on separate GPUs (``--server-gpus``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that TRL splits off for evaluation (``test_split_size``) are in no epoch, and alone in an evaluation."""
+"""Rows that TRL splits off for evaluation (``test_split_size``) are in no epoch, and only in evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How traces are given to processes, and what becomes of those beside one that fails."""
+"""The distribution of traces among processes, and the results of the others if one fails."""
 
 from __future__ import annotations
 

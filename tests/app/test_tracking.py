@@ -1,4 +1,4 @@
-"""The search of a plan: what is reported meanwhile, and what is traced in the end."""
+"""The search of a plan: reported progress, and the final traces of the best candidates."""
 
 from __future__ import annotations
 

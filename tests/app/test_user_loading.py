@@ -1,4 +1,4 @@
-"""The arguments with which a user's configuration object loads its model are followed, or refused by name."""
+"""Arguments that load the model of a user's configuration object are respected, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration object of the user's is followed in all that it says of a step, or refused with what it says."""
+"""Each value of a user's configuration object that affects a step is respected, or refused by name."""
 
 from __future__ import annotations
 

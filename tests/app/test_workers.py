@@ -1,4 +1,4 @@
-"""Several workers of one machine: one study, and no worker that is left behind."""
+"""Several workers of one machine search one study, and none is left running."""
 
 from __future__ import annotations
 

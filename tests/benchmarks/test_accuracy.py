@@ -1,4 +1,4 @@
-"""The arithmetic of the comparison: what counts as how wrong."""
+"""The arithmetic of comparisons between predictions and measurements."""
 
 from __future__ import annotations
 

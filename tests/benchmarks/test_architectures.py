@@ -1,4 +1,4 @@
-"""Traces and plans of every architecture: the page is that of its data, and what holds of all rows."""
+"""Traces and plans of every architecture: the page matches its data, and all rows meet the limits."""
 
 from __future__ import annotations
 

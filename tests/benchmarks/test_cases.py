@@ -1,4 +1,4 @@
-"""The configurations of the comparison: enough of them are possible on a lent GPU, wherever a run is cut off."""
+"""The configurations of the GPU comparison: enough of them fit a lent GPU, even if a run stops early."""
 
 from __future__ import annotations
 

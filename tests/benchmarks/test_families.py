@@ -1,4 +1,4 @@
-"""The bars of the comparison with the CPU: every phase of every trainer, on seven families of models."""
+"""The limits of the comparison with the CPU: every phase of every trainer, for seven families of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs is ready for a machine that has one: what it writes, autotune reads."""
+"""The GPU benchmark is ready for a machine with a GPU: autotune reads the files that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of plans against null GPUs is that of its data."""
+"""The page of plans against null GPUs matches its data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with null GPUs: its page is that of its data, and its data is of every kind that it promises."""
+"""The comparison with null GPUs: the page matches its data, which has every kind of case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded tables still are the spaces that they were recorded of, and searches can be replayed from them."""
+"""Recorded tables match the current search spaces, and searches can be replayed from them."""
 
 from __future__ import annotations
 

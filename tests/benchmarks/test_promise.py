@@ -1,4 +1,4 @@
-"""How a promise is made anew and held against real runs; no training is done here."""
+"""A promise is made and compared with later runs; nothing is trained here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with public tables: its data is whole, its loop runs, and what it prints is what was found."""
+"""The comparison with public tables: complete data, a working training loop, and a page with its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs as a module from the root of the repository, with no path set."""
+"""Every benchmark runs as a module from the root of the repository, without a changed path."""
 
 from __future__ import annotations
 

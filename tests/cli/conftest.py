@@ -1,4 +1,4 @@
-"""The command line without what it asks."""
+"""Fixtures of the command line that replace the API which it calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal of so many columns shows after it was sent a text: enough of one for the control codes of rich."""
+"""A minimal terminal emulator for rich's control codes: the screen after a text was sent to it."""
 
 from __future__ import annotations
 

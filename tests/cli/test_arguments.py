@@ -1,4 +1,4 @@
-"""Words on the command line become arguments of the API, or one message."""
+"""Words of the command line become arguments of the API, or one error message."""
 
 from __future__ import annotations
 

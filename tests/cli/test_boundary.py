@@ -1,4 +1,4 @@
-"""However a command ends, there is an exit code, one message, and no traceback that was not asked for."""
+"""Every end of a command has an exit code, one message, and a traceback only on request."""
 
 from __future__ import annotations
 

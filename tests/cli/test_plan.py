@@ -1,4 +1,4 @@
-"""``autotune plan`` as its user meets it: what it prints, what it ends with, and what it says to bad input."""
+"""``autotune plan`` on the command line: its output, its exit codes, and its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune plan --output`` says what it wrote, or why it wrote nothing, and ends accordingly."""
+"""``autotune plan --output`` reports the written files, or why there are none, with the exit code."""
 
 from __future__ import annotations
 

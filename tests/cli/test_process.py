@@ -1,4 +1,4 @@
-"""The command as a process: how fast it answers, what it loads, and how it takes a closed pipe."""
+"""The command as a process: its response time, its imports, and a closed pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real command over the real API, as far as it goes without a whole search."""
+"""The real command with the real API, without a whole search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune plan --gpu all`` as its user meets it: what it prints, what it ends with, and what it refuses."""
+"""``autotune plan --gpu all`` on the command line: its output, its exit codes, and refused options."""
 
 from __future__ import annotations
 

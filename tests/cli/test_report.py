@@ -1,4 +1,4 @@
-"""The command ``autotune report``: what it prints, and how it ends."""
+"""``autotune report`` on the command line: its output and its exit codes."""
 
 from __future__ import annotations
 

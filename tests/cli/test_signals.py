@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP, as schedulers, containers and closed terminals send them, end a command as Ctrl-C does."""
+"""SIGTERM and SIGHUP from schedulers, containers and closed terminals end a command as Ctrl-C does."""
 
 from __future__ import annotations
 

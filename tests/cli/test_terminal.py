@@ -1,4 +1,4 @@
-"""The command in a terminal: what is on the screen while it runs, and what Ctrl-C leaves there."""
+"""The command in a terminal: its live display, and the screen after Ctrl-C."""
 
 from __future__ import annotations
 

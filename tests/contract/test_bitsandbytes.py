@@ -1,4 +1,4 @@
-"""Contract with bitsandbytes: its versions, and what its optimizers cannot update: shards of FSDP2, and 2^31 elements.
+"""Contract with bitsandbytes: its versions, and the shards that its optimizers cannot update (FSDP2, 2^31 elements).
 
 DeepSpeed makes one tensor of a process's share of the weights, which may have so many.
 """

@@ -1,4 +1,4 @@
-"""Contract with PyTorch: optimizers' numbers on which the memory of an update depends are traced."""
+"""Contract with PyTorch: numbers of optimizers that determine an update's memory are traced."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Contract with TRL: where a trainer goes its own way with what its configuration takes, by running each.
+"""Contract with TRL: the exceptions of each trainer in the catalogue, checked by running the trainer.
 
-The catalogue says the same (``TrainerFacts`` of a technique); ``docs/techniques.md`` shows it.
+The catalogue declares them (``TrainerFacts`` of a technique), and ``docs/techniques.md`` lists them.
 """
 
 from __future__ import annotations

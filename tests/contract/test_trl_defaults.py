@@ -1,4 +1,4 @@
-"""Contract with TRL: its words, defaults and secrets are what the catalogue says; fails when a release changes them."""
+"""Contract with TRL: its names, defaults and secrets are those of the catalogue; fails if a release changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract with TRL, accelerate and PyTorch: where rows are split among processes is what is said of it."""
+"""Contract with TRL, accelerate and PyTorch: the catalogue's rules on rows that processes share."""
 
 from __future__ import annotations
 

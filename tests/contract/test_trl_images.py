@@ -1,4 +1,4 @@
-"""Contract with TRL: its rules for rows with images, which the rules of the catalogue and of tokenising follow."""
+"""Contract with TRL: its rules for rows with images are those of the catalogue and of tokenising."""
 
 from __future__ import annotations
 

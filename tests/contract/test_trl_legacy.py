@@ -1,4 +1,4 @@
-"""Contract with TRL: what the table of legacy keys says went is unknown, and what it says to write is taken."""
+"""Contract with TRL: it refuses the removed keys of the legacy table, and accepts their replacements."""
 
 from __future__ import annotations
 

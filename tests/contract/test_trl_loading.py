@@ -1,4 +1,4 @@
-"""Contract with transformers, accelerate and TRL: how much of a model each of several processes reads."""
+"""Contract with transformers, accelerate and TRL: the share of a model that each process reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TRL calls reward functions with the arguments that are checked beforehand, and fails on the same columns."""
+"""Contract with TRL: it calls reward functions with the checked arguments, and fails on the same columns."""
 
 from __future__ import annotations
 

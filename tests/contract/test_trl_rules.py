@@ -1,7 +1,7 @@
-"""Contract with TRL: what the catalogue calls illegal, TRL refuses, or trains silently otherwise.
+"""Contract with TRL: it refuses the combinations that the catalogue calls illegal, or silently trains otherwise.
 
-Each test builds the real trainer. When a TRL release starts to take what it refused, a test here fails, and the rule in
-the catalogue can go.
+Each test builds the real trainer. If a TRL release accepts a combination that it refused, a test here fails, and the
+rule in the catalogue can be removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contract with TRL: steps and order of an epoch that generates, what divides the loss of a step, and rewards."""
+"""Contract with TRL: steps and order of an epoch with generation, the divisor of the loss, and rewards."""
 
 from __future__ import annotations
 

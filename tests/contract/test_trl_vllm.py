@@ -1,4 +1,4 @@
-"""Contract with TRL's vLLM: what is replaced in a trace is there, and ``trl`` reads what is emitted."""
+"""Contract with TRL's vLLM: the functions that a trace replaces exist, and ``trl`` reads the written arguments."""
 
 from __future__ import annotations
 

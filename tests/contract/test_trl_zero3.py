@@ -1,4 +1,4 @@
-"""Contract with TRL and DeepSpeed: offloaded activations and generation where ZeRO-3 shares the weights out.
+"""Contract with TRL and DeepSpeed: offloaded activations and generation with weights that ZeRO-3 shards.
 
 Each trains on the CPU, with DeepSpeed's real engine and as its only rank, in a process of its own.
 """

@@ -1,4 +1,4 @@
-"""Which micro-batches may need the most memory."""
+"""The micro-batches that may need the most memory."""
 
 from __future__ import annotations
 

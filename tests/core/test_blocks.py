@@ -1,4 +1,4 @@
-"""Micro-batches that are fixed blocks of rows, and which of them may need the most memory."""
+"""Micro-batches that are fixed blocks of rows, and those of them that may need the most memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell or a notebook shows for a result is short."""
+"""The ``repr`` of results is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataclasses become JSON documents and come back the same."""
+"""Dataclasses become JSON documents and back, without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader finds the whole of what was written, or what was there before."""
+"""A reader finds a whole new file, or the previous one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a file holds where JSON is expected, it is read, or one sentence says why it is not."""
+"""Any text in place of JSON is read, or refused in one sentence."""
 
 from __future__ import annotations
 

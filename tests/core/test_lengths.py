@@ -1,4 +1,4 @@
-"""The lengths of a dataset's rows, what a maximum length keeps of its documents, and the report on them."""
+"""The lengths of a dataset's rows, the documents that a maximum length keeps, and the report on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that stand for all micro-batches, held against every micro-batch that some rows can form."""
+"""A few sizes represent all micro-batches, compared with every micro-batch that some rows can form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What repeated runs say of a rate, held against published tables and against chance."""
+"""Statistics of repeated runs, compared with published tables and with random samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of every row of a dataset takes a few bytes for each, in memory and on the way between processes."""
+"""Tables of row lengths take a few bytes per row, in memory and between processes."""
 
 from __future__ import annotations
 

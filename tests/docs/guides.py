@@ -1,7 +1,7 @@
-"""What TRL's guides name, section by section, and the techniques here that it is.
+"""The techniques that TRL's guides name, section by section, and their counterparts here.
 
-The guides are "Reducing Memory Usage" and "Speeding Up Training" in all their generations. Sections are in the words of
-this project where a guide's own heading would not say what it is about.
+The guides are all versions of "Reducing Memory Usage" and "Speeding Up Training". A section has this project's words if
+the guide's heading does not name its subject.
 """
 
 from __future__ import annotations

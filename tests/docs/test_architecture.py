@@ -1,4 +1,4 @@
-"""What the pages for maintainers name exists: files, names in them, layers, and what a trainer has to say."""
+"""The pages for maintainers name existing files, names and layers, and all methods of the trainer contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that a page states are those of the code, of ``pyproject.toml`` and of recorded results."""
+"""Figures on a page equal those of the code, of ``pyproject.toml`` and of recorded results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation lists is what the code has."""
+"""The documentation lists the options, choices, keys and exit codes of the code."""
 
 from __future__ import annotations
 

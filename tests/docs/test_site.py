@@ -1,4 +1,4 @@
-"""Every page of the project: its links lead somewhere, the site has it, and its check finds what GitHub shows wrong."""
+"""Every page of the project: its links work, the site has it, and the site's check finds differences from GitHub."""
 
 from __future__ import annotations
 

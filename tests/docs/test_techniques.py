@@ -1,4 +1,4 @@
-"""``docs/techniques.md`` is what the catalogue and the installed TRL say, and has all that TRL's guides name."""
+"""``docs/techniques.md`` follows from the catalogue and the installed TRL, and covers TRL's guides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes what the documentation lists from the code: run ``python -m tests.docs.write``, or ``make docs``."""
+"""Writes the generated part of the documentation: ``python -m tests.docs.write``, or ``make docs``."""
 
 from __future__ import annotations
 

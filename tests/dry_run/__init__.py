@@ -1,1 +1,1 @@
-"""Tests of what a dry run does to the rows of a script, which need no PyTorch for CUDA."""
+"""Tests of the row order in a dry run, which need no PyTorch for CUDA."""

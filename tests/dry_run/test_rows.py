@@ -1,4 +1,4 @@
-"""The largest rows of a loader come first, wherever the rows and the sampler come from; no GPU is needed for that."""
+"""The largest rows of a loader come first, for any kind of rows and samplers; no GPU is needed."""
 
 from __future__ import annotations
 

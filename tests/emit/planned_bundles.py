@@ -1,4 +1,4 @@
-"""The document of a planned bundle made by hand, with GPUs of which two generate and two train, or with two alone."""
+"""Documents of planned bundles, made by hand: two GPUs that train, with or without two that generate."""
 
 from __future__ import annotations
 

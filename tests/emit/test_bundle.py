@@ -1,4 +1,4 @@
-"""What is written when a run ends, and what happens where it cannot be written."""
+"""The files at the end of a run, and the errors if they cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``trl`` takes the ``config.yaml`` of a bundle, and starts what was measured; there is none that it would refuse."""
+"""``trl`` accepts the ``config.yaml`` of a bundle and starts the measured training; refused ones are not written."""
 
 from __future__ import annotations
 

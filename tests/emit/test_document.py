@@ -1,4 +1,4 @@
-"""How documents are written as text."""
+"""Documents as text."""
 
 from __future__ import annotations
 

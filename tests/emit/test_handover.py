@@ -1,4 +1,4 @@
-"""What is handed over runs unchanged: by ``trl sft --config``, and by ``python train.py``."""
+"""The bundle runs unchanged: by ``trl sft --config``, and by ``python train.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starts the processes of a plan is what accelerate, DeepSpeed and transformers themselves read."""
+"""accelerate, DeepSpeed and transformers read the files that start a plan's processes."""
 
 from __future__ import annotations
 

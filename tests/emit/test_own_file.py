@@ -1,4 +1,4 @@
-"""What is handed over of the user's own file: the file with its comments, and the same values in Python."""
+"""The bundle of a search from the user's file: the file with its comments, and the same values in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundle of a plan: it claims no measurement, and TRL, accelerate and a shell read what it says."""
+"""The bundle of a plan claims no measurement; TRL, accelerate and a shell read its files."""
 
 from __future__ import annotations
 

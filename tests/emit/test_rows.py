@@ -1,4 +1,4 @@
-"""Rows cut for the bundle are what the trainer itself would have made of them."""
+"""Rows cut for the bundle equal those that the trainer would cut."""
 
 from __future__ import annotations
 

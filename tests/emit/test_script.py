@@ -1,4 +1,4 @@
-"""``train.py`` loads what was measured, and shows itself no more of the machine than that."""
+"""``train.py`` loads the measured training, and uses only the measured part of the machine."""
 
 from __future__ import annotations
 

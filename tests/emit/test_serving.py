@@ -1,4 +1,4 @@
-"""The command of a vLLM server: TRL's own parser reads it."""
+"""TRL's own parser reads the command of a vLLM server."""
 
 from __future__ import annotations
 

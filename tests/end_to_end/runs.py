@@ -1,4 +1,4 @@
-"""Running the command line in processes of its own, as a user does, with a quick effort that is quicker."""
+"""Runs the command line in separate processes, as a user does, with a shorter quick effort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune probe --base`` from the user's own configuration to ``trl sft`` by the one that is handed over."""
+"""``autotune probe --base`` from the user's configuration to ``trl sft`` with the recommended one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to evaluate on, from the command line to ``trl`` and ``train.py``, in real processes."""
+"""Evaluation rows from the command line to ``trl`` and ``train.py``, in real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults while a search runs: nothing that was finished is lost, and what cannot go on ends with one sentence."""
+"""Faults during a search: no finished probe is lost, and a fatal fault gives one message."""
 
 from __future__ import annotations
 

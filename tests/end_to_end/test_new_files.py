@@ -1,4 +1,4 @@
-"""Adding a technique is adding one file, and a trainer two and a search space: each shows up wherever others do."""
+"""A new technique is one file, a new trainer two and a search space; every command then has them."""
 
 from __future__ import annotations
 

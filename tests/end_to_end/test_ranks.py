@@ -1,4 +1,4 @@
-"""``autotune probe --num-processes 2`` to ``trl NAME --config``: two ranks train as the bundle says, unchanged."""
+"""``autotune probe --num-processes 2`` to ``trl NAME --config``: two ranks train with the unchanged bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are easily got wrong, long prompts and images: from ``autotune probe`` to two steps of TRL's command."""
+"""Error-prone rows (long prompts, images) from ``autotune probe`` to two steps of TRL's command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of a pre-flight check let a configuration that fits start its job, and stop one that does not."""
+"""The pre-flight recipes start the job of a configuration that fits, and stop one that does not fit."""
 
 from __future__ import annotations
 

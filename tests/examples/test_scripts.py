@@ -1,4 +1,4 @@
-"""The notebook, the Python example, the recipe of a dry run and the loop that is not TRL's do what they say."""
+"""The notebook, the Python example, the dry-run recipe and the loop without TRL run as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of a search by many workers are scripts that run, and their commands are those of autotune."""
+"""The recipes for many workers are valid scripts, and their autotune commands parse."""
 
 from __future__ import annotations
 

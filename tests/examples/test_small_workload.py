@@ -1,4 +1,4 @@
-"""The small workload is made from nothing but Python, is the same each time, and is like real data in its lengths."""
+"""The small workload needs only Python, is reproducible, and has realistic row lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each trainer has an example whose README has commands that run, and that train with what the search recommends."""
+"""Each trainer has an example whose README commands run, and train with the recommendation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a candidate may need, from what the user asks for and what the device has."""
+"""The memory that a candidate may need, from the user's budget and the device's free memory."""
 
 from __future__ import annotations
 

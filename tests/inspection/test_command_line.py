@@ -1,4 +1,4 @@
-"""A command that is about to run is read, and nothing of it is run."""
+"""A training command is parsed without running any of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU that is found, as control groups of version 1 and 2 limit it, and the variables of a training on it."""
+"""The CPU within control groups of version 1 and 2, and the environment variables for training on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU is chosen among those that the driver knows, and how the driver's figures are read."""
+"""The choice of a GPU among those of the driver, and the driver's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may write for a dataset, and which of its faults are told before anything is started."""
+"""The spellings of a dataset, and faults that are reported before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of GPUs is complete and sourced, and a user's word finds the right one."""
+"""The catalogue of GPUs is complete and has sources, and a user's word selects the right GPU."""
 
 from __future__ import annotations
 

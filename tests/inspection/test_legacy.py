@@ -1,4 +1,4 @@
-"""The table of legacy keys has every field that a release of TRL lost, and says in a sentence what to do."""
+"""The table of legacy keys has every field that a release of TRL removed, each with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine is found to be, and what is said about a device or software that is missing."""
+"""The inspected machine, and the messages about missing devices or software."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may write for a model, and what is said when there is none."""
+"""The spellings of a model, and the messages if it does not exist."""
 
 from __future__ import annotations
 

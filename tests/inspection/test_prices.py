@@ -1,4 +1,4 @@
-"""Prices of GPUs are read from the user's file, and what cannot be used in it is one message."""
+"""Prices of GPUs are read from the user's file, or refused in one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source of a script shows which of TRL's classes it trains with, and whether its parser has others too."""
+"""A script's source shows its TRL trainer, and whether its parser has other classes too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which software autotune requires, and how its versions and builds are found without importing it."""
+"""The required software, and its versions and builds without importing it."""
 
 from __future__ import annotations
 

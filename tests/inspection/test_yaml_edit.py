@@ -1,4 +1,4 @@
-"""An edit changes its key and nothing else: no comment is lost, no byte beside it changes, or it is refused."""
+"""An edit changes only its key and keeps all comments and other bytes, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration is read as TRL reads it, every key has its line, and a hostile file ends in one message at once."""
+"""A configuration is read as by TRL, with a line for every key; a hostile file is refused quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Null GPUs for tests."""
+"""Fixtures of null GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that trains LoRA on a checkpoint in four bits, and notes the host's memory: MODEL, and a file for that."""
+"""A script that trains LoRA on a 4-bit checkpoint and records the host's memory: MODEL, and an output file."""
 
 from __future__ import annotations
 

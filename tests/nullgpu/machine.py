@@ -1,4 +1,4 @@
-"""A machine of null GPUs for tests: programs run there in processes of their own."""
+"""A machine of null GPUs for tests, which run programs there in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that have the sizes of large models and take no room on disk: their weights are holes of a file."""
+"""Checkpoints with the sizes of large models that take no disk space: their weights are holes in a file."""
 
 from __future__ import annotations
 

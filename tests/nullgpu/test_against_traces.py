@@ -1,4 +1,4 @@
-"""What a plan traces for a candidate, held against what training it on a null GPU allocates."""
+"""The traced memory of a candidate, compared with training it on a null GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a null GPU is built from: called functions, stubs, refusals, and one error that names what lacks."""
+"""The build of a null GPU: called functions, stubs, refusals, and one error that lists what is missing."""
 
 from __future__ import annotations
 

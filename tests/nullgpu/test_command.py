@@ -1,4 +1,4 @@
-"""A command runs with null GPUs in its environment, is ended with all that it started, and its records are read."""
+"""A command runs with null GPUs, ends with all its processes, and its records are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of null GPUs: what the catalogue says, as CUDA would report it."""
+"""The figures of null GPUs are those of the catalogue, in CUDA's form."""
 
 from __future__ import annotations
 

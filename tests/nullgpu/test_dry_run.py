@@ -1,4 +1,4 @@
-"""``autotune dry-run`` on real scripts, on null GPUs: what it measures, where it stops, and what it answers."""
+"""``autotune dry-run`` of real scripts on null GPUs: measured memory, the last step, and the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a script a dry run follows: its steps, the lines of them, and the ends of completions; on the CPU here."""
+"""The recorder of a dry run: a script's steps, their lines, and the ends of completions; on the CPU here."""
 
 from __future__ import annotations
 

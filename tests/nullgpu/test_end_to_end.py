@@ -1,4 +1,4 @@
-"""``autotune probe`` and ``plan`` on a null GPU, and TRL on what they hand over: every trainer."""
+"""``autotune probe`` and ``plan`` on a null GPU, and TRL with their bundles: every trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs branch on is computed on the host: small tensors, and integers."""
+"""Integers and small tensors, on which programs branch, are computed on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python of a command is found by its words, and what its environment lacks is one sentence."""
+"""The Python of a command is found from its words, and missing requirements give one message."""
 
 from __future__ import annotations
 

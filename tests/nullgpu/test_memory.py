@@ -1,4 +1,4 @@
-"""Memory of a null GPU: what an allocation takes, when there is none left, and what other processes hold."""
+"""The memory of a null GPU: the size of an allocation, exhausted memory, and other processes' memory."""
 
 from __future__ import annotations
 

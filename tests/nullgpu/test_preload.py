@@ -1,4 +1,4 @@
-"""Where pip has installed NVIDIA's own libraries, null GPUs stand in for those too."""
+"""Null GPUs also replace NVIDIA's own libraries if pip has installed them."""
 
 from __future__ import annotations
 

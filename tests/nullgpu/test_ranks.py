@@ -1,4 +1,4 @@
-"""Several processes, each a rank: what NCCL exchanges, and what becomes of ranks whose peer is gone."""
+"""Several ranks: the values that NCCL exchanges, and the errors of ranks that have lost a peer."""
 
 from __future__ import annotations
 

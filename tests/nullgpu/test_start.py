@@ -1,4 +1,4 @@
-"""A null GPU is found by CUDA, PyTorch and NVML, and all report the figures of its table."""
+"""CUDA, PyTorch and NVML find a null GPU and report the figures of its table."""
 
 from __future__ import annotations
 

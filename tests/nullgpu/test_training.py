@@ -1,4 +1,4 @@
-"""Training on a null GPU: PyTorch's own code, kernels that Triton compiles, bitsandbytes; and what is refused."""
+"""Training on a null GPU: PyTorch's own code, Triton's compiled kernels, bitsandbytes, and refusals."""
 
 from __future__ import annotations
 

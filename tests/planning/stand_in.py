@@ -1,4 +1,4 @@
-"""A stand-in for traces, by a formula: it has the parts of a step, and costs that grow as a model's would."""
+"""A formula in place of traces: it has the parts of a step, and costs that grow with the model."""
 
 from __future__ import annotations
 

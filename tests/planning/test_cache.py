@@ -1,4 +1,4 @@
-"""The cache of traces stays within its limit: what was not asked for the longest goes first."""
+"""The cache of traces stays within its limit: the least recently used traces are removed first."""
 
 from __future__ import annotations
 

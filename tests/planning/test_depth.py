@@ -1,4 +1,4 @@
-"""Which few layers are traced, and how figures of all layers follow from theirs."""
+"""The few layers to trace, and the extrapolation from them to all layers."""
 
 from __future__ import annotations
 

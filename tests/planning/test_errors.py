@@ -1,4 +1,4 @@
-"""A planned need: its error where a part depends on the values of real data, and what a small device needs of it."""
+"""A planned need: its error if a part depends on the values of real data, and its parts on a small device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation in plans: it is forecast at its own shape and layout, and joins the largest micro-batch of training."""
+"""Evaluation in plans: its own shape and layout, and its peak next to that of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluator on traces that a formula stands in for: what is shared, followed and ranked."""
+"""The evaluator with traces from a formula: shared traces, followed phases and the ranking."""
 
 from __future__ import annotations
 

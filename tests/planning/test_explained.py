@@ -1,4 +1,4 @@
-"""An explanation's stages add up to the estimate that they explain."""
+"""The stages of an explanation add up to the explained estimate."""
 
 from __future__ import annotations
 

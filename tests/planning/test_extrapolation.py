@@ -1,4 +1,4 @@
-"""Small traces against full-size ones: what follows from few layers is what the whole model needs."""
+"""Extrapolations from small traces equal the traces of the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small traces of sharded plans against full-size ones: engines gather the weights of the next layers ahead."""
+"""Extrapolations of sharded plans equal full-size traces: engines gather the weights of the next layers ahead."""
 
 from __future__ import annotations
 

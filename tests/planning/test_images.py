@@ -1,4 +1,4 @@
-"""Plans of rows with images: traces train on the very rows, collated by TRL with the model's processor."""
+"""Plans of rows with images: traces train on the rows themselves, collated by TRL with the model's processor."""
 
 from __future__ import annotations
 

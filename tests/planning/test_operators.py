@@ -1,4 +1,4 @@
-"""Traces whose operators were measured on the device."""
+"""Traces with operator times that were measured on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates at a candidate's own sizes, held against PyTorch's CPU allocator."""
+"""Estimates at a candidate's own sizes, compared with PyTorch's CPU allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many layers are traced of a plan whose engine shares out what it holds, or gathers it."""
+"""The number of layers to trace if the engine shards or gathers state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces that are known are not run again, unless they lack the figures of a GPU."""
+"""Known traces are not run again, unless they lack the figures for a GPU."""
 
 from __future__ import annotations
 

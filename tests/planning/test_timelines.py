@@ -1,4 +1,4 @@
-"""The memory timeline of a candidate against its estimate, and against a full-size trace of the same step."""
+"""The memory timeline of a candidate, compared with its estimate and with a full-size trace of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times that are extrapolated from small traces, and steps of which no time is told: the optimizer runs on the host."""
+"""Times extrapolated from small traces, and steps without a predicted time: the optimizer runs on the host."""
 
 from __future__ import annotations
 

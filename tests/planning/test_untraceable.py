@@ -1,4 +1,4 @@
-"""The reason of a candidate that cannot be traced."""
+"""The reason why a candidate cannot be traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's rule for memory, held against what vLLM logged on real GPUs, and what follows for a training beside it."""
+"""vLLM's memory rule, compared with vLLM's logs on real GPUs, and its effect on a training on the same GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of jobs that misbehave, and others that start as quickly."""
+"""Fixtures: a server of misbehaving jobs, and servers that start quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module of jobs that kills the process that imports it, as the kernel does for want of memory."""
+"""A module of jobs that kills the importing process, as the kernel does if memory runs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes that misbehave in every way that a probe can; the plan's trainer says in which."""
+"""Probes with every kind of misbehaviour, which the plan's trainer selects."""
 
 from __future__ import annotations
 

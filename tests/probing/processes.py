@@ -1,4 +1,4 @@
-"""Which processes are there, what a test waits for, and servers that start quickly."""
+"""Helpers for processes: which ones exist, waiting for a condition, and servers that start quickly."""
 
 from __future__ import annotations
 

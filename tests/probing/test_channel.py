@@ -1,4 +1,4 @@
-"""The environment of the processes that a search starts, and the wait for what they report."""
+"""The environment of the processes that a search starts, and the wait for their reports."""
 
 from __future__ import annotations
 

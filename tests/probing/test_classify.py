@@ -1,4 +1,4 @@
-"""A kill by signal 9 is out of memory only where the kernel's own counters say so."""
+"""A kill by signal 9 counts as out of memory only if the kernel's own counters show it."""
 
 from __future__ import annotations
 

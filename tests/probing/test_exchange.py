@@ -1,4 +1,4 @@
-"""Requests and replies arrive whole or not at all."""
+"""Requests and replies arrive whole, or not at all."""
 
 from __future__ import annotations
 

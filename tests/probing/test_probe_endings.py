@@ -1,4 +1,4 @@
-"""Whatever a probe does to itself, what comes back is a measurement that says so."""
+"""Every end of a probe, crashes included, gives a measurement with its status and reason."""
 
 from __future__ import annotations
 

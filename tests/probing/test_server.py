@@ -1,4 +1,4 @@
-"""The job server outlives its jobs, never its parent, and is replaced when it dies."""
+"""The job server survives its jobs but not its parent, and is replaced if it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker runs jobs one after another in one process, and ends when it is closed, killed, or its server ends."""
+"""A worker runs jobs one after another in one process, and ends if it is closed or killed, or its server ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipe gets of a document on a console of some width."""
+"""Renders a document as plain text, for a console of a given width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results made by hand: what a run on a 24 GiB budget might have come to."""
+"""Results made by hand: a run with a budget of 24 GiB."""
 
 from __future__ import annotations
 

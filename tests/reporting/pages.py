@@ -1,4 +1,4 @@
-"""Results and plans as pages."""
+"""Results and plans as pages, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans made by hand: what ``autotune plan`` might have found on a GPU with 24 GiB."""
+"""Plans made by hand: ``autotune plan`` for a GPU with 24 GiB."""
 
 from __future__ import annotations
 

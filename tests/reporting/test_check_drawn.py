@@ -1,4 +1,4 @@
-"""A verdict on a terminal of any width: no line is cut or runs on, and what is copied from it is what it was."""
+"""A verdict in a terminal of any width: no line is cut or too long, and copied text is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures that are set beside each other, before anything is drawn."""
+"""The figures of the comparison with the baseline, before anything is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terminal, HTML and Markdown leave out no sentence and no figure of a report that they draw."""
+"""Terminal, HTML and Markdown show every sentence and figure of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn fits the console and says everything that was computed."""
+"""A drawn report fits the console and has every computed value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dry run in a terminal: the answer first, where memory ran out, and what each process held step by step."""
+"""A dry run in a terminal: the answer, the place where memory ran out, and the memory of each process by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An explanation shows every stage with its figures, on any console."""
+"""An explanation shows every stage with its figures, in a console of any width."""
 
 from __future__ import annotations
 

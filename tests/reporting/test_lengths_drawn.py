@@ -1,4 +1,4 @@
-"""What ``autotune lengths`` says of rows that are longer than a maximum length: they are cut, dropped, or both."""
+"""The report of ``autotune lengths`` on rows above a maximum length: they are cut, dropped, or both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences on what was not probed, what might help, and what to do next."""
+"""Sentences on candidates that were not probed, possible changes and the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that started from the user's own configuration is compared with that, and says what it costs."""
+"""A run from the user's configuration is compared with it, and shows the cost of its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and the Markdown of a report: whole, self-contained, and safe with names from outside."""
+"""A report as HTML and Markdown: complete, self-contained, and safe with foreign names."""
 
 from __future__ import annotations
 

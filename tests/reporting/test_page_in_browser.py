@@ -1,4 +1,4 @@
-"""The page in a real browser: every chart is drawn, filters work, nothing is logged, in both themes and widths."""
+"""The page in a real browser: charts, filters, an empty log, both themes, and two widths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a plan: the same page as a report's, with what a plan says."""
+"""The page of a plan: a report's page with the plan's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report shows, as values, before anything is drawn or written."""
+"""The values of a report, before they are drawn or written."""
 
 from __future__ import annotations
 

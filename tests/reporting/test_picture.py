@@ -1,4 +1,4 @@
-"""The scatter plot puts each candidate where its memory and speed belong."""
+"""The scatter plot places each candidate by its memory and speed."""
 
 from __future__ import annotations
 

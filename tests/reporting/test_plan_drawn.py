@@ -1,4 +1,4 @@
-"""A plan fits any console, and every row says what it is."""
+"""A plan fits any console, and every row is labelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a plan, before it is drawn."""
+"""The sentences about a plan, before they are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is watched: in plain lines, and live in a terminal."""
+"""The progress of a run: as plain lines, and live in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of GPUs in a terminal: sentences, figures, and what fits nowhere."""
+"""The table of GPUs in a terminal: sentences, figures, and GPUs that do not fit."""
 
 from __future__ import annotations
 

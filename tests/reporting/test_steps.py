@@ -1,4 +1,4 @@
-"""The memory of one step in a report: the same figures as the timeline's, named, stacked and drawn."""
+"""The memory of one step in a report has the figures of the timeline, named, stacked and drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small things that are said often."""
+"""The shared words and formats of reports."""
 
 from __future__ import annotations
 

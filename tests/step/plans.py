@@ -1,4 +1,4 @@
-"""Arguments of plans with several processes, and the mark of tests of DeepSpeed's."""
+"""Arguments of plans with several processes, and the mark of tests that need DeepSpeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for probes of the small workload, what most of them share, and probes in the process of a test."""
+"""Requests for probes of the small workload, and probes in the test's own process."""
 
 from __future__ import annotations
 

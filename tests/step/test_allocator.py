@@ -1,4 +1,4 @@
-"""The settings of the caching allocator that torch refuses at the first use of CUDA."""
+"""Settings of the caching allocator that torch refuses at the first use of CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a probe trains on: the largest micro-batch there is, then what a random sampler would draw."""
+"""The rows that a probe trains on: the largest micro-batch, then a random sample."""
 
 from __future__ import annotations
 

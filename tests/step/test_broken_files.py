@@ -1,4 +1,4 @@
-"""Files of rows that ``datasets`` cannot load are named, and of JSON Lines the first broken line."""
+"""Files of rows that ``datasets`` cannot load are named, with the first broken line of JSON Lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job ``build``: which errors of a virtual construction count as the refusal of a library."""
+"""The job ``build``: the errors of a virtual construction that count as a library's refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-test tells architectures that keep packed documents apart from those that silently mix them."""
+"""The self-test distinguishes architectures that keep packed documents apart from those that mix them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that a trainer leaves out, reads as text, or cannot read: each is named, with what to do."""
+"""Columns that a trainer leaves out, reads as text, or cannot read are named, with the remedy."""
 
 from __future__ import annotations
 

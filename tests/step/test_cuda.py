@@ -1,4 +1,4 @@
-"""Probes on a real GPU: the allocator's figures, the driver's, and a limit that is enforced."""
+"""Probes on a real GPU: the figures of the allocator and the driver, and the enforced limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace runs few of the steps that generate tokens: its figures are held against a trace of every step."""
+"""A trace runs few of the decoding steps: its figures equal those of a trace of every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with a token that the model does not embed are refused before anything is run."""
+"""Rows with a token that the model does not embed are refused in advance."""
 
 from __future__ import annotations
 

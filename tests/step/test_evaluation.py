@@ -1,4 +1,4 @@
-"""Evaluation and saving in probes: which rows are evaluated, what is measured, and where memory ends."""
+"""Evaluation and saving in probes: the evaluated rows, the measurements, and running out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exception says of a candidate or of the disk: real ones where this machine can raise them."""
+"""Classification of exceptions of a candidate or of the disk: real ones if this machine can raise them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of TRL's configurations: those that techniques write are there, and a command is read as each process does."""
+"""Fields of TRL's configurations: techniques write existing ones, and each process reads a command alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations of completions within an optimizer step find gradients in probes and traces, as in TRL's own trainer."""
+"""If a step has several generations, gradients are in memory during them, in probes and traces as in TRL's trainer."""
 
 from __future__ import annotations
 

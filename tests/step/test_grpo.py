@@ -1,4 +1,4 @@
-"""Probes of GRPO and RLOO: what a generation batch is, when passes run, what few micro-batches stand for, and vLLM."""
+"""Probes of GRPO and RLOO: generation batches, passes, the sample of micro-batches, and vLLM."""
 
 from __future__ import annotations
 

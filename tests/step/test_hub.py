@@ -1,4 +1,4 @@
-"""What lies on a hub that cannot be reached is not known; what the hub does not have is an error."""
+"""Names on an unreachable hub are unknown; names that the hub does not have are errors."""
 
 from __future__ import annotations
 

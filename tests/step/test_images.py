@@ -1,4 +1,4 @@
-"""Rows with images: refused in one sentence where they cannot be trained on; limits of a processor are offered."""
+"""Rows with images that TRL cannot train on are refused in one sentence; limits of the processor are offered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with images are tokenised as TRL's collator does it with the real images, of which only the sizes are kept."""
+"""Rows with images are tokenised as by TRL's collator with the real images, although only their sizes are kept."""
 
 from __future__ import annotations
 

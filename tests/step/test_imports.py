@@ -1,4 +1,4 @@
-"""What the server imports before it forks leaves accelerator and environment to its children."""
+"""The imports before the fork leave the accelerator and the environment to the child processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model caches of a token, held against the cache that transformers fills."""
+"""The size of a token in a model's cache, compared with the cache that transformers fills."""
 
 from __future__ import annotations
 

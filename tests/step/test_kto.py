@@ -1,4 +1,4 @@
-"""Probes of KTO: its fixed blocks of rows, with images or without, mismatched pairs, and what it cannot train on."""
+"""Probes of KTO: fixed blocks of rows, with or without images, mismatched pairs, and refused rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of models with fewer layers, and kinds of layers, held against the layers that transformers builds."""
+"""Copies of models with fewer layers, and kinds of layers, compared with the layers that transformers builds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_layers_that_are_listed_by_index_are_listed_by_their_new_index(
     assert getattr(config, field) == kept
 
 
-def test_a_shrunken_copy_select_layerss_the_widths_of_its_layers() -> None:
+def test_a_shrunken_copy_has_layers_of_all_widths() -> None:
     # Unlike full attention, a sliding window has heads of 16: no copy with narrower ones can be built.
     config = config_of("gemma4_text", 10)
     few = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=3)

@@ -1,4 +1,4 @@
-"""Processors and models as they are loaded for traces: what is loaded once, and what is allocated before weights."""
+"""Processors and models in traces: each is loaded once, and memory is allocated before the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of datasets are loaded as ``trl`` loads them, and what it refuses of streamed rows it refuses."""
+"""Mixtures of datasets are loaded as by ``trl``, and streamed rows are refused as by ``trl``."""
 
 from __future__ import annotations
 

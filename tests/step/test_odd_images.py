@@ -1,4 +1,4 @@
-"""Images of odd sizes, kinds of pixels and places have the tokens and image data that TRL's collator makes of them."""
+"""Images of unusual sizes, modes and places get the tokens and image data of TRL's collator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online DPO's own ways, held against TRL: its tokens, its widths, its phases, and where memory runs out."""
+"""Online DPO's peculiarities, compared with TRL: tokens, widths, phases, and running out of memory."""
 
 from __future__ import annotations
 

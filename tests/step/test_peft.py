@@ -1,4 +1,4 @@
-"""Configurations in PEFT's own JSON: what PEFT takes, what it would silently ignore, and what does not fit a model."""
+"""Configurations in PEFT's own JSON: accepted keys, keys that PEFT would silently ignore, and unsuitable models."""
 
 from __future__ import annotations
 

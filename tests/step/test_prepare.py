@@ -1,4 +1,4 @@
-"""Preparing a workload: TRL's own tokens and labels, honest profiles, a message for each thing that can be wrong."""
+"""Preparing a workload: TRL's own tokens and labels, true profiles, and a message for each fault."""
 
 from __future__ import annotations
 

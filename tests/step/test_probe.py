@@ -1,4 +1,4 @@
-"""Probes of a small Llama by real jobs: what they measure, and that running out of memory is real."""
+"""Probes of a small Llama by real jobs: their measurements, and real out-of-memory errors."""
 
 from __future__ import annotations
 

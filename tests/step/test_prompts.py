@@ -1,4 +1,4 @@
-"""Prompts of trainers that generate: the longest are dropped once, and the widest to evaluate on are completed."""
+"""Prompts of trainers that generate: the longest are dropped once, and the widest evaluated ones are completed."""
 
 from __future__ import annotations
 

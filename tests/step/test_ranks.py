@@ -1,4 +1,4 @@
-"""Probes with two real ranks on the CPU: the planned engine runs, a failure says whose it is, and a save gathers."""
+"""Probes with two real ranks on the CPU: the planned engine, failures with their rank, and gathered saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows are read by those fields of TRL's configuration that say how: tokens and labels are those that TRL makes."""
+"""Rows are read by the fields of TRL's configuration: tokens and labels equal TRL's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference is asked beforehand of the model of which TRL asks it, with what TRL makes of the answers."""
+"""Precomputed log-probabilities come from the same reference model as TRL's, and have the same values."""
 
 from __future__ import annotations
 

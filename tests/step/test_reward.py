@@ -1,4 +1,4 @@
-"""Reward models: the class and the head that are trained, the rows that TRL drops whole, margins, adapters."""
+"""Reward models: the trained class and head, dropped rows, margins, and adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny model is trained with a user's arguments, and those that end the training are named."""
+"""A tiny model is trained with a user's arguments, and those that make training fail are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device's speeds are measured to be, and the time of single operators on it."""
+"""Measured speeds of a device, and measured times of single operators."""
 
 from __future__ import annotations
 

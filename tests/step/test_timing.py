@@ -1,4 +1,4 @@
-"""The time of a whole step, composed of few micro-batches, and of a process that is stopped for a while."""
+"""The time of a whole step from few micro-batches, also if the process is suspended for a while."""
 
 from __future__ import annotations
 

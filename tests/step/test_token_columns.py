@@ -1,4 +1,4 @@
-"""Rows that are tokens already are read as SFTTrainer reads them, whatever types their lists have."""
+"""Rows of tokens are read as by SFTTrainer, for every type of list."""
 
 from __future__ import annotations
 

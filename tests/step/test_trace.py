@@ -1,4 +1,4 @@
-"""The job ``trace`` through the server of jobs: what it tells of TRL's own step, with no GPU."""
+"""The job ``trace`` through the job server: its reply on TRL's own step, without a GPU."""
 
 from __future__ import annotations
 

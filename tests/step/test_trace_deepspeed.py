@@ -1,4 +1,4 @@
-"""Which native operators of DeepSpeed are traced, and which are not."""
+"""The native operators of DeepSpeed that are traced, and those that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job ``trace`` for processes on several machines: what is sent over the network between them, and how long."""
+"""The job ``trace`` for processes on several machines: the bytes sent over the network, and their time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job ``trace`` for plans with several processes: what is sharded, kept, sent and offloaded."""
+"""The job ``trace`` for plans with several processes: sharded, kept, sent and offloaded state."""
 
 from __future__ import annotations
 

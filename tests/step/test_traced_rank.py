@@ -1,4 +1,4 @@
-"""Which rank of ZeRO-2 a trace is of."""
+"""The rank of ZeRO-2 that a trace simulates."""
 
 from __future__ import annotations
 

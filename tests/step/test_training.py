@@ -1,4 +1,4 @@
-"""A probe trains on the rows that it says, and changes nothing of the plan but what a probe needs."""
+"""A probe trains on the planned rows, and changes only those arguments that a probe needs."""
 
 from __future__ import annotations
 

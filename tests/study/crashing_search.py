@@ -1,4 +1,4 @@
-"""Runs a search whose probe hangs at a given call, so that a test can kill it there: URL, log file, call number."""
+"""Runs a search whose probe hangs at a given call, where a test kills it: URL, log file, call number."""
 
 from __future__ import annotations
 

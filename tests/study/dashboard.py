@@ -1,4 +1,4 @@
-"""Reading a study as optuna-dashboard shows it: by its own application, called without a server."""
+"""Reads a study through optuna-dashboard's own application, called without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A predictor for the replayed table: right to the byte, or wrong in ways that a test chooses."""
+"""A predictor for the replayed table: exact, or wrong in a way that the test chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killing a search in the middle of one of its runs."""
+"""Kills a search during one of its runs."""
 
 from __future__ import annotations
 

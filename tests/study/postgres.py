@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, on a socket in a temporary directory."""
+"""A PostgreSQL server for tests, on a socket in a temporary directory."""
 
 from __future__ import annotations
 

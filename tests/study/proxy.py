@@ -1,4 +1,4 @@
-"""Serves a journal by Optuna's gRPC proxy: path of the journal, port."""
+"""Serves a journal through Optuna's gRPC proxy: path of the journal, port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search problem whose probes are replayed from a table of formulas: nothing is trained, nothing is measured."""
+"""A search problem whose probes are replayed from a table of formulas, without training or measuring."""
 
 from __future__ import annotations
 

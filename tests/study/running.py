@@ -1,4 +1,4 @@
-"""Running a search over the replayed table, with everything but what a test is about filled in."""
+"""Runs a search over the replayed table, with defaults for everything that a test does not set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets a candidate that two workers want, when they read the study at the worst moments."""
+"""Two workers that claim one candidate: one of them gets it, even if they read the study at the worst moments."""
 
 from __future__ import annotations
 

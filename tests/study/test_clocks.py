@@ -1,4 +1,4 @@
-"""A search under many clocks: it ends with a result, and probes no more than the limit allows."""
+"""A search under many clocks ends with a result, and stays within its limit of probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short runs after a confirmation: who takes turns with whom, what a failure means, and what is kept of them."""
+"""The short runs after a confirmation: their alternation, failures, and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study is a plain Optuna study: optuna-dashboard shows it, with names that make sense there."""
+"""A study is a plain Optuna study: optuna-dashboard shows it, with meaningful names."""
 
 from __future__ import annotations
 

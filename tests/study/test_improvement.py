@@ -1,4 +1,4 @@
-"""The search by traces against brute force: on recorded traces of a whole space, and on a table of formulas."""
+"""The search by traces, compared with brute force: on recorded traces of a whole space, and on formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does whose lease lapses, by a clock that the test sets: others may have taken its place by then."""
+"""A worker with an expired lease, by a clock that the test sets: others may have replaced it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes next after a candidate ran out of memory, or where traces fail."""
+"""The next candidate after one that ran out of memory, or after failed traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storage that fails for a while is asked again; one that fails for good is told."""
+"""Calls of a storage that fails for a while are repeated; a permanent failure is reported."""
 
 from __future__ import annotations
 

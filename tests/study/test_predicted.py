@@ -1,4 +1,4 @@
-"""What a search does with predictions: what it does not probe, what it probes first, and how it checks them."""
+"""A search with predictions: vetoed candidates, the order of probes, and corrections by probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near a search comes to the optimum of the replayed table, and how often it runs out of memory on the way."""
+"""The distance of a search's result from the optimum of the replayed table, and its out-of-memory probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who settles a study that several workers share, who waits for whom, and what the others take from it."""
+"""Several workers of one study: one of them settles it, and the others wait and adopt its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study is continued where it ended: nothing finished is lost or repeated."""
+"""A study continues after an interruption: no finished probe is lost or repeated."""
 
 from __future__ import annotations
 

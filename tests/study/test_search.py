@@ -1,4 +1,4 @@
-"""What a search probes, vetoes, and how it ends."""
+"""The probes and vetoes of a search, and its end."""
 
 from __future__ import annotations
 

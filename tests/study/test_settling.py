@@ -1,4 +1,4 @@
-"""Which candidate wins, what its choices brought, and how it is confirmed."""
+"""The choice of the winner, the contributions of its choices, and its confirmation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes search one study: nothing finished is lost, nothing runs twice, and all end with one result."""
+"""Several processes search one study: no probe is lost or repeated, and all end with the same result."""
 
 from __future__ import annotations
 

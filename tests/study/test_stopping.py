@@ -1,4 +1,4 @@
-"""A search ends once no candidate left is expected to improve the best by 1 %, and not before."""
+"""A search ends as soon as no remaining candidate is expected to improve the best by 1 %, and not earlier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storage that fails says what is wrong in one message."""
+"""A failing storage gives one message with the cause."""
 
 from __future__ import annotations
 

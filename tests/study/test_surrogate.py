@@ -1,4 +1,4 @@
-"""What the surrogate expects of candidates: exact where traced, interpolated where not, corrected by probes."""
+"""The surrogate's predictions: exact for traced candidates, interpolated for others, corrected by probes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Searches a study that others share, with probes of a set duration that a table answers: nothing is trained.
+"""Searches a shared study; probes take a set time and return values of a table, without training.
 
 Arguments: URL of the storage, log of the probes, file for the outcome, trials, seconds of a probe, seconds of a lease,
-and `apart` where no worker is to see which processes of its machine run, as if each had one to itself.
+and `apart` if no worker may see the processes of its machine, as if each ran on its own machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting several processes that search one study, killing some of them, and what has to hold of the end."""
+"""Starts several processes that search one study, kills some of them, and checks the result."""
 
 from __future__ import annotations
 

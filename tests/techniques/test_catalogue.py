@@ -1,4 +1,4 @@
-"""The catalogue as a whole: what holds for every technique, whoever adds one."""
+"""The catalogue as a whole: rules for every technique, including new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which choices change training: it depends on the adapters, and on the rows that the user's loss puts together."""
+"""The choices that change training depend on the adapters, and on the rows that the user's loss combines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The techniques that change a plan's batch geometry declare it, since a base may have no unknown choice of these."""
+"""Techniques that change a plan's batch geometry declare it, since a base may have no unknown choice of them."""
 
 from __future__ import annotations
 

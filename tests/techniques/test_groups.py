@@ -1,4 +1,4 @@
-"""The rules of groups of processes: what splits rows, what replicates, and what is refused with the rule."""
+"""The rules of groups of processes: split rows, replicas, and refusals with the rule."""
 
 from __future__ import annotations
 

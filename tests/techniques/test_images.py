@@ -1,4 +1,4 @@
-"""The rules of techniques on rows with images, which follow from TRL's (tests/contract/test_trl_images.py)."""
+"""The rules of techniques for rows with images, from TRL's rules (tests/contract/test_trl_images.py)."""
 
 from __future__ import annotations
 

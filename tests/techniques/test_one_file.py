@@ -1,4 +1,4 @@
-"""A technique is one file: the planner takes from it what its choices change of a trace."""
+"""A technique is one file: it declares the effect of its choices on traces."""
 
 from __future__ import annotations
 

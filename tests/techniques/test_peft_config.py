@@ -1,4 +1,4 @@
-"""``peft_config``: a file with PEFT's own JSON becomes part of the plan, as it is."""
+"""``peft_config``: a file with PEFT's own JSON becomes part of the plan, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that say how rows are cut, packed and put end to end."""
+"""The rules for cut, packed and concatenated rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of single techniques: what is legal, what comes to the same, and what reaches the plan."""
+"""The rules of single techniques: legal choices, equivalent choices, and entries of the plan."""
 
 from __future__ import annotations
 

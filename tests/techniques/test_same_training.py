@@ -1,4 +1,4 @@
-"""An optimizer step holds the documents that were asked for, whatever the rows are that they are packed into."""
+"""An optimizer step has the requested documents, whatever rows they are packed into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which installed versions a technique takes for new enough."""
+"""The installed versions that a technique accepts as new enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of vLLM's techniques: where they can be had, what is legal, what reaches the plan."""
+"""The rules of vLLM's techniques: their requirements, legal choices, and entries of the plan."""
 
 from __future__ import annotations
 

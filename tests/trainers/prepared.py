@@ -1,4 +1,4 @@
-"""What the conformance suite does with every trainer: prepare its sample rows, list its plans, build TRL's trainer."""
+"""Helpers of the conformance suite: sample rows, plans, and TRL's trainer, for every trainer."""
 
 from __future__ import annotations
 

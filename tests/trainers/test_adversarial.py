@@ -1,4 +1,4 @@
-"""On datasets made to mislead, no micro-batch of all that TRL can form needs more than the one taken as the worst."""
+"""On adversarial datasets, no micro-batch that TRL can form needs more memory than the predicted worst one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every trainer in the registry: declarations, rows, plans, what it starts from, what it hands over."""
+"""Conformance of every trainer: declarations, rows, plans, the baseline, and the bundle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every trainer: the micro-batches that it says a plan makes are those of TRL's own data loader."""
+"""Conformance of every trainer: its micro-batches of a plan are those of TRL's own data loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every trainer with several processes: documents per step, rows of an epoch, engines, shared rows."""
+"""Conformance of every trainer with several processes: documents per step, epochs, engines, shared rows."""
 
 from __future__ import annotations
 

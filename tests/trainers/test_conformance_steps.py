@@ -1,4 +1,4 @@
-"""What holds for every trainer: traced rows make the shape asked for, phases come, a trace is what a CPU needs."""
+"""Conformance of every trainer: traced rows have the requested shape, phases occur, and traces equal a CPU's need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What autotune calls exact trains the same: the gradient and the new weights of TRL's own trainer hold it to that.
+"""Exact choices train the same: their gradients and new weights equal those of TRL's own trainer.
 
 One optimizer step has all documents, in float32, so that neither their order nor rounding makes a difference.
 """

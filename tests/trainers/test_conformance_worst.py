@@ -1,4 +1,4 @@
-"""What holds for every trainer: no micro-batch of TRL's own data loader needs more memory than a probe's worst one."""
+"""Conformance of every trainer: no micro-batch of TRL's data loader needs more memory than a probe's worst one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every trainer on a real GPU: its default, what only a GPU can do, and a cycle of generation."""
+"""Every trainer on a real GPU: its default, choices that need a GPU, and a cycle of generation."""
 
 from __future__ import annotations
 

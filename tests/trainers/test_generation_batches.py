@@ -1,4 +1,4 @@
-"""The generation batches that a plan makes of prompts: their padding, and how many completions a trace generates."""
+"""The generation batches of a plan: their padding, and the number of completions that a trace generates."""
 
 from __future__ import annotations
 

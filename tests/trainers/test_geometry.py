@@ -1,4 +1,4 @@
-"""The micro-batches that a plan makes of a dataset's lengths, and for which of them FlexAttention is compiled again."""
+"""The micro-batches of a plan from a dataset's lengths, and those that recompile FlexAttention."""
 
 from __future__ import annotations
 

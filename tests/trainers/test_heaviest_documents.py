@@ -1,4 +1,4 @@
-"""The micro-batches that may need the most memory, held against all micro-batches of small datasets."""
+"""The micro-batches that may need the most memory, compared with all micro-batches of small datasets."""
 
 from __future__ import annotations
 

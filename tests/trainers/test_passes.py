@@ -1,4 +1,4 @@
-"""The passes without gradients of trainers with a reference: when they come, what they take, and what fails in one."""
+"""The passes without gradients of trainers with a reference: their order, memory, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro-batches of rows with images: which rows of the dataset a plan is traced on."""
+"""Micro-batches of rows with images: the rows of the dataset that a plan is traced on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer refuses of a plan, which may have sizes that no candidate has, and the teacher that a plan names."""
+"""Plans that a trainer refuses, possibly with sizes that no candidate has, and the teacher of a plan."""
 
 from __future__ import annotations
 

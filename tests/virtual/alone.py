@@ -1,6 +1,6 @@
-"""Calls functions and runs scripts in processes of their own, in which nothing was traced or patched before.
+"""Calls functions and runs scripts in fresh processes, in which nothing was traced or patched before.
 
-They are forked by the server of jobs that all tests share, which has imported the libraries: that takes seconds.
+The job server that all tests share forks them: it has imported the libraries already, which takes seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares a trace for the CPU with what PyTorch's CPU allocator hands out in the same training."""
+"""Compares a trace for the CPU with the allocations of PyTorch's CPU allocator in the same training."""
 
 from __future__ import annotations
 

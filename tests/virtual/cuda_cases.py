@@ -1,4 +1,4 @@
-"""Training steps whose peak a trace for CUDA and PyTorch's CUDA build must agree on.
+"""Training steps that must have the same peak in a trace for CUDA and in PyTorch's CUDA build.
 
 ``python -m tests.virtual.cuda_cases FILE`` writes the figures of every case as JSON, run on the CUDA device of this
 process.

@@ -1,4 +1,4 @@
-"""Small models of the architectures that traces are held against the CPU on."""
+"""Small models of the architectures whose traces are compared with the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's own database of operators and optimizers as steps: each sample of inputs, forward and backward.
+"""PyTorch's database of operators and optimizers as steps: each sample of inputs, forward and backward.
 
 Importing the database changes global settings of PyTorch, so use it in a process of its own.
 """

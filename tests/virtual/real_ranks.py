@@ -1,4 +1,4 @@
-"""Trains on several real ranks on the CPU, and traces each of them: what a trace of one rank is held against."""
+"""Trains on several real ranks on the CPU, and traces each of them, for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process group that communicates by gloo over memory of its own, so that only this thread frees tensors.
+"""A process group that communicates by gloo over its own memory, so that only this thread frees tensors.
 
 gloo's threads keep a tensor until they have sent it. When they drop the last reference, PyTorch's profiler, which
 records the memory of the thread that it was started in, does not see the free.

@@ -1,4 +1,4 @@
-"""How operators pass over their tensors, by names and strides, and who has the host launch them."""
+"""The memory access of operators, by name and strides, and the caller that launches each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standing honest check: what a trace for the CPU says is what PyTorch's CPU allocator really hands out."""
+"""Traces for the CPU equal the allocations of PyTorch's CPU allocator: the main check of traces."""
 
 from __future__ import annotations
 

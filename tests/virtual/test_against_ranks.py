@@ -1,4 +1,4 @@
-"""The check for several processes: what a trace says of each rank is what PyTorch's CPU allocator hands out there."""
+"""With several processes, the trace of each rank equals the allocations of PyTorch's CPU allocator there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on a traced GPU: which operator PyTorch would run there, and what FlexAttention holds.
+"""Attention on a traced GPU: the operator that PyTorch selects, and the memory of FlexAttention.
 
 The traces are made in a process of their own, because the device stays registered in it.
 """

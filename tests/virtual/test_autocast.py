@@ -1,4 +1,4 @@
-"""Autocast on a traced GPU casts what CUDA's does, which PyTorch registers in builds without CUDA too."""
+"""Autocast on a traced GPU casts like CUDA's, which PyTorch registers even in builds without CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces for CUDA in a process that has CUDA, which keeps it, and how they are handed to a process of their own."""
+"""Traces for CUDA in a process that has CUDA run in another process, and this one keeps CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a step: every operator against the roofline, and launches and copies beside the device."""
+"""The time of a step: the roofline of every operator, and launches and copies in parallel with the device."""
 
 from __future__ import annotations
 

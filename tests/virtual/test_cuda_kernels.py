@@ -1,4 +1,4 @@
-"""Operators with kernels of their own on CUDA: their names, and what a trace allocates for them."""
+"""Operators with special kernels on CUDA: their names, and the memory that a trace allocates for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces for a GPU, in a process of their own because the device stays registered in it, with Triton and without."""
+"""Traces for a GPU, with and without Triton; in a separate process, since the device stays registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexAttention: which blocks it looks at, held against PyTorch's masks, and for which calls Dynamo compiles it."""
+"""FlexAttention: its blocks, compared with PyTorch's masks, and the calls for which Dynamo compiles it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of steps on images: they are what PyTorch's CPU allocator hands out, in each family of models."""
+"""Traces of steps on images equal the allocations of PyTorch's CPU allocator, for each family of models."""
 
 from __future__ import annotations
 

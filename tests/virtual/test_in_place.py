@@ -1,4 +1,4 @@
-"""Operators that are others for real tensors or run as several: held against the CPU, and libraries' own code."""
+"""Operators that differ for real tensors or run as several, compared with the CPU, and libraries' own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values are computed beside a trace, and which would not be kept and so are not."""
+"""The values that are computed during a trace, and those that are not, since they would not be kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long ranks send to one another: the links of a machine, the network between machines, and who shares it."""
+"""Communication time between ranks: the links of a machine, the network, and the sharing of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator returns when it is run again on the like of what it was given."""
+"""The cached result of an operator equals that of a call with the same argument metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module that is moved or cast in a trace keeps its parameters, as PyTorch's does: whoever holds them still does."""
+"""A module that is moved or cast in a trace keeps its parameter objects, as in PyTorch."""
 
 from __future__ import annotations
 

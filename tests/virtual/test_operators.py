@@ -1,4 +1,4 @@
-"""PyTorch's own database of operators and optimizers: a trace allocates what PyTorch's CPU allocator does."""
+"""PyTorch's database of operators and optimizers: traces allocate as much as PyTorch's CPU allocator."""
 
 from __future__ import annotations
 

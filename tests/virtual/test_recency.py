@@ -1,4 +1,4 @@
-"""What a cache holds of the tensors of an operator: those that were read or written last, as a trace has them."""
+"""The tensors of an operator in a device's cache: those that were read or written last."""
 
 from __future__ import annotations
 

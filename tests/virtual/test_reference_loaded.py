@@ -1,4 +1,4 @@
-"""A model and its reference in a trace: each has its own configuration; the cache is emptied before training."""
+"""A model and its reference in a trace: separate configurations, and an empty cache before training."""
 
 from __future__ import annotations
 

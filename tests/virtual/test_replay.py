@@ -1,4 +1,4 @@
-"""What the caching allocator would make of a trace's events."""
+"""The memory events of a trace in the simulated caching allocator."""
 
 from __future__ import annotations
 

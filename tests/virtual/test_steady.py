@@ -1,4 +1,4 @@
-"""What is added to a trace of a single micro-batch is what would have been traced."""
+"""Two steps composed from a trace of one micro-batch equal a trace of two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines of several processes ask of a trace: streams of the virtual device, and the group of its ranks."""
+"""Requests of multi-process engines to a trace: streams of the virtual device, and the group of its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace says of plain PyTorch code, with no TRL in it."""
+"""Traces of plain PyTorch code, without TRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace refuses, with the remedy in the message, and what it runs in another way than PyTorch would."""
+"""Code that a trace refuses, with the remedy, and code that it runs differently from PyTorch."""
 
 from __future__ import annotations
 

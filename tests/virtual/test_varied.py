@@ -1,4 +1,4 @@
-"""What steps of other lengths leave behind, scaled from one traced length, against really tracing those lengths."""
+"""The memory that steps of other lengths leave, scaled from one traced length, compared with their own traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that vLLM generates for, without vLLM: traced peaks are the CPU's, and nothing is generated in a trace."""
+"""Trainings with completions of vLLM, without vLLM: traced peaks equal the CPU's, and traces generate nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators have to do, against counts made by hand; the device is ``meta``, the host ``cpu``."""
+"""The work of operators, compared with counts by hand; on the device ``meta`` and the host ``cpu``."""
 
 from __future__ import annotations
 

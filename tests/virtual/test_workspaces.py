@@ -1,4 +1,4 @@
-"""What CUDA's attention kernels take for themselves in the backward pass, by the sizes in their sources."""
+"""The workspaces of CUDA's attention kernels in the backward pass, by the sizes in their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML configurations of every trainer, good, legacy and broken, with the verdicts that they get."""
+"""YAML configurations of every trainer (valid, legacy and broken) with their expected verdicts."""
 
 from __future__ import annotations
 

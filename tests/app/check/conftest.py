@@ -1,4 +1,4 @@
-"""A real model, rows of every trainer, and processes that all checks of these tests share."""
+"""Fixtures that all tests of checks share: a real model, rows of every trainer, and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of commands as accelerate's own launcher reads them, in this process, for tests."""
+"""Parses commands with accelerate's own launcher in this process, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts of traces are what real runs show, on both sides of the limit: eleven configurations on a CPU."""
+"""Traced verdicts agree with real runs above and below the memory limit: eleven configurations on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of several processes the callback stops all by the same message, or lets all train; none waits for ever."""
+"""With several processes, the callback stops all with the same message or lets all train; none waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callback checks a distillation with the teacher that the trainer holds."""
+"""The callback checks distillation with the trainer's own teacher model."""
 
 from __future__ import annotations
 

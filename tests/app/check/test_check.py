@@ -1,4 +1,4 @@
-"""A check reads what will run, keeps its verdicts, and runs nothing that is not TRL's."""
+"""A check reads the configuration that will run, caches its verdict, and runs only TRL's code."""
 
 from __future__ import annotations
 

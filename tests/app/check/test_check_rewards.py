@@ -1,4 +1,4 @@
-"""Reward functions of the user's own are imported where that is asked for, by a process of its own, and never else."""
+"""User-defined reward functions are imported only on request, and only in a separate process."""
 
 from __future__ import annotations
 

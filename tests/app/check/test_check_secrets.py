@@ -1,4 +1,4 @@
-"""A check tells nothing that is secret: not of its file, not of its command, and not of a file that it rewrites."""
+"""A check shows no secret of its file, of its command, or of a file that it rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check reads the rows that TRL's scripts load, and says which of them they cannot load."""
+"""A check reads the rows that TRL's scripts load, and reports those that they cannot load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command's words are checked as TRL's own command takes them: in its parser, then in accelerate's."""
+"""The words of a command are parsed as by TRL's command: by its own parser, then by accelerate's."""
 
 from __future__ import annotations
 

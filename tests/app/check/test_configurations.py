@@ -1,4 +1,4 @@
-"""Configurations of every trainer get their verdicts, with every problem at once, lines of keys, and keys that went."""
+"""Configurations of every trainer get their verdicts, with all problems at once, line numbers and removed keys."""
 
 from __future__ import annotations
 

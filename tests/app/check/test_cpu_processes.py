@@ -1,4 +1,4 @@
-"""The processes of a training on a CPU share its memory, whichever way a check comes to know how many there are."""
+"""The processes of a training on a CPU share its memory, whichever setting determines their number."""
 
 from __future__ import annotations
 

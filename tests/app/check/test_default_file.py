@@ -1,4 +1,4 @@
-"""The file that accelerate reads where none is named is found and read as accelerate's own launcher does it."""
+"""accelerate's default file is found and read as by its own launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that TRL's classes accept, and that TRL or a library below it refuses once it trains, end a check."""
+"""A check reports arguments that TRL's classes accept, but that make training fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accelerate's and DeepSpeed's documents say of an engine is what the trainer's own fields would say."""
+"""An engine in accelerate's or DeepSpeed's document has the same effect as in the trainer's own fields."""
 
 from __future__ import annotations
 

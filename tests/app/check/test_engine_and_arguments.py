@@ -1,4 +1,4 @@
-"""What accelerate's and DeepSpeed's documents say beside the trainer's arguments counts as it does for transformers."""
+"""Engine documents and the trainer's arguments are combined as by transformers."""
 
 from __future__ import annotations
 

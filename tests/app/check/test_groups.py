@@ -1,4 +1,4 @@
-"""Groups of processes in accelerate's file are read as accelerate reads them, and refused where it refuses them."""
+"""Groups of processes in accelerate's file are read, or refused, as by accelerate."""
 
 from __future__ import annotations
 

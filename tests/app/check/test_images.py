@@ -1,4 +1,4 @@
-"""Checks of configurations whose rows have images: they are traced on the rows themselves."""
+"""Checks of configurations whose rows have images are traced on these rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a command are those that its launcher starts, as the launcher's own parser reads its words."""
+"""The number of processes of a command is that of its launcher's own parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The traced need of a configuration: its speed, and how far from its device's memory it is traced whole."""
+"""The traced need of a configuration: its speed, and the margin below which all layers are traced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real run of ``check --probe`` is given its time, and what is said of one that ended."""
+"""A real run of ``check --probe``: its time limit, and the verdict after the run has ended."""
 
 from __future__ import annotations
 

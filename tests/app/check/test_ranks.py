@@ -1,4 +1,4 @@
-"""Processes of a training agree through the store of their group, and each knows where they cannot."""
+"""The processes of a training agree through their process group's store, or all get the same error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks, and searches that start from a file, read rows as the file says, or say what is not known."""
+"""Checks and searches from a file read rows as the file specifies, or report what is not known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check proposes means in the user's own file what was planned, and takes weights away where that is needed."""
+"""A proposed change has the planned effect in the user's file, and frees weights if that is necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kept verdict stands for: every file that decides it, those that other files name among them."""
+"""A cached verdict depends on every file that determines it, including files that other files name."""
 
 from __future__ import annotations
 

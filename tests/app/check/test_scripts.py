@@ -1,4 +1,4 @@
-"""A script of the user's own is checked as far as its source shows what it trains, and is never run."""
+"""A user's script is checked as far as its source shows the training, and is never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check tells of a training's behaviour: weights that lose updates, and the steps of an epoch."""
+"""Findings about silent behaviour: weights that lose updates, and the steps of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check of a distillation finds a teacher that is missing or has another vocabulary, and counts the one there is."""
+"""A check of distillation reports a missing teacher or another vocabulary, and counts the teacher's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a command are held to the GPUs that are there, and that ``CUDA_VISIBLE_DEVICES`` leaves visible."""
+"""The processes of a command are compared with the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves visible."""
 
 from __future__ import annotations
 
