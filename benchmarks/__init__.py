@@ -1,1 +1,1 @@
-"""Measurements of autotune itself: what it costs, and how far its predictions are from what happens."""
+"""Measurements of autotune itself: its cost, and the errors of its predictions."""

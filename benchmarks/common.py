@@ -1,4 +1,4 @@
-"""What several benchmarks do: choose cases, keep rows, run autotune's command, start anew on a null GPU."""
+"""Helpers of several benchmarks: choose cases, cache rows, run autotune's command, restart on a null GPU."""
 
 from __future__ import annotations
 

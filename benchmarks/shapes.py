@@ -1,4 +1,4 @@
-"""Workloads that are made on the spot, with no network: shapes of published models, and the examples' small one."""
+"""Workloads built on demand without a network: shapes of published models, and the examples' small one."""
 
 from __future__ import annotations
 

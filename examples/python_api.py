@@ -1,4 +1,4 @@
-"""Search from Python, and train with what was found: TRL's own trainer, the recommended configuration, two steps.
+"""Searches from Python, then trains with TRL's own trainer and the recommended configuration for two steps.
 
     python examples/python_api.py [MODEL DATASET.jsonl] [--memory-budget 2GiB]
 

@@ -1,4 +1,4 @@
-"""Run the commands of examples as their READMEs have them: ``python examples/run.py sft dpo``, or all trainers'.
+"""Runs the commands of examples' READMEs: ``python examples/run.py sft dpo``, or those of all trainers.
 
 Everything is written into ``examples/build/NAME``.
 """

@@ -1,4 +1,4 @@
-"""Build a small model and a dataset out of the Python standard library's own documentation; nothing is downloaded.
+"""Builds a small model, and a dataset from the Python standard library's documentation; downloads nothing.
 
     python examples/small_workload.py DIRECTORY [--trainer dpo]
 

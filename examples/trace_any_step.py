@@ -1,4 +1,4 @@
-"""What would this training loop need of a GPU? Traces a loop that is not TRL's, in a few seconds and with no GPU.
+"""Predicts a training loop's GPU memory and time: traces a loop without TRL, in seconds, without a GPU.
 
     python examples/trace_any_step.py --gpu A100-80GB --batch 64
 

@@ -1,4 +1,4 @@
-"""How long ``autotune check`` takes for an 8B shape with LoRA and 2,000 tokenised rows, with a cache and without.
+"""Duration of ``autotune check`` for an 8B shape with LoRA and 2,000 tokenised rows, with a cache and without.
 
 Run ``python -m benchmarks.check.speed``; it prints a Markdown table. The model has weights that are never made, and
 what is cached goes to a temporary directory.

@@ -1,1 +1,1 @@
-"""What needs a CUDA device: its tests, its allocator, predictions against measurements, and searches."""
+"""Benchmarks that need a CUDA device: its tests, its allocator, predictions against measurements, and searches."""

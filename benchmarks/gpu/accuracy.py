@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: errors, verdicts on what fits, and the order of speeds."""
+"""The errors of predictions against measurements: memory, time, verdicts on what fits, and the order of speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicts once more what a GPU measured, with this source: the measurements stay, and no GPU is needed.
+"""Repeats the predictions for recorded measurements of a GPU with the present source; no GPU is needed.
 
 python -m benchmarks.gpu.again benchmarks/gpu/results/NVIDIA-H200-2026-11-26-predicted.json [--minutes 20] [--only 4bit]
 

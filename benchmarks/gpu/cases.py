@@ -1,4 +1,4 @@
-"""The configurations on which predictions are held against measurements, in an order that can be cut off anywhere."""
+"""The configurations of the comparison of predictions and measurements, in an order that may stop anywhere."""
 
 from __future__ import annotations
 

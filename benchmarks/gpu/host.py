@@ -1,4 +1,4 @@
-"""How long the host takes for an operator, by who launches it: steps of tiny models with kernels of next to no time.
+"""The host's time per operator, by caller: steps of tiny models whose kernels take almost no time.
 
 python -m benchmarks.gpu.host cuda RESULTS.json [--page PAGE.md]
 

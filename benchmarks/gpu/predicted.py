@@ -1,4 +1,4 @@
-"""Predictions held against measurements: traces of cases in processes beside one another, then probes, alone."""
+"""Compares predictions with measurements: traces several cases in parallel, then probes them one by one."""
 
 from __future__ import annotations
 

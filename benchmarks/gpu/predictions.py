@@ -1,4 +1,4 @@
-"""The predictions of cases: by a trace of all layers, as planned, and as planned with operators measured once."""
+"""The predictions of cases: by a trace of all layers, as planned, and as planned with measured operator times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a case to what is asked of a device and of a trace: the same plan, on the same rows."""
+"""Converts a case to the requests for a probe and a trace: the same plan, on the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each case so far, on disk as soon as it is known: as JSON, and as a page of Markdown beside it."""
+"""Writes the results of each case to disk as soon as they are known: as JSON, and as a page of Markdown."""
 
 from __future__ import annotations
 

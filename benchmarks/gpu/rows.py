@@ -1,4 +1,4 @@
-"""Writes rows with so many tokens in the format of any trainer: random tokens, or a letter that is a single token."""
+"""Writes rows of a given number of tokens in any trainer's format: random tokens, or one repeated letter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a CUDA machine shows: the GPU-marked tests, predictions against measurements, and searches on real shapes.
+"""Runs the suite of a CUDA machine: GPU tests, predictions against measurements, and searches on real shapes.
 
 python -m benchmarks.gpu.suite [--minutes 9] [--parts tests predicted searches] [--results DIRECTORY] [--untraced]
 

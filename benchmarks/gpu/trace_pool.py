@@ -1,4 +1,4 @@
-"""Job servers that run traces, and what else needs no device, beside one another until the time is over."""
+"""Job servers that run traces and other tasks without a device in parallel, until the time is over."""
 
 from __future__ import annotations
 

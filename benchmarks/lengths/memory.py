@@ -1,4 +1,4 @@
-"""How much memory ``autotune lengths`` takes for millions of rows, in the command's process and in the others.
+"""Memory of ``autotune lengths`` for millions of rows, in the command's process and in the others.
 
 Run ``python -m benchmarks.lengths.memory``; it prints a Markdown table. The lengths are drawn, and almost all rows are
 different: no row is tokenised, and all else is what the command does. With ``--tokens``, rows of tokens are written and

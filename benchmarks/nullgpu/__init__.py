@@ -1,1 +1,1 @@
-"""Traces of whole candidates against the training step that PyTorch's CUDA build runs on a null GPU."""
+"""Traces of whole candidates against the training step of PyTorch's CUDA build on a null GPU."""

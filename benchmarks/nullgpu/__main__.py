@@ -1,4 +1,4 @@
-"""Traces candidates whole, trains them on null GPUs, and writes how the two compare.
+"""Traces candidates whole, trains them on null GPUs, and writes the comparison.
 
 Run ``.venv-cuda/bin/python -m benchmarks.nullgpu``: it needs PyTorch's CUDA build, and no GPU. What a file has already,
 from the same sources, is not run again.

@@ -1,4 +1,4 @@
-"""Shapes of the models that are compared: small ones of each family, and those of published models."""
+"""Shapes of the compared models: small ones of each family, and those of published models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison as a page of Markdown: every row, how the errors lie, and which rows are off by more than the goal."""
+"""The comparison as a page of Markdown: every row, the distribution of errors, and rows with larger ones."""
 
 from __future__ import annotations
 

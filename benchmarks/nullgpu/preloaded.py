@@ -1,4 +1,4 @@
-"""What a job server of the benchmark imports beside the rest, without initialising CUDA, so that no run does it."""
+"""Further imports of the benchmark's job server, so that no run needs them; CUDA is not initialised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each case, in a file with a JSON document a line."""
+"""The results of each case, in a file of JSON lines."""
 
 from __future__ import annotations
 

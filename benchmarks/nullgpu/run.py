@@ -1,4 +1,4 @@
-"""Traces cases and runs them on null GPUs, and records what is found."""
+"""Traces cases, runs them on null GPUs, and records the results."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What planning costs, and how far its estimates and traces are from what they stand for."""
+"""The cost of planning, and the errors of its estimates and traces."""

@@ -1,4 +1,4 @@
-"""Planned estimates of Llama-3.1-8B's shape, held against traces of all its layers.
+"""Planned estimates of Llama-3.1-8B's shape, compared with traces of all its layers.
 
 Run ``python -m benchmarks.plan.accuracy [--samples 30]``: it draws candidates of the default space by chance, no two of
 which train in the same way, plans each, traces each of them whole, and prints a Markdown table. No GPU is needed, and

@@ -1,4 +1,4 @@
-"""Every causal language model of the installed transformers: its trace beside a run, its plan beside a trace.
+"""Every causal language model of transformers: its trace against a run, its plan against a trace.
 
 Run ``OMP_NUM_THREADS=1 python -m benchmarks.plan.architectures [--only llama,mamba] [--page]``; it compares each
 architecture that has no row in ``architectures.jsonl``, or those of ``--only`` anew, and writes ``architectures.md``.

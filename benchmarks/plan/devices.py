@@ -1,4 +1,4 @@
-"""How long ``autotune plan`` takes for a large model on several GPUs, from nothing, and what it says.
+"""Duration and result of ``autotune plan`` for a large model on several GPUs, with an empty cache.
 
 Run ``python -m benchmarks.plan.devices [--shape 70b] [--num-processes 32]``; it plans over sharding, offload,
 checkpointing, Liger and the batch with an empty cache, again from the cache to show the plan, and prints a row.

@@ -1,4 +1,4 @@
-"""How far is the time of a step, as planned from a few sizes, from the mean over every micro-batch of real epochs?
+"""The planned time of a step from a few sizes, compared with the mean over all micro-batches of real epochs.
 
 Run ``python -m benchmarks.plan.epoch_time [--trainer kto] [--gpu H100-80GB]``; no GPU is needed. TRL's own data loader
 forms the micro-batches, of rows of 50 to 6,000 tokens. A step is traced at each size that comes up, and the mean of

@@ -1,4 +1,4 @@
-"""Traced against real peaks on the CPU in every phase: seven families of models, seven trainers, full and LoRA.
+"""Traced against real peaks on the CPU, in every phase: seven families of models, seven trainers, full and LoRA.
 
 Run ``python -m benchmarks.plan.families``; it prints a Markdown table, one row per case, and the errors of each trainer
 and of each phase.

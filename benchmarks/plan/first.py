@@ -1,4 +1,4 @@
-"""How soon ``autotune plan`` shows a first ranking of an 8B shape from nothing, beside what imports alone take.
+"""Time to the first ranking of ``autotune plan`` for an 8B shape with an empty cache, and that of imports alone.
 
 Run ``python -m benchmarks.plan.first [--trainer dpo] [--repeats N]``; it prints a Markdown table. Each plan starts with
 an empty cache and is stopped at its first ranking. Between two plans, one process imports what a server of traces

@@ -1,4 +1,4 @@
-"""How far are the candidates of plans of many from what training them on a null GPU allocates?
+"""Candidates of many plans, compared with the memory of training them on a null GPU.
 
 Run ``.venv-cuda/bin/python -m benchmarks.plan.many``: it needs PyTorch's CUDA build, and no GPU. Each workload is
 planned as ``autotune plan`` does, and candidates from all over its table, from the one that needs the least memory to

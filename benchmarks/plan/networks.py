@@ -1,4 +1,4 @@
-"""How a plan for several machines follows from the network between them, and how far its times are from whole traces.
+"""Plans for several machines by network, and the error of their times against traces of all layers.
 
 Run ``python -m benchmarks.plan.networks``; it plans an 8B shape on 32 H100 in four machines for networks of several
 speeds, traces all layers for the same steps, and prints a row for each. A trace is timed for all networks at once.

@@ -1,4 +1,4 @@
-"""How long the table of ``autotune plan --gpu all`` takes, compared with a plan for one GPU, each with an empty cache.
+"""Duration of the table of ``autotune plan --gpu all`` and of a plan for one GPU, each with an empty cache.
 
 Run ``python -m benchmarks.plan.rent [--trainer dpo]``; it plans Llama-3.1-8B's shape over the whole default space on
 one GPU, then on all of the catalogue, and prints a Markdown table with the ratios. Processor time is that of all

@@ -1,4 +1,4 @@
-"""How long ``autotune plan`` takes for Llama-3.1-8B's shape over the whole default space, and how much memory it uses.
+"""Duration and memory of ``autotune plan`` for Llama-3.1-8B's shape over the whole default space.
 
 Run ``python -m benchmarks.plan.speed [--trainer dpo]``; it plans with an empty cache, again from it, and the
 fastest candidate by itself with an empty one, and prints a Markdown table.

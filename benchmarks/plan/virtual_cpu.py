@@ -1,4 +1,4 @@
-"""Traced peaks for the CPU against what PyTorch's CPU allocator really hands out, on larger models than the tests have.
+"""Traced peaks for the CPU against PyTorch's CPU allocator, on larger models than those of the tests.
 
 Run ``python -m benchmarks.plan.virtual_cpu``; it prints a Markdown table, one row per case, and the median and worst
 error.

@@ -1,1 +1,1 @@
-"""What a probe costs, and whether what it promises is kept."""
+"""The cost of a probe, and the accuracy of its promised figures."""

@@ -1,4 +1,4 @@
-"""Whether another process on one of the cores changes what a search recommends, and whether its promise still holds.
+"""The effect of another process on a core: on a search's recommendation, and on its promised speed.
 
 python -m benchmarks.probe.busy FOLDER [--searches 10] [--further 2]
 

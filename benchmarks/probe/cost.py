@@ -1,4 +1,4 @@
-"""What a probe costs, and whether what it composes is what whole steps take.
+"""The cost of a probe, and its composed step time against that of whole steps.
 
 python -m benchmarks.probe.cost [MODEL DATASET] [--parts start,batch,composed] [--rounds 5]
 

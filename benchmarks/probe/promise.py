@@ -1,4 +1,4 @@
-"""Whether a recommendation keeps its promise: the range of its rate against real runs of its ``train.py``.
+"""The promised range of a recommendation's speed against real runs of its ``train.py``.
 
 python -m benchmarks.probe.promise BUNDLE [--rounds 20] [--seconds 15] [--fresh] [--alone]
 python -m benchmarks.probe.promise MODEL DATASET [--memory-budget 900MiB] [--effort quick] …

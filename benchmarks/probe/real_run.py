@@ -1,4 +1,4 @@
-"""Runs a bundle's ``train.py`` unchanged in a process of its own, and reads its peak, its steps and their times."""
+"""Runs a bundle's ``train.py`` unchanged in a separate process, and reads its peak, its steps and their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do recommended configurations train to their end, within the budget and at the rate that they were found for?
+"""Trains recommended configurations for many steps: do they stay within the budget and the promised speed?
 
 python -m benchmarks.probe.soak [--only WORD …] [--page]
 

@@ -1,4 +1,4 @@
-"""The cases of ``benchmarks.probe.soak``: a trainer, a family of models, rows of some shape, and a budget."""
+"""The cases of ``benchmarks.probe.soak``: trainer, family of models, shape of the rows, and budget."""
 
 from __future__ import annotations
 

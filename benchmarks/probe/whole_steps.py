@@ -1,4 +1,4 @@
-"""Whole optimizer steps in a process of their own: by the clock, and composed as a probe composes them.
+"""Times whole optimizer steps in a separate process: by the clock, and composed as a probe does.
 
 It is part of `benchmarks.probe.cost`, which starts ``python -m benchmarks.probe.whole_steps REQUEST`` for each answer.
 """

@@ -1,1 +1,1 @@
-"""Traces beside public tables of measured memory."""
+"""Traces against public tables of measured memory."""

@@ -1,4 +1,4 @@
-"""Public tables of measured memory, beside what a trace of the same training loop says; one error for each row.
+"""Traces the training loops of public tables of measured memory; one error for each row.
 
     python -m benchmarks.published metamathqa           # PEFT's method comparison
     python -m benchmarks.published litgpt               # Lit-GPT's resource table, with its own code

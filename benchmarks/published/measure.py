@@ -1,4 +1,4 @@
-"""What a traced run would have shown on a GPU: allocated and reserved bytes, phase by phase."""
+"""The figures that a traced run would show on a GPU: allocated and reserved bytes, phase by phase."""
 
 from __future__ import annotations
 

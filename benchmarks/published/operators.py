@@ -1,4 +1,4 @@
-"""Fits achieved rates to single operators that others measured.
+"""Fits achieved rates to published measurements of single operators.
 
 ``python -m benchmarks.published.operators AICONFIGURATOR NEUSIGHT GPU_BENCHES`` takes clones of
 ai-dynamo/aiconfigurator, sitar-lab/NeuSight and te42kyfo/gpu-benches and prints tables of Markdown, which

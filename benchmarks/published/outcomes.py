@@ -1,4 +1,4 @@
-"""What becomes of the rows of a table: each is traced in a process of its own, by the loop of its table."""
+"""Traces the rows of a table, each in a separate process, by the training loop of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A public table and its traces as Markdown: each row's error, and how the errors lie."""
+"""A public table and its traces as Markdown: each row's error, and the distribution of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A public table with what several estimators said of each run, beside a trace, as Markdown."""
+"""A public table with the estimates of several estimators and a trace for each run, as Markdown."""
 
 from __future__ import annotations
 

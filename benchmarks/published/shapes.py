@@ -1,4 +1,4 @@
-"""The models and micro-batches behind each row of the published speeds."""
+"""The models and micro-batches of each row of the published speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds predicted times of training steps against published speeds: ``python -m benchmarks.published.speeds``.
+"""Compares predicted times of steps with published speeds: ``python -m benchmarks.published.speeds``.
 
 Nothing is fitted to the rows but ``sustained``, one figure for the A100 with NVLink and one for all other cards (and
 the share of three consumer cards, which is marked); llm-foundry's rows on the H100 took no part in that.

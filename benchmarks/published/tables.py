@@ -1,4 +1,4 @@
-"""Public tables of measured memory as data: the run, each row's figures, and what a trace made of them."""
+"""Public tables of measured memory as data: each run, its published figures, and its traced ones."""
 
 from __future__ import annotations
 

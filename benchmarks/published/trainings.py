@@ -1,4 +1,4 @@
-"""Training steps behind published speeds: a plain GPT, and models of transformers, built on the virtual device."""
+"""Training steps of the published speeds: a plain GPT and models of transformers, on the virtual device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop of xMem's evaluation, for a virtual device, and what a GPU of a given memory would make of it.
+"""The training loop of xMem's evaluation for a virtual device, and its outcome on a GPU of a given memory.
 
 The model comes from its configuration in float32, the optimizer is made before the model is moved, and what the model
 returns lives into the next iteration. Tokenising and the learning rate have no part in the figures.

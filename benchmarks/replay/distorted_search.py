@@ -1,4 +1,4 @@
-"""How near a search comes to the best candidate where predictions are wrong, replayed from tables of traces.
+"""The distance of a search's result from the best candidate with wrong predictions, replayed from traces.
 
 python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick] [--by-choice 0.045 --by-combination 0.14]
 

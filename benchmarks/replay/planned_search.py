@@ -1,4 +1,4 @@
-"""How many probes a search needs with and without predictions, replayed from a recorded table.
+"""The number of probes of a search with and without predictions, replayed from a recorded table.
 
 python -m benchmarks.replay.planned_search [--table benchmarks/replay/recorded/small.json.gz] [--seeds 10]
 

@@ -1,4 +1,4 @@
-"""Probes every legal candidate of a part of the search space, and records what each showed.
+"""Probes every legal candidate of a part of the search space, and records the measurements.
 
 OMP_NUM_THREADS=1 python -m benchmarks.replay.record_table [--table long]
 

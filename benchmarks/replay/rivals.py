@@ -1,4 +1,4 @@
-"""How near other searches come to the best candidate in as many probes, replayed from the measured tables.
+"""The distance of other searches from the best candidate after as many probes, replayed from measured tables.
 
 python -m benchmarks.replay.rivals [--table long] [--seeds 20]
 

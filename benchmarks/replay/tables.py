@@ -1,4 +1,4 @@
-"""A recorded table: a problem, and what a probe of each of its candidates showed."""
+"""A recorded table: a problem, and the measurements of each of its candidates."""
 
 from __future__ import annotations
 

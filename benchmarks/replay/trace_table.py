@@ -1,4 +1,4 @@
-"""Traces every legal candidate of parts of an 8B shape's space, to hold a plan's search against brute force.
+"""Traces every legal candidate of parts of an 8B shape's space, to compare a plan's search with brute force.
 
 python -m benchmarks.replay.trace_table [--table dpo]
 

@@ -1,4 +1,4 @@
-"""How near a search by traces comes to the best of all candidates, and what each of its rules brings, replayed.
+"""The distance of a search by traces from the best candidate, and the effect of each of its rules, replayed.
 
 python -m benchmarks.replay.traced_search [--orders 10]
 

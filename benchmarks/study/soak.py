@@ -1,4 +1,4 @@
-"""Many workers search one study of 200 trials while some of them are killed with -9 and replaced.
+"""Many workers search one study of 200 trials, while some are killed (signal 9) and replaced.
 
 Run ``python -m benchmarks.study.soak``; it prints a Markdown table. Probes are replayed from a table of formulas
 and sleep; nothing is trained. ``--storage postgresql`` starts a server of its own.

@@ -1,4 +1,4 @@
-"""A test of a project's own: every configuration in a folder runs and fits the GPU that it is meant for.
+"""A test for your project: every configuration in a folder runs and fits its GPU.
 
     CONFIGURATIONS=configs GPU=H100-80GB pytest test_configurations.py
 
