@@ -128,7 +128,7 @@ def check_study(args: ProbeArguments, output: Output, fingerprint: Mapping[str, 
 
     Raises:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
-        StudyMismatchError: the study to be resumed was made for something else.
+        StudyMismatchError: the study to be resumed was made for another search.
     """
     if args.storage is not None or output.study_file.exists():
         check_storage(*study_of(args, output), resume=args.resume, fingerprint=fingerprint)

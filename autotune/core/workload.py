@@ -328,7 +328,7 @@ class Workload:
 
     @property
     def cut_by_length(self) -> Mapping[str, Documents]:
-        """What a maximum length cuts, by whose tokens it is: :attr:`documents`, and sequences of parts of several."""
+        """The sequences that a maximum length cuts, by their origin: :attr:`documents`, and KTO's mismatched pairs."""
         found = dict(zip(("dataset's", "evaluation's"), self.documents, strict=False))
         exchanged = (profile.exchanged for profile in self.profiles)
         names = "mismatched pairs'", "evaluation's mismatched pairs'"

@@ -44,7 +44,7 @@ def write_text(file: Path, text: str, *, executable: bool = False) -> None:
 
 
 def check_writable(directory: Path, option: str = "--output") -> None:
-    """Check that files can be written to a directory or, where it does not exist, that it can be made.
+    """Check that files can be written to a directory, or that a missing directory can be created.
 
     Raises:
         InputError: they cannot; the hint names ``option``.

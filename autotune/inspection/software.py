@@ -54,7 +54,7 @@ def installed_packages() -> dict[str, str]:
     for name in (*REQUIRED, *OPTIONAL):
         with suppress(metadata.PackageNotFoundError):
             distribution = metadata.distribution(name)
-            if not distribution.version:  # What an interrupted installation leaves has none.
+            if not distribution.version:  # After an interrupted installation there is none.
                 continue
             source = _source_id(name, json.loads(distribution.read_text("direct_url.json") or "{}"))
             versions[name] = distribution.version

@@ -27,8 +27,8 @@ class PlannedPredictor(Predictor):
     and rows (`benchmarks/gpu/results`), traced reserved memory was 1.5 % off in the mean, 1.8 % with the median factor
     or difference of the earlier probes, and 1.9 % with their errors per choice.
 
-    After a probe has run out of memory, a common factor, :attr:`raised`, raises all predictions until its own exceeds
-    the limit, but not so far that that of a probe that fitted would. It only affects the ranking, and vetoes nothing.
+    After a probe has run out of memory, a common factor, :attr:`raised`, raises all predictions until that of this
+    probe exceeds the limit, but not that of any probe that fitted. It only affects the ranking, and vetoes nothing.
 
     Args:
         trace_least: traces further candidates that may need the least memory, as long as its argument returns True;

@@ -209,7 +209,7 @@ class Improvements:
     def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
         """Return all changes of the fastest candidate that does not fit, if it is faster than the best.
 
-        A choice may save memory only beside another one: with all layers checkpointed, there is little to offload.
+        A choice may save memory only with another change: if all layers are checkpointed, there is little to offload.
         """
         misfits, rate = [each.candidate for each in self._traced() if not each.fits], self._rate()
         if not best.fits or not misfits or not rate.predicted:

@@ -56,7 +56,7 @@ def search(
 
     Raises:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
-        StudyMismatchError: the study to be resumed was made for something else.
+        StudyMismatchError: the study to be resumed was made for another search.
         AutotuneError: the storage failed during the search, or the probe raised it.
     """
     clock = Clock(timeout_seconds)

@@ -46,14 +46,14 @@ class OpenStudy:
 
 
 def check_storage(url: str, name: str, *, resume: bool, fingerprint: Mapping[str, str] | None = None) -> None:
-    """Check that a storage answers, and that it has no study of that name unless that is to be resumed.
+    """Check that a storage answers and, unless a study is resumed, that it has no study of this name.
 
     Args:
         fingerprint: of the study to be resumed; None if it is not known yet.
 
     Raises:
         InputError: the storage does not answer, or the study exists and is not to be resumed.
-        StudyMismatchError: the study to be resumed was made for something else.
+        StudyMismatchError: the study to be resumed was made for another search.
     """
     with _quiet():
         backend, close = connected(url, _RETURN_SECONDS if resume else 0.0)
@@ -72,7 +72,7 @@ def begin(storage: StudyStorage, listener: Listener) -> None:
 
     Raises:
         InputError: the storage cannot be used, or by one process alone; or the study exists and is not to be resumed.
-        StudyMismatchError: the study to be resumed was made for something else.
+        StudyMismatchError: the study to be resumed was made for another search.
         AutotuneError: the storage does not answer.
     """
     if is_in_memory(storage.url):
@@ -90,7 +90,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
 
     Raises:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
-        StudyMismatchError: the study to be resumed was made for something else.
+        StudyMismatchError: the study to be resumed was made for another search.
         AutotuneError: the storage failed later on, such as on a full disk, or did not answer for too long.
     """
     url, patience = hidden_url(storage.url), storage.sharing.patience_seconds

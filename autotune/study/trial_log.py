@@ -133,10 +133,10 @@ class TrialLog:
         return {self._plans[record.number] for record in self._records.values() if record.probed}
 
     def finish(self, number: int, measurement: Measurement) -> Record | None:
-        """Store a probe's measurement and tell it to the samplers; return its record.
+        """Store a probe's measurement, pass it to the samplers, and return its record.
 
-        If this worker's lease has lapsed meanwhile, the measurement becomes another trial, unless another worker has
-        repeated the probe or is repeating it: then the record is None.
+        If this worker's lease has expired, the measurement becomes another trial, unless another worker has repeated
+        the probe or is repeating it: then the record is None.
         """
         trial = self._trial(number)
         try:
@@ -174,7 +174,7 @@ class TrialLog:
             storage.set_trial_state_values(trial, TrialState.FAIL)
 
     def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> None:
-        """Store a vetoed candidate, and tell it to the samplers.
+        """Store a vetoed candidate, and pass it to the samplers.
 
         Args:
             prediction: the prediction that vetoed the candidate; None for another reason.

@@ -242,7 +242,7 @@ class Distributed(Technique):
     fewest_processes: ClassVar[int] = 2
 
     def matters(self, setting: Setting) -> bool:
-        """Return whether there are so many processes."""
+        """Return whether there are at least :attr:`fewest_processes`."""
         return setting.machine.hardware.processes >= self.fewest_processes
 
 
@@ -255,7 +255,7 @@ class NumberTechnique(Technique):
 
 
 def _lacking(needs: Option | Equipped, machine: Machine) -> str | None:
-    """Return why a machine lacks what a choice or a technique needs, or None if it has all."""
+    """Return a reason if a machine lacks a requirement of a choice or a technique; None otherwise."""
     if needs.without_gpu and machine.hardware.kind == "cpu":
         return needs.without_gpu
     return missing(needs.package, machine) if needs.package else None

@@ -26,7 +26,7 @@ _ATTENTION_MODULES = frozenset(
     }
 )  # fmt: skip
 WITH_NEW_HEAD = frozenset({"reward"})
-"""The trainers whose model gets a score head, which PEFT trains fully, instead of the LM head that TRL fuses."""
+"""Trainers whose model has a score head, which PEFT trains fully; others have an LM head, which TRL fuses."""
 # Suffixes of PEFT's keys that hold module names or regular expressions of them.
 _KEYS_OF_NAMES = ("modules", "parameters", "pattern", "to_save")
 # A name with a layer's number, such as `layers.31.self_attn.q_proj`, or a regular expression for some numbers,

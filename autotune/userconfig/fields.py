@@ -343,7 +343,7 @@ def _accelerator_args(config: Configuration) -> Mapping[str, object]:
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:
-    # As transformers and TRL (`from_pretrained`, `create_model_from_path`): the older name counts only beside null.
+    # As transformers and TRL (`from_pretrained`, `create_model_from_path`): torch_dtype counts only if dtype is null.
     dtype = str(loading.get("dtype", "float32") or loading.get("torch_dtype") or "auto").removeprefix("torch.")
     words: dict[str, object] = {"dtype": dtype, "use_peft": bool(loading.get("use_peft"))}
     if loading.get("attn_implementation"):

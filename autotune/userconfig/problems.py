@@ -26,10 +26,10 @@ from autotune.userconfig.written import WrittenConfig
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # Keys of accelerate's file that a note quotes.
 _QUOTED = ("distributed_type", "num_processes", "mixed_precision")
-# Sections of that file, each with the distributed_type with which accelerate reads it.
+# Sections of that file, with the distributed_type for which accelerate reads them.
 _SECTIONS: Mapping[str, str] = {"deepspeed_config": "DEEPSPEED", "fsdp_config": "FSDP"}
 _FP8 = "fp8"
-# The keys of rows that TRL ignores beside another one (trl 1.16, ``ScriptArguments`` and its scripts).
+# The keys of rows that TRL ignores together with another one (trl 1.16, ``ScriptArguments`` and its scripts).
 _IGNORED_BESIDE: Mapping[str, tuple[str, ...]] = {
     "datasets": ("dataset_name", "dataset_config", "dataset_streaming"),
     "dataset_name": ("streaming", "test_split_size"),
@@ -41,7 +41,7 @@ _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 """A number without a point, which YAML 1.1 takes for text."""
 _REWARDS = "reward_funcs"
 _LOADING_FIELDS = (LOADING, TEACHER_LOADING)
-"""Mappings for which TRL's classes accept text, which TRL parses only where it begins with a brace."""
+"""Fields for mappings. TRL's classes also accept text there, but parse it only if it begins with a brace."""
 _QUANTISED = "quantization_config"
 _OLDER_DTYPE = "torch_dtype"
 """transformers' older name of ``dtype``, which counts if that is null (``from_pretrained``, transformers 5.23)."""

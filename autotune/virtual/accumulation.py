@@ -27,8 +27,8 @@ _INDEXING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
     _aten.index_add.default: (_aten.index_add_.default, lambda given, index: given.index_select(0, index)),
     _aten.index_put.default: (_aten.index_put_.default, lambda given, index: given[index]),
 }
-"""Maps each operator that a derivative formula of indexing calls on tensor subclasses to the operator that it calls on
-real tensors, and to a function of values and an index whose backward pass calls it."""
+"""Operators in the derivative formulas of indexing: for tensor subclasses, PyTorch calls the key instead of the first
+value, which it calls for real tensors. The second value is a function whose backward pass contains the operator."""
 _STORES_GRADIENT = frozenset({_aten.detach.default, _aten.clone.default, _aten.new_empty_strided.default})
 """Operators with which ``AccumulateGrad`` stores a tensor, or a copy of it, as the gradient of a parameter."""
 

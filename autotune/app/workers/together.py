@@ -83,7 +83,7 @@ class _Worker:
         self._process, self._connection, self._output = start_module(module, (), {})
 
     def send(self, share: Share, hardware: Hardware, search: bytes) -> None:
-        """Send what it searches, and on which share of the machine."""
+        """Send the search, and the worker's share of the machine."""
         with contextlib.suppress(OSError):  # it has ended, which `failure` reports
             self._connection.send((share, hardware, search))
 

@@ -31,7 +31,7 @@ the others open them with Pillow (``load_image``)."""
 _TORCHVISION_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF"})
 _MULTI_FRAME = frozenset({"WEBP", "GIF"})
 """Pillow's names of the formats that ``torchvision.io.decode_image`` decodes, and of those that may have several
-frames, of which it returns no single image."""
+frames, which it does not decode as one image."""
 _MAX_QUOTED = 80
 """Maximum characters of a string in a message: the string may be an encoded image."""
 _END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}

@@ -75,7 +75,7 @@ def build(request: TraceRequest, context: JobContext) -> Built:
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
-        # The trace that follows reports what no trace can follow.
+        # A later trace reports code that cannot be traced.
         if not any(isinstance(cause, UnsupportedError) for cause in causes(error)):
             refused = f"{type(error).__name__}: {one_line(error)}"
     return Built(refused, tuple(dict.fromkeys(messages)))
