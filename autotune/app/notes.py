@@ -126,8 +126,8 @@ def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
 
 
 TIME_ERROR_HELD = (
-    "76 of 89 TRL steps measured on an H100 and an H200 (on the worst of 3 machines 21 of 32), to which the host's "
-    "share was fitted"
+    "76 of 89 TRL steps measured on an H100 and an H200 (on the worst of 3 machines 21 of 32), to which the CPU's "
+    "share of the time was fitted"
 )
 """The probes that are within :data:`TIME_ERROR` of plans for them (`benchmarks/gpu/results`)."""
 
@@ -144,7 +144,7 @@ def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
         device, host = (f"{100 * error:.0f} %" for error in (TIME_ERROR, HOST_BOUND_ERROR))
         yield (
             f"Times are predicted within ±{device}, which held for {TIME_ERROR_HELD}. Those marked ~ may be off by "
-            f"{host}: the host bounds them, and its time per operator is assumed."
+            f"{host}: the CPU that launches the kernels limits them, and its time per operator is assumed."
         )
     lacking: dict[str, list[str]] = {}
     for name, known in rates.items():

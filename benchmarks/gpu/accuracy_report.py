@@ -85,10 +85,10 @@ def brief(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     worst = min(within, key=lambda one: one[0] / one[1])
     margin = min(pair.margin for pair in reserved)
     return (
-        f"{held} of {len(reserved)} plans are within the stated {margin:.0%} of probes on an "
-        f"{' and an '.join(devices)} in reserved memory, and {near} of {timed} within the stated {TIME_ERROR:.0%} in "
-        f"step time ({worst[0]} of {worst[1]} on the worst of {len(within)} machines; the CPU's share of these times "
-        "was fitted on the same machines)."
+        f"Compared with probes on an {' and an '.join(devices)}, reserved memory is within the stated {margin:.0%} in "
+        f"{held} of {len(reserved)} plans, and step time within the stated {TIME_ERROR:.0%} in {near} of {timed} "
+        f"({worst[0]} of {worst[1]} on the worst of {len(within)} machines; the CPU's share of these times was fitted "
+        "on the same machines)."
     )
 
 
