@@ -65,8 +65,8 @@ class Optimizer(Technique):
             if sharding == own or not {sharding, own} & ZERO_STAGES.keys():
                 return None
             return (
-                f"{choice} trains differently with sharding={sharding} than with sharding={own}: DeepSpeed passes one"
-                " flat tensor, whose second moments it does not factor, and which it clips as a whole"
+                f"{choice} trains differently with sharding={sharding} than with sharding={own}: DeepSpeed passes it"
+                " one flat tensor, whose second moments are not factored, and whose update is clipped as a whole"
             )
         option = option_of(self, choice)
         if option is None or option.package != _BITSANDBYTES:

@@ -132,7 +132,7 @@ def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
     """Return why vLLM would refuse TRL's maximum model length, or the longest prompt."""
     prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
-        return f"the longest prompt has {prompt:,} tokens, and vLLM only accepts max_length={cut:,} and a completion"
+        return f"the longest prompt has {prompt:,} tokens, and vLLM accepts only prompts of up to max_length={cut:,}"
     return beyond_model(setting.workload.model, longest)
 
 
@@ -142,7 +142,7 @@ def _gradient_changed(candidate: Candidate, setting: Setting) -> str | None:
     if knob in setting.allowed or (candidate[knob] in ZERO_STAGES) is (own.get(knob, DDP) in ZERO_STAGES):
         return None
     return (
-        "DeepSpeed averages the losses of a step's micro-batches, and TRL's online DPO sums them without it"
+        "DeepSpeed averages the losses of a step's micro-batches; without it, TRL's online DPO sums them"
         f" (--allow {knob})"
     )
 
