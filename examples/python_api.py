@@ -22,9 +22,9 @@ def main() -> None:
     """Find a configuration for the workload on the command line, and train two steps with it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload", nargs="*", metavar="MODEL DATASET.jsonl")
-    parser.add_argument("--memory-budget", help="such as 24GiB; default: what is free")
+    parser.add_argument("--memory-budget", help="such as 24GiB; default: the free memory")
     parser.add_argument("--output", help="directory for the bundle")
-    parser.add_argument("--trials", type=int, help="probes at the most")
+    parser.add_argument("--trials", type=int, help="maximum number of probes")
     args = parser.parse_args()
     model, data = args.workload or small_workload()
 
@@ -40,7 +40,7 @@ def main() -> None:
         raise SystemExit(f"nothing to train with: {result.status.value}")
     print(f"recommended: {dict(result.recommended.candidate)}")
 
-    # From here on it is a training script as TRL's documentation writes it.
+    # The rest is a training script as in TRL's documentation.
     from trl import SFTTrainer
 
     os.environ.update(result.env)  # before the first use of the GPU
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def small_workload() -> tuple[str, str]:
-    """Return the small workload, built where it is not there yet."""
+    """Return the small workload, which is built if it is missing."""
     if not (SMALL / "data.jsonl").is_file():
         build(SMALL)
     return str(SMALL / "model"), str(SMALL / "data.jsonl")

@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Return the words of each command in a page's console blocks: what follows ``$``, with continued lines."""
+    """Return the words of each command in a page's console blocks: the text after ``$``, with continued lines."""
     text = "".join(_BLOCK.findall(page.read_text(encoding="utf-8"))).replace("\\\n", "")
     return [shlex.split(line[2:], comments=True) for line in text.splitlines() if line.startswith("$ ")]
 
@@ -29,7 +29,7 @@ def run(name: str, directory: Path = ROOT) -> None:
     """Run an example's commands in a directory that has ``examples/``, with this Python's programs.
 
     Raises:
-        subprocess.CalledProcessError: one of them failed; the others behind it were not run.
+        subprocess.CalledProcessError: one of them failed; the later ones were not run.
     """
     programs = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}

@@ -5,7 +5,7 @@
 writes ``DIRECTORY/model`` (a Llama with random weights, and a tokenizer trained on the spot) and
 ``DIRECTORY/data.jsonl`` (one page of documentation per row, in a format of the trainer); for ``distillation`` also
 ``DIRECTORY/teacher``, a wider model. Its lengths have the long tail that real data has: most pages are a few lines, a
-few are very long. The same Python gives the same files.
+few are very long. The same version of Python writes the same files.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROWS = 400
 VOCABULARY = 2048
 HIDDEN_SIZE, TEACHER_HIDDEN_SIZE = 96, 192
 TRAINERS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "online_dpo", "distillation")
-# In characters. Shorter is no documentation; longer than this is a tail that a search of a few minutes cannot afford.
+# In characters. Shorter texts are no documentation; longer ones would make a search take more than a few minutes.
 SHORTEST_PAGE, LONGEST_PAGE = 60, 2000
-# No part of the library's documentation: tests, vendored tools and what pip installed.
+# Not the library's documentation: tests, vendored tools, and packages that pip installed.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
 
 END_OF_TEXT, PADDING, TURN_START, TURN_END = "<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"

@@ -2,8 +2,8 @@
 
     python examples/trace_any_step.py --gpu A100-80GB --batch 64
 
-The loop below is an ordinary one: a vision transformer of torch.nn, AdamW, mixed precision. Nothing in it knows of the
-trace but `phase`, which names a part of it; where no trace is running, that is a range of PyTorch's profiler.
+The loop is an ordinary one: a vision transformer of torch.nn, AdamW, mixed precision. Only `phase`, which names a part
+of the loop, is for the trace; without a trace it is a range of PyTorch's profiler.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def training(batch: int, layers: int) -> Callable[[torch.device], None]:
 
 
 def main() -> None:
-    """Trace the loop and print what it would need."""
-    parser = argparse.ArgumentParser(description="What a training loop would need of a GPU.")
+    """Trace the loop, and print the memory and the time of a step."""
+    parser = argparse.ArgumentParser(description="Predicts the GPU memory and the time of a training loop.")
     parser.add_argument("--gpu", default="A100-80GB", help="a GPU of the catalogue")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--layers", type=int, default=12)
@@ -87,7 +87,7 @@ def main() -> None:
     if gpu.speeds is not None:
         operators = traced.operators[step.first_operator : step.end_operator]
         seconds = step_seconds((operator.work for operator in operators), gpu).seconds
-        print(f"at the roofline, a step takes {seconds * 1000:.1f} ms on {gpu.name}")
+        print(f"predicted time of a step: {seconds * 1000:.1f} ms on {gpu.name}")
 
 
 if __name__ == "__main__":

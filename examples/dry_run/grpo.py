@@ -17,12 +17,12 @@ def brief(completions: list[str], **_: Any) -> list[float]:
 
 
 def prompts() -> list[str]:
-    """Return made-up prompts, of which the longest are the last."""
+    """Return made-up prompts; the longest are the last."""
     return ["the batch is in the memory " * (1 + number // 8) for number in range(PROMPTS)]
 
 
 def main(model: str, output: str = "out") -> None:
-    """Train on them."""
+    """Train on the prompts."""
     trainer = GRPOTrainer(
         model,
         reward_funcs=brief,

@@ -24,7 +24,7 @@ def collated(rows: list[dict[str, list[int]]]) -> dict[str, object]:
 
 
 def main() -> None:
-    """Train a small Llama on made-up tokens, of which the longest row is the last."""
+    """Train a small Llama on made-up tokens; the longest row is the last."""
     config = LlamaConfig(
         vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=8
     )
