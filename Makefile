@@ -28,7 +28,7 @@ DOCS_BIN := .venv-docs/bin
 DOCS_READY := .venv-docs/ready
 # The examples whose reports the site shows.
 REPORTED := sft dpo grpo
-# What stands in for a GPU, and how long the suite for GPUs takes on it.
+# The null GPU, and the minutes of the GPU suite on it.
 NULL_GPU := H100-80GB
 NULL_GPU_MINUTES := 30
 on_null_gpu = $(CUDA_BIN)/python -m autotune.nullgpu --gpu $(NULL_GPU) --table .venv-cuda/table -- $(CURDIR)/$(1)
@@ -63,17 +63,17 @@ test-wheel:
 test-lowest: $(LOWEST_READY)
 	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' $(TWO_WORKERS)
 
-# What pip takes where nothing is pinned, today: the environment may be of another day.
+# The newest versions that pip finds today; the environment may be older.
 test-newest: $(NEWEST_READY)
 	$(NEWEST_BIN)/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[$(EXTRAS)]' $(if $(WITH),'$(WITH)')
 	$(NEWEST_BIN)/python -m pytest -m 'not slow and not nightly' $(TWO_WORKERS)
 
-# What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
+# The contract tests with another release of TRL: pip replaces the pinned TRL and its requirements.
 test-trl: $(TRL_READY)
 	$(TRL_BIN)/python -m pip install --quiet --upgrade 'trl$(addprefix ==,$(TRL))'
 	$(TRL_BIN)/python -m pytest -m 'not gpu' --timeout 900 tests/contract tests/techniques $(TWO_WORKERS)
 
-# PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md), then what is tested on GPUs, on such.
+# PyTorch's CUDA build on null GPUs (autotune/nullgpu/README.md): their own tests, then the tests for GPUs.
 test-cuda: test-cuda-brief
 	$(CUDA_BIN)/python -m pytest -m 'cuda_build and nightly' --timeout 900 tests/nullgpu $(TWO_WORKERS)
 	$(call on_null_gpu,$(CUDA_BIN)/python -m pytest -m gpu --timeout 900)
@@ -81,13 +81,13 @@ test-cuda: test-cuda-brief
 test-cuda-brief: $(CUDA_READY)
 	$(CUDA_BIN)/python -m pytest -m 'cuda_build and not nightly' tests/nullgpu $(TWO_WORKERS)
 
-# Null GPUs where NVIDIA's own libraries are installed, as pip does by itself; images where torchvision is, too.
+# Null GPUs with NVIDIA's own libraries installed, as by pip's default, and rows with images with torchvision installed.
 test-nvidia: $(NVIDIA_READY)
 	$(NVIDIA_BIN)/python -m pytest -m cuda_build tests/nullgpu/test_preload.py tests/nullgpu/test_training.py
 	$(NVIDIA_BIN)/python -m pytest -m 'not gpu and not nightly' -k image $(TWO_WORKERS) \
 		tests/app tests/contract tests/planning tests/step tests/techniques tests/trainers tests/virtual
 
-# These end with an error where the above cannot be had, and print the reason.
+# These fail, and print the reason, if the targets above cannot run here.
 can-test-cuda: $(READY)
 	@test "$$(uname -sm)" = 'Linux x86_64' || { echo "needs Linux on x86-64, and this is $$(uname -sm)"; exit 1; }
 	@command -v g++ > /dev/null || { echo 'needs g++: apt-get install g++'; exit 1; }
@@ -111,7 +111,7 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python -W ignore -m tests.docs.write
 
-# The pages that GitHub shows, the Python API, and the reports of a few examples, which are run where they have not been.
+# The pages that GitHub shows, the Python API, and the reports of a few examples, which are run if they are missing.
 site: $(DOCS_READY) $(REPORTED:%=examples/build/%/found/report.html)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs build --strict --clean
 	$(DOCS_BIN)/python docs/site/check.py site
@@ -122,7 +122,7 @@ examples/build/%/found/report.html: | $(READY)
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite
 
-# The same on a null GPU: it runs from end to end, and its times mean nothing.
+# The same on a null GPU, where times mean nothing.
 gpu-null: $(CUDA_READY)
 	$(call on_null_gpu,$(CUDA_BIN)/python -m benchmarks.gpu.suite --minutes $(NULL_GPU_MINUTES))
 
@@ -132,7 +132,7 @@ clean:
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
 
-# torch goes first, in a call of its own: a CPU build that is offered beside the default one is taken, and stays.
+# torch is installed first, in a separate call: if pip finds a CPU build next to the default one, it takes and keeps that.
 define install
 $(1) -m venv $(2)
 $(2)/bin/python -m pip install --quiet --constraint $(3) torch
@@ -144,7 +144,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(call install,$(PYTHON),.venv,constraints.txt)
 
-# Without autotune and what that needs: the site is made of its sources alone.
+# Without autotune and its requirements: the site is built from the sources alone.
 DOCS_NEEDS := import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
 $(DOCS_READY): pyproject.toml constraints.txt
@@ -157,7 +157,7 @@ $(TRL_READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(call install,$(PYTHON),.venv-trl,constraints.txt)
 
-# A copy of an environment, in which packages can be replaced: files are hard links where the file system has such, and
+# A copy of an environment, in which packages can be replaced: files are hard links if the file system supports them, and
 # pip unlinks a file before it writes another.
 define copied
 rm -rf $(2)
@@ -179,7 +179,7 @@ $(CUDA_READY): $(READY)
 	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-compile "$$($(CUDA_BIN)/python -c '$(TRITON)')"
 	touch $@
 
-# NVIDIA's libraries are what torch needs and the environment lacks. torchvision has a build for each of torch.
+# pip adds NVIDIA's libraries, which torch needs and the environment lacks. Each build of torch has one of torchvision.
 $(NVIDIA_READY): $(CUDA_READY)
 	$(call copied,.venv-cuda,.venv-nvidia)
 	$(NVIDIA_BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt $(CUDA_TORCH) torchvision
