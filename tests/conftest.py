@@ -50,7 +50,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, then those with slow tests: what is left in the end keeps every worker busy."""
+    """Put the longest files first, then those with slow tests, so that all workers are busy until the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     first = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (first.get(item.path, len(first)), item.path not in slow))

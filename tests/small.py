@@ -67,7 +67,7 @@ _MODELS: dict[str, dict[str, Any]] = {
 
 
 def sentence(random_source: random.Random, words: int) -> str:
-    """Return so many random words."""
+    """Return this number of random words."""
     return " ".join(random_source.choices(WORDS, k=words))
 
 

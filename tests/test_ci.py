@@ -20,7 +20,7 @@ FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
 
 
 def read(file: Path) -> Any:
-    """Return what a YAML file says."""
+    """Return the content of a YAML file."""
     return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
@@ -58,7 +58,7 @@ def test_every_part_of_the_night_has_a_machine_of_its_own_and_can_be_run_by_hand
 
 def test_every_target_is_explained() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    # What clean does is known, and can-… are asked by scripts.
+    # `clean` needs no explanation, and scripts run `can-…`.
     asked = [target for target in phony() if target != "clean" and not target.startswith("can-")]
     assert [target for target in asked if f"| `make {target}" not in page] == []
 

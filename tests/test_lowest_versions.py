@@ -22,7 +22,7 @@ NAMED_BY_TORCH = ("cuda-", "nvidia-", "triton")
 
 
 def pins(file: str = LOWEST) -> dict[str, Version]:
-    """Return what is pinned, by name; a line that pins no single version fails."""
+    """Return the pinned versions by name; a line without a single version is an error."""
     lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
     found: dict[str, Version] = {}
     for requirement in (Requirement(line) for line in lines if not line.startswith("#")):

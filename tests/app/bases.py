@@ -28,7 +28,7 @@ ROWS = "model_name_or_path: m\ndatasets: [{path: json, data_files: rows.jsonl}]\
 
 
 def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml") -> UserBase:
-    """Return a configuration that has model and rows, and what a text says."""
+    """Return a configuration of a model, rows, and the keys of a text."""
     file = folder / name
     file.write_text(ROWS + text, encoding="utf-8", newline="")
     written = on_device(read_file(str(file), trainer), CPU.hardware)
@@ -39,7 +39,7 @@ def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml
 
 
 def started(base: UserBase, of: Workload | None = None, machine: Machine = CPU, **options: Any) -> Started:
-    """Return what a search with a base is asked."""
+    """Return the arguments of a search with a base."""
     asked = probe_options(ProbeArguments(trainer=base.written.trainer, base=base.name, **options))
     return Started(base, asked, of or workload(), machine)
 
@@ -66,7 +66,7 @@ def disagreements(base: UserBase, plan: TrainingPlan) -> dict[str, tuple[object,
         # Neither cuts a row.
         if name == "max_length" and ours == LONGEST and isinstance(value, int) and value > LONGEST:
             continue
-        # Classes fill in what is not set.
+        # Classes fill in unset fields.
         if ours != value and ours is not None and name in base.file.values:
             found[name] = (value, ours)
     for name, value in base.plan.model.items():

@@ -26,7 +26,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def traces_by_formula(own_cache: None) -> Iterator[None]:
-    """Trace by a formula: lengths, rules and what is written are what is tested."""
+    """Trace by a formula, for tests of lengths, rules and written files."""
     tracer = AnalyticTracer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))

@@ -39,7 +39,7 @@ def no_server() -> JobServer:
 
 
 def replay(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
-    """Return a measurement that follows from the plan, and say in the output who probed it."""
+    """Return a measurement that follows from the plan, and record the probing process in the output."""
     output = folder.parent.parent
     while (output / HANG).exists():
         time.sleep(0.01)

@@ -149,7 +149,7 @@ def test_only_what_changes_is_in_the_difference(length: object, tmp_path: Path) 
     )
     search = started(a_base(tmp_path, text + "use_cpu: true\nnum_cpu_threads_per_process: 2\n"))
     same = after(search, search.problem.baseline)
-    # Without these, accelerate would take what it finds in the user's home.
+    # Without these, accelerate would read the file in the user's home.
     assert same == search.base.file.text + "accelerate_config: single_gpu\nmixed_precision: 'no'\n"
     other = after(search, search.problem.normal(search.problem.baseline.but(gradient_checkpointing="off")))
     assert other == same.replace("gradient_checkpointing: true  # g", "gradient_checkpointing: false  # g")

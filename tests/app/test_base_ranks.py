@@ -87,7 +87,7 @@ def handed_over(search: Started, candidate: Candidate, folder: Path) -> dict[str
 
 def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -> None:
     assert searched(tmp_path, "num_processes: 2\n").problem.setting.global_batch_size == 12
-    # Without a word of them, the file is what each of the processes trains by that were asked for.
+    # Without launch keys, each of the requested processes trains by the file.
     assert searched(tmp_path, "").problem.setting.global_batch_size == 12
     fewer = searched(tmp_path, "num_processes: 4\n")
     assert fewer.problem.setting.global_batch_size == 24
@@ -197,7 +197,7 @@ def test_the_bundle_has_the_user_s_keys_and_another_choice(tmp_path: Path) -> No
     found = handed_over(search, search.problem.baseline.but(sharding="zero3"), out)
     assert found["config.yaml"]["accelerate_config"] == str(out / ACCELERATE)
     assert found[ACCELERATE]["debug"] is True
-    # The trainer's arguments say it.
+    # The trainer's arguments set it.
     assert "mixed_precision" not in found[ACCELERATE]
     assert found[ACCELERATE]["deepspeed_config"]["deepspeed_config_file"] == str(out / DEEPSPEED)
     assert found[ACCELERATE]["num_processes"] == 2

@@ -92,7 +92,7 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
          "the script uses CUDA graphs (cudaStreamBeginCapture)"),
         (ran(process(steps=1, ended=""), ending=CommandExit(None, timed_out=True)), "not known",
          "--timeout ended it after 1 of 3 steps"),
-        # The script went on without the memory that it had asked for.
+        # The script caught the error of a failed allocation.
         (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=CommandExit(None, timed_out=True)),
          "not known", "--timeout ended it after 1 of 3 steps"),
         (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=CommandExit(None, 9)), "not known",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def generating_seconds(model: str, rows: str, most: int, typical: int) -> float:
-    """Return what a plan says of completions of a typical and a largest length."""
+    """Return the planned time of generating completions of a typical and a largest length."""
     fix = {**ONE_WAY, "max_completion_length": most}
     plan = autotune.plan(model, rows, trainer="grpo", gpu="H200", fix=fix, completion_length=typical, explain=True)
     assert plan.explanation is not None

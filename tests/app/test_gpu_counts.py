@@ -23,7 +23,7 @@ UNTIMED = "fits, with no predicted speed"
 
 
 def offers(*each: float | str | None, gpu: Gpu = KNOWN) -> list[Offer]:
-    """Return what 1, 2, 4, … GPUs come to, by the tokens per second of each; None where nothing fits."""
+    """Return the offers of 1, 2, 4, … GPUs with these tokens per second for each GPU; None if nothing fits."""
     counts = [2**power for power in range(len(each))]
     return [_offer(gpu, count, rate) for count, rate in zip(counts, each, strict=True)]
 

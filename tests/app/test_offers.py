@@ -53,7 +53,7 @@ def test_dropping_the_longest_prompts_saves_what_the_offer_says(
 
 
 def offered(lengths: dict[int, int], *, trainer: str = "grpo", coverage: float = 1.0, beside_bytes: int = 0) -> str:
-    """Return what is offered where a token of the longest prompt needs 1 MiB, beside what does not depend on it."""
+    """Return the offers if a token of the longest prompt needs 1 MiB in addition to a constant."""
 
     def estimate(candidate: Candidate, here: Setting) -> Estimate:
         peak_bytes = beside_bytes + MIB * here.workload.longest
@@ -102,7 +102,7 @@ SHORT = workload(lengths={20: 1000, 100: 20})
 def packing_offered(
     speedup: float, wishes: Wishes | None = None, of_rows: Workload = SHORT, batch: int = 8
 ) -> tuple[str, list[Candidate]]:
-    """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast."""
+    """Return the offer to pack and its traced candidates, if packed rows are this many times as fast."""
     of_search = replace(setting(of=of_rows, global_batch_size=batch), wishes=wishes or Wishes())
     found, asked = problem(of_search), list[Candidate]()
 

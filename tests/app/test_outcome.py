@@ -55,7 +55,7 @@ def result(*records: Record, winner: Record | None = None) -> Result:
 
 
 def compared(winner: Record, *runs: tuple[int, float | Measurement]) -> Record:
-    """Return a winner with short runs: the number of the trial and its rate, or what it showed."""
+    """Return a winner with short runs: by trial number, a rate or a measurement."""
     shown = [(number, run if isinstance(run, Measurement) else ran(run)) for number, run in runs]
     return replace(winner, comparison=tuple(ShortRun(number, run) for number, run in shown))
 

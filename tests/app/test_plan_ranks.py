@@ -80,7 +80,7 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
         "per_device_train_batch_size": 1,
     }  # fmt: skip
     needs = []
-    # Rows of 1,000 tokens are not split unless it is asked for.
+    # Rows of 1,000 tokens are split only on request.
     for shared in (1, 2, 4):
         fixed = {**ways, "context_parallel": shared} if shared > 1 else ways
         plan = autotune.plan(

@@ -84,7 +84,7 @@ def test_the_training_has_the_other_gpus_and_a_check_judges_these(model: str, tm
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     assert (config["num_processes"], config["use_vllm"], config["vllm_mode"]) == (2, True, "server")
 
-    # The bundle says which trainer it is for, where its keys are those of several.
+    # The bundle names its trainer, since its keys belong to several.
     verdict = autotune.check(folder / "config.yaml", gpu="RTX4090")
     assert (verdict.outcome, verdict.trainer, verdict.processes) == (Outcome.FITS, "grpo", 2)
     assert verdict.documents_per_step == 16

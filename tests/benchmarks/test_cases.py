@@ -24,7 +24,7 @@ BARE = {name: version for name, version in OLDER.items() if name != "bitsandbyte
 
 
 def read(scenario: Scenario) -> Workload:
-    """Return the workload of a scenario, its rows as one sequence each, whatever its trainer makes of them."""
+    """Return the workload of a scenario, with one sequence per row for every trainer."""
     if scenario.pixels is not None:
         found = pictured_workload("preference" if scenario.trainer == "dpo" else "messages")
         return replace(found, trainer=scenario.trainer)

@@ -26,7 +26,7 @@ from benchmarks.gpu.again import head_of
 from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the models' cards on the Hub say.
+# From the models' cards on the Hub.
 PARAMETERS = {
     "qwen2.5-0.5b": 0.494e9, "qwen2.5-1.5b": 1.54e9, "qwen2.5-7b": 7.62e9, "llama-3.2-1b": 1.236e9,
     "qwen3-0.6b": 0.596e9, "gemma-3-1b": 1.0e9, "smollm2-135m": 0.1345e9, "olmoe-1b-7b": 6.92e9,

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put functions in the place of the API's; those of the real one need torch and minutes."""
+    """Replace the API's functions, which need torch and minutes."""
 
     def put(**functions: Callable[..., Any]) -> None:
         for name, function in functions.items():

@@ -40,7 +40,7 @@ class Outcome:
 
 
 def finding(result: Result) -> Callable[..., Outcome]:
-    """Return a probe function that tells one event and ends with a result."""
+    """Return a probe function that reports one event and returns a result."""
 
     def probe(listener: Callable[[StageStarted], None], **options: object) -> Outcome:
         listener(StageStarted("Tokenising"))

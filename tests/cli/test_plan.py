@@ -114,7 +114,7 @@ def test_the_catalogue_as_json_has_every_figure_and_its_source(capfdbinary: pyte
 
 @pytest.fixture
 def found(api: Callable[..., None]) -> Callable[[Plan], dict[str, Any]]:
-    """Put a plan in the place of what the API would find; returns what the API was asked for."""
+    """Replace the API's function by one that returns a plan; return the arguments of its calls."""
 
     def put(plan: Plan) -> dict[str, Any]:
         given: dict[str, Any] = {}

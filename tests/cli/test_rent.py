@@ -27,7 +27,7 @@ def plan(*words: object) -> int:
 
 @pytest.fixture
 def asked(api: Callable[..., None]) -> dict[str, Any]:
-    """Put a table in the place of what the API would find; returns what the API was asked for."""
+    """Replace the API's function by one that returns a table; return the arguments of its calls."""
     given: dict[str, Any] = {}
 
     def found(**options: Any) -> Rent:

@@ -34,7 +34,7 @@ REFUSING = r"Unexpected keyword arguments: (every_n_layers|selective|offload)"
 
 
 def known(trainer: str, choice: str) -> str:
-    """Return what the catalogue says of a way to checkpoint: refused, ignored, restricted or taken."""
+    """Return the catalogue's word for a kind of checkpointing: refused, ignored, restricted or taken."""
     own = facts(GradientCheckpointing, trainer)
     sets = {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}
     return next((word for word, found in sets.items() if choice in found), "taken")

@@ -80,7 +80,7 @@ def rows_of(trainer: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def parsed(trainer: str, values: Mapping[str, object], directory: Path) -> dict[str, Any]:
-    """Return what TRL's own parser makes of a configuration."""
+    """Return a configuration as TRL's own parser reads it."""
     from trl import TrlParser
 
     file = directory / "c.yaml"

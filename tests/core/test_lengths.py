@@ -120,7 +120,7 @@ def test_rows_that_are_cut_keep_their_number() -> None:
 
 
 def a_report(counts: dict[int, int]) -> LengthReport:
-    """Return the report on a dataset with so many rows of each length."""
+    """Return the report on a dataset with these numbers of rows by length."""
     workload = a_workload()
     return length_report(replace(workload, dataset=replace(workload.dataset, lengths=LengthDistribution(counts))))
 

@@ -43,7 +43,7 @@ def test_the_mean_time_over_few_sizes_is_that_of_all_micro_batches(
     found = representatives(every)
     assert len(found) <= MOST
     assert sum(each.share * seconds(each.shape.tokens) for each in found) == pytest.approx(mean, rel=0.03)
-    # What one mean size says is too little: time grows more than with the tokens.
+    # One mean size predicts too little: time grows faster than the tokens.
     assert seconds(float(np.mean(every))) < 0.93 * mean
 
 

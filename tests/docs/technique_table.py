@@ -210,7 +210,7 @@ def _exceptions() -> Iterator[str]:
 
 
 def _everywhere(technique: Technique) -> Iterator[tuple[str, str]]:
-    """Yield what is different from other techniques with every trainer."""
+    """Yield the exceptions of a technique that hold for every trainer."""
     searched = [choice for name in trainers() for choice in _searched(name).get(technique.name, ())]
     possible = (option for option in technique.options if not technique.unavailable(option.choice, EIGHT_GPUS))
     left_out = [option.choice for option in possible if not any(map(option.has, searched))]
@@ -225,7 +225,7 @@ def _everywhere(technique: Technique) -> Iterator[tuple[str, str]]:
 
 
 def _differences(technique: Technique) -> Iterator[tuple[str, str]]:
-    """Yield each trainer with what is different with it, in words."""
+    """Yield each trainer with its exceptions, in words."""
     for trainer, specification in trainers().items():
         if technique.name in (depends := specification.loss_depends_on({})):
             yield trainer, f"any other choice than the default changes training: {depends[technique.name]}"

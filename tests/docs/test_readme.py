@@ -90,7 +90,7 @@ def test_every_choice_that_a_page_names_is_one(page: Path) -> None:
     fixed += [(found[1], found[2]) for text in texts if (found := re.fullmatch(r"(\w+)=(\S+)", text))]
     for knob, choice in fixed:
         if knob in KNOBS and knob != "peft_config":  # which takes a file
-            KNOBS[knob].parse(choice)  # raises what is wrong with it
+            KNOBS[knob].parse(choice)  # raises an error
     named = re.findall(r"--(?:allow|exclude) ([a-z][\w,]*)", "\n".join(texts))
     named += re.findall(r"--fix ([a-z]\w*)=", "\n".join(texts))
     assert {knob for names in named for knob in names.split(",")} <= {*KNOBS, GLOBAL_BATCH}
@@ -102,7 +102,7 @@ def test_every_choice_that_a_page_names_is_one(page: Path) -> None:
     ids=" ".join,
 )
 def test_every_command_of_a_page_is_one(command: list[str]) -> None:
-    read_arguments([word for word in command[1:] if word != "…"])  # raises what is wrong with it
+    read_arguments([word for word in command[1:] if word != "…"])  # raises an error
 
 
 @pytest.mark.parametrize("command", ["", *PARSERS])
@@ -111,7 +111,7 @@ def test_every_example_of_a_help_is_a_command(command: str) -> None:
     examples = re.findall(r"^  autotune (.+?)(?: && .*)?$", shown, re.MULTILINE)
     assert examples
     for example in examples:
-        read_arguments(shlex.split(example))  # raises what is wrong with it
+        read_arguments(shlex.split(example))  # raises an error
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if python_of(page)], ids=lambda page: page.name)

@@ -23,7 +23,7 @@ from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload
 
 
 def the_config(directory: Path) -> dict[str, object]:
-    """Return what ``config.yaml`` says."""
+    """Return the values of ``config.yaml``."""
     document: dict[str, object] = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
     return document
 

@@ -132,7 +132,7 @@ def bundle(small_workload: Workload, plan: TrainingPlan, tmp_path: Path) -> Path
 
 
 def run(command: list[str], directory: Path) -> None:
-    """Run a command in a directory of its own, and show what it printed if it fails."""
+    """Run a command in a separate directory, and show its output if it fails."""
     done = subprocess.run(command, check=False, cwd=directory, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

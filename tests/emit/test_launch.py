@@ -50,7 +50,7 @@ KNOBS = (
 
 
 def legal() -> Iterator[Mapping[str, Choice]]:
-    """Yield every legal combination of what the shipped space says of several processes."""
+    """Yield every legal combination of the shipped choices for several processes."""
     known, found = find_trainer("sft"), problem(HERE)
     seen = set()
     for combination in itertools.product(*(found.space.choices[knob] for knob in KNOBS)):
@@ -136,7 +136,7 @@ def test_accelerate_launch_hands_the_sizes_of_groups_on(choices: Mapping[str, Ch
     assert sizes.total_size == plan.launch.processes
     assert (sizes.cp_size, sizes.dp_replicate_size) == (choices["context_parallel"], choices["dp_replicate_size"])
     assert sizes.data_parallel_size == plan.data_ranks
-    # Nothing is said that trl's own file would repeat.
+    # It repeats nothing of trl's own file.
     assert "parallelism_config" not in training_arguments(plan, LONG, training_rows(LONG, plan, tmp_path))
 
 
@@ -222,7 +222,7 @@ def test_the_precision_is_that_of_the_plan_whatever_the_user_s_own_file_says(
     words = ["--config_file", str(tmp_path / ACCELERATE), "train.py"]
     arguments, _, of_file = _validate_launch_command(launch_command_parser().parse_args(words))
     assert arguments.mixed_precision == "no"
-    # accelerate refuses what its file says beside DeepSpeed's own document.
+    # accelerate refuses keys of its file together with DeepSpeed's own document.
     assert not of_file
 
 

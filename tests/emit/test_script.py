@@ -63,7 +63,7 @@ def seen(script: str, variables: Mapping[str, str]) -> str | None:
         ({GPU: "3"}, "3"),
         ({GPU: "GPU-8932f937,GPU-4f5a"}, "GPU-8932f937"),
         ({GPU: ""}, ""),
-        # A launcher that was asked for several gives each process its own.
+        # A launcher of several processes gives each its own GPU.
         ({"LOCAL_RANK": "1"}, None),
         ({GPU: "2,3", "LOCAL_RANK": "1"}, "2,3"),
     ],

@@ -105,7 +105,7 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
     assert list(yaml.safe_load(body))[: len(keys)] == keys
     changed = {line for line in body.splitlines() if line not in before.splitlines()}
     tuned = r"per_device_train_batch_size|gradient_accumulation|gradient_checkpointing|optim"
-    # One process, whatever the user's own file for accelerate says.
+    # One process, regardless of the user's own file for accelerate.
     started = r"num_processes|  OMP_NUM_THREADS|accelerate_config: .*/accelerate.yaml|mixed_precision: 'no'"
     without_secrets = r"# ours; before: |model_init_kwargs: \{\}"
     assert all(re.match(f"{tuned}|{started}|{without_secrets}", line) for line in changed)

@@ -63,7 +63,7 @@ class Search:
         return running
 
     def wait_for(self, probes: int, running: subprocess.Popen[str]) -> None:
-        """Wait until so many probes have begun."""
+        """Wait until this number of probes have begun."""
         until(lambda: len(list(self.output.glob("probes/*/request.json"))) >= probes, running)
 
     def replies(self) -> dict[Path, int]:
@@ -107,7 +107,7 @@ def fill(filler: Path) -> None:
 
 
 def fails_in_a_sentence(running: subprocess.Popen[str]) -> str:
-    """Wait for the end of a search that cannot go on, and return what it wrote last."""
+    """Wait for the end of a search that cannot continue, and return its last output."""
     _, err = running.communicate(timeout=300)
     assert running.returncode == 2, err
     assert "Traceback" not in err

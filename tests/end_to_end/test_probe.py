@@ -69,7 +69,7 @@ class Stopped:
 
 
 def stopped_by(number: signal.Signals, folder: Path, *words: str | Path) -> Stopped:
-    """Start a run in a folder, send it a signal in its second probe, and return what is left."""
+    """Start a run in a folder, send it a signal in its second probe, and return the ended run."""
     words = ("probe", *words, "--trials", "4", "--output", "bundle", "--json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LONG, "1")
@@ -243,7 +243,7 @@ def test_another_workload_s_study_is_not_resumed(
 
 
 def assert_left(stopped: Stopped, number: signal.Signals) -> None:
-    """Check that a run that was ended left nothing running, and that one that could say so did."""
+    """Check that an ended run left no process, and that it reported the interruption if it could."""
     assert stopped.left == []
     assert len(stopped.replies) == 1
     if number is not signal.SIGKILL:

@@ -64,7 +64,7 @@ def test_the_bundle_trains_with_the_engine_and_the_documents_that_were_probed(
     assert found.document["confirmed"]
     bundle = tmp_path / "bundle"
     more = ("--save_strategy", "steps", "--save_steps", str(STEPS))
-    # What the run shows is read from what it wrote.
+    # The values are read from the written files.
     train(by_trl(trainer, bundle / "config.yaml"), bundle, *more, may_abort_at_exit=True)
     output = bundle / yaml.safe_load((bundle / "config.yaml").read_text())["output_dir"]
     # The last that TRL's command does.

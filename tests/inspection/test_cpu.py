@@ -101,7 +101,7 @@ def test_a_limit_makes_the_cpu_smaller_and_what_it_leaves_is_what_is_available(t
 
 
 def test_a_limit_above_the_machines_memory_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What version 1 says for "no limit".
+    # Version 1's value for "no limit".
     files = {
         "proc/self/cgroup": "1:memory:/",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": 0x7FFFFFFFFFFFF000,

@@ -229,7 +229,7 @@ class Generated:
 
 
 def expected(values: dict[str, Any], edits: list[Edit], depth: int = 0) -> dict[str, Any]:
-    """Say in other words than the code's what edits are to make of values: order counts."""
+    """Apply edits to values, independently of the code; order counts."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         inside = [edit for edit in edits if edit.path[depth] == name]

@@ -78,7 +78,7 @@ def test_what_its_processes_wrote_down_is_read(ran: Run, tmp_path: Path) -> None
 
 
 def ended(*files: str) -> bool:
-    """Return whether the processes whose numbers files have come to their end."""
+    """Return whether the processes whose ids are in files have ended."""
     numbers = [int(Path(file).read_text()) for file in files]
     return wait_until(lambda: not running(numbers))
 

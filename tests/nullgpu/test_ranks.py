@@ -144,7 +144,7 @@ TRAINED = """
 
 
 def all_of(machine: NullMachine, program: str, size: int, **options: Any) -> list[Any]:
-    """Run a program as each rank, and return what each says."""
+    """Run a program as each rank, and return the output of each."""
     variables = machine.environment(count=size, **options)
     started = [machine.start(program, str(rank), str(size), "it", variables=variables) for rank in range(size)]
     return [ended(process) for process in started]

@@ -14,7 +14,7 @@ from autotune.units import MIB
 WEIGHT_BYTES = 100 * MIB
 VARIED_BYTES, GROWN_BYTES = 7 * MIB, MIB
 UNUSED = {"default": (1.05, VARIED_BYTES), "expandable_segments": (1.01, GROWN_BYTES)}
-"""What is reserved over what is allocated, and what varied lengths add, by the choice of the allocator."""
+"""Ratios of reserved to allocated bytes, and bytes added by varied lengths, by the choice of the allocator."""
 UNTRACEABLE = "flex_attention"
 ASSUMED = "the formula holds"
 EVALUATED_BYTES = 30_000
@@ -48,7 +48,7 @@ class LosingTracer(AnalyticTracer):
 
 
 class LosingOnce(AnalyticTracer):
-    """Has no time left for what it is asked first."""
+    """Has no time left for its first request."""
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
         """Answer nothing the first time."""

@@ -23,7 +23,7 @@ def kept(directory: Path) -> set[str]:
 
 
 def age(directory: Path, *keys: str) -> None:
-    """Let documents have been asked for long ago, the first the longest."""
+    """Set the last use of documents far back, that of the first the furthest."""
     for number, key in enumerate(keys):
         os.utime(directory / f"{key}.json", (number, number))
 

@@ -35,7 +35,7 @@ H100 = find_gpu("H100-80GB")
 
 
 def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> TrainerProblem:
-    """Return the shipped space for a model of 16 layers, on rows of 1,024 tokens if nothing else is asked for."""
+    """Return the shipped space for a model of 16 layers, by default on rows of 1,024 tokens."""
     of = workload(lengths=lengths or {TOKENS: 8})
     of = replace(of, model=replace(of.model, layer_kinds=("full",) * LAYERS))
     return problem(setting(machine=GPU, of=of), Wishes({"max_length": TOKENS, **fixed}))

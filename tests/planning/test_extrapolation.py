@@ -60,7 +60,7 @@ def runs(
     worst: tuple[tuple[int, ...], ...],
     trainable: float = 1.0,
 ) -> Run:
-    """Return a function that traces a plan with the first layers of a model, so many."""
+    """Return a function that traces a plan with a given number of a model's first layers."""
 
     def run(depth: int) -> TraceReply:
         source, gpu = ModelSource(str(model)), find_gpu("H100-80GB")

@@ -19,7 +19,7 @@ from autotune.probing.tracing import Traced, Untraceable
 
 
 def mul(rows: int, stride: int = 64) -> str:
-    """Return a product by element of matrices of so many rows, as a call."""
+    """Return an elementwise product of matrices with this number of rows, as a call."""
     tensor = f'{{"tensor": [[{rows}, 64], [{stride}, 1], "float32", true]}}'
     return f'["aten.mul.Tensor", [{tensor}, {tensor}], {{}}]'
 

@@ -65,7 +65,7 @@ def test_a_trace_for_one_gpu_is_that_of_others_with_the_same_kernels(tmp_path: P
 
 def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> None:
     class Unlike(AnalyticTracer):
-        """Finds that no GPU but the asked one takes the same kernels."""
+        """Reports that only the requested GPU uses the same kernels."""
 
         def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
             """Answer requests."""

@@ -28,7 +28,7 @@ SENDING = 10.0
 
 
 def overlapping(rows: int) -> StepTime:
-    """Return the time of so many rows, each of which is computed in 4 s, beside one message, however many they are."""
+    """Return the time of rows, each computed in 4 s, in parallel with one message of any number of rows."""
     computing = 4.0 * rows
     return StepTime(max(computing, SENDING), computing, 0.0, 0.0, 0.0, 0.0, communication_seconds=SENDING)
 
@@ -75,7 +75,7 @@ ON_DEVICE = [("ddp", "none"), ("zero2", "none"), ("zero3", "parameters"), ("fsdp
 
 
 def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bool]:
-    """Return whether a time is told of a plan by a search, without what vLLM takes, and by itself."""
+    """Return whether a plan has a predicted time in a search, without vLLM's, and in a single estimate."""
     wishes = Wishes({"max_length": "64", "packing": "none", "sharding": sharding, "offload": offload})
     here = problem(setting(machine=machine), wishes)
     gpu = find_gpu("H100-80GB") if machine is TWO_GPUS else None

@@ -32,7 +32,7 @@ def request(behaviour: str, limit_bytes: int | None = None) -> ProbeRequest:
 
 
 def misbehave(request: ProbeRequest, context: JobContext) -> Measurement:
-    """Do what the plan's trainer says."""
+    """Misbehave in the way that the plan's trainer names."""
     globals()[f"_{request.plan.trainer}"](context.folder)
     return Measurement(ProbeStatus.OK)
 
@@ -133,7 +133,7 @@ def _fill_the_disk(folder: Path) -> None:
 
 
 def _fail_to_allocate_in_cpp(folder: Path) -> None:
-    """Run out of memory under a limit, in C++ code where nobody catches it."""
+    """Run out of memory under a limit, in C++ code without a handler."""
     resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
     allocate = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new
     allocate(ctypes.c_size_t(2**40))

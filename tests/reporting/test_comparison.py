@@ -35,7 +35,7 @@ def cells(result: Result) -> dict[str, tuple[str, str]]:
 def contribution(
     speedup: float | None, saved: int | None, status: ProbeStatus = ProbeStatus.OK, reason: str = ""
 ) -> str:
-    """Return how a contribution of packing is said."""
+    """Return the text on a contribution of packing."""
     return contribution_text(Contribution("packing", "bfd", "none", 3, status, reason, speedup, saved))
 
 

@@ -28,7 +28,7 @@ def report_of(documents: Documents) -> LengthReport:
 
 
 def shown(report: LengthReport, width: int = 100) -> str:
-    """Return the report as a terminal of so many columns shows it."""
+    """Return the report in a terminal of this number of columns."""
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         show(lengths_report(report), console)

@@ -53,7 +53,7 @@ EVENTS: tuple[Event, ...] = (
 
 
 def plain(*events: Event) -> list[str]:
-    """Return the lines that the events are told in."""
+    """Return the lines that report the events."""
     lines: list[str] = []
     listener = PlainListener(lines.append)
     for event in events:
@@ -250,7 +250,7 @@ FIRST = "first ranking: nothing fits yet, the least needs 31.00 GiB; the search 
 
 
 def frame(*events: Event, width: int, **environment: str) -> str:
-    """Return what is redrawn in a terminal after the events, as it is sent."""
+    """Return the text that redraws a terminal after the events."""
     file = io.StringIO()
     where = {"TERM": "xterm-256color", **environment}
     console = Console(file=file, force_terminal=True, width=width, highlight=False, _environ=where)

@@ -31,7 +31,7 @@ def plan(
     rows: int = 2,
     micro_batches: int = 1,
 ) -> TrainingPlan:
-    """Return a plan for a CPU, in float32: batches of 2 rows of at most 64 tokens, unless told otherwise."""
+    """Return a plan for a CPU, in float32; by default batches of 2 rows of at most 64 tokens."""
     sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches}
     return TrainingPlan(
         "sft", {"use_cpu": True, "bf16": False, "max_length": 64, **sizes, **(args or {})}, model or {}, truncate_to
@@ -72,6 +72,6 @@ def probed_here(request: ProbeRequest, folder: Path) -> Measurement:
 
 
 def trained(request: ProbeRequest, folder: Path) -> tuple[Progress, Any]:
-    """Train as a probe does, and return what it noted, and TRL's trainer."""
+    """Train as a probe does, and return its records and TRL's trainer."""
     progress = Progress(request.schedule, CpuMeter())
     return progress, train(request, folder, progress)

@@ -94,7 +94,7 @@ ANSWERS = {"dpo": ["chosen_ids", "rejected_ids"], "kto": ["completion_ids"]}
 
 
 def of_trl(trainer: str, processor: Any, row: dict[str, Any]) -> Any:
-    """Return what TRL makes of a row, whose prompt alone trainers that generate take."""
+    """Return a row as TRL tokenises it; for trainers that generate, its prompt alone."""
     if trainer in COLLATORS:
         return COLLATORS[trainer](processor)([row])
     return processor.apply_chat_template(

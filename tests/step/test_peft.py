@@ -30,7 +30,7 @@ FITTING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_regular_expression_in_trl_s_own_key_keeps_adapters_to_the_language_model(family: str) -> None:
-    """A list of one entry becomes a text, which PEFT takes for a regular expression."""
+    """A list of one entry becomes a text, which PEFT reads as a regular expression."""
     config = small_vision_config(family)
     adapted = {}
     for targets in ([LANGUAGE], ["all-linear"]):

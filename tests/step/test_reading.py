@@ -65,7 +65,7 @@ def prepared(job_server: JobServer, tmp_path: Path) -> Prepare:
 
 
 def sft_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
-    """Return what TRL makes of rows."""
+    """Return rows as TRL tokenises them."""
     return SFTTrainer(
         model=AutoModelForCausalLM.from_config(small_config()),
         args=SFTConfig(str(folder / "reference"), **FEW, **args),
@@ -75,7 +75,7 @@ def sft_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
 
 
 def reward_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
-    """Return what TRL makes of pairs for a reward model."""
+    """Return pairs as TRL tokenises them for a reward model."""
     return RewardTrainer(
         model=AutoModelForSequenceClassification.from_config(small_config(num_labels=1)),
         args=RewardConfig(str(folder / "reference"), **FEW, **args),

@@ -34,7 +34,7 @@ PRECOMPUTED: Mapping[str, object] = {"precompute_ref_log_probs": True}
 
 
 class Engine(torch.nn.Module):
-    """What DeepSpeed makes of a model."""
+    """A stand-in for a model wrapped by DeepSpeed."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_log_probabilities_of_the_reference_are_those_of_trl(
     compute = trainer.compute_ref_log_probs
 
     def asked_by(kind: type[Any]) -> tuple[set[Any], list[float]]:
-        """Return the models that were asked, and the log-probabilities of each row."""
+        """Return the models that ran, and the log-probabilities of each row."""
         asked: set[Any] = set()
         found: list[float] = []
         trainer._precompute_engine, trainer._precompute_model_hash = None, None

@@ -60,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(job_server: JobServer, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function that traces a plan, once: trainer arguments and model words, and what else the request should say."""
+    """A function that traces a plan, once: trainer arguments, model words, and further fields of the request."""
     folder = tmp_path_factory.mktemp("trace")
     replies: dict[str, TraceReply] = {}
 

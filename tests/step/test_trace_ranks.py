@@ -94,7 +94,7 @@ def section(reply: TraceReply, phase: str, occurrence: Occurrence) -> Section:
 
 
 def at_rest(reply: TraceReply) -> dict[str, int]:
-    """Return what is held between steps, by category."""
+    """Return the bytes between steps, by category."""
     return {name: levels[0] for name, levels in section(reply, SAVE, Occurrence.AFTER).levels.items()}
 
 

@@ -95,7 +95,7 @@ class TableProblem:
 
 
 def peak_bytes(candidate: Candidate) -> int:
-    """What the table says a candidate needs."""
+    """The memory need of a candidate in the table."""
     factor = 1.0
     for knob, factors in MEMORY.items():
         factor *= factors[candidate[knob]]
@@ -103,7 +103,7 @@ def peak_bytes(candidate: Candidate) -> int:
 
 
 def tokens_per_second(candidate: Candidate) -> float:
-    """What the table says a candidate reaches, if it fits."""
+    """The rate of a candidate in the table, if it fits."""
     rate = 1000.0
     for knob, factors in SPEED.items():
         rate *= factors[candidate[knob]]

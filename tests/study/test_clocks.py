@@ -29,7 +29,7 @@ RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "in backward", wall_seconds=5.0
 
 @dataclass
 class Timed(ReplayedTable):
-    """A replayed table whose probes take as long as a test says, or until they are killed."""
+    """A replayed table whose probes take as long as the test sets, or until they are killed."""
 
     now: Now = field(default_factory=Now)
     drawn: random.Random = field(default_factory=lambda: random.Random(0))

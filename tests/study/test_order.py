@@ -24,7 +24,7 @@ SMALLEST = min(legal(), key=peak_bytes)
 
 @dataclass
 class Raised(Foretold):
-    """Raises what is predicted until a candidate that ran out of memory is over the limit."""
+    """Raises predictions until that of a candidate that ran out of memory exceeds the limit."""
 
     factor: float = 1.0
 
@@ -34,7 +34,7 @@ class Raised(Foretold):
         return guess and replace(guess, need_bytes=int(self.factor * guess.need_bytes))
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Remember, and raise what is predicted."""
+        """Record the candidate, and raise the predictions."""
         super().learn(candidate, measurement)
         if not measurement.ok:
             self.factor = max(self.factor, (LIMIT_BYTES + 1) / self.need(candidate))

@@ -109,7 +109,7 @@ def test_four_workers_share_postgresql_through_two_kills_and_a_restart(
             else:
                 workers.until_ended(moment)
                 postgres.stop()
-                # An outage that is longer than a lease makes nobody count as dead.
+                # No worker counts as dead after an outage longer than a lease.
                 time.sleep(1.5 * workers.lease_seconds if workers.apart else 0)
                 postgres.start()
         outcomes = workers.outcomes()

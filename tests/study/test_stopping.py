@@ -21,7 +21,7 @@ FITTING = [each for each in legal() if peak_bytes(each) <= LIMIT_BYTES]
 
 
 def surrogate(predictor: Foretold, *measured: Candidate) -> Surrogate:
-    """Return one that knows what probes of some candidates show."""
+    """Return a surrogate that has learnt from probes of some candidates."""
     records = [
         Record(
             number,

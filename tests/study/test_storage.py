@@ -210,7 +210,7 @@ def test_a_postgresql_server_that_vanishes_is_given_up_within_a_minute_unless_th
     given = _engine_options("postgresql+psycopg://me@host/name")["connect_args"]
     assert given["tcp_user_timeout"] == 60_000
     assert given["keepalives_idle"] + given["keepalives_interval"] * given["keepalives_count"] == 60
-    psycopg.conninfo.make_conninfo(**given)  # raises for a parameter that libpq does not know
+    psycopg.conninfo.make_conninfo(**given)  # raises for an unknown parameter of libpq
     own = _engine_options("postgresql+psycopg://me@host/name?tcp_user_timeout=5000")["connect_args"]
     assert own == {name: value for name, value in given.items() if name != "tcp_user_timeout"}
 

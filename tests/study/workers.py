@@ -67,7 +67,7 @@ class Workers:
         return [line.split(maxsplit=3) for line in text.rpartition("\n")[0].splitlines()]
 
     def until(self, reached: Callable[[list[list[str]]], bool]) -> None:
-        """Wait until the log says so."""
+        """Wait until the lines of the log meet a condition."""
         deadline = time.monotonic() + _LONGEST_SECONDS
         while not reached(self.lines()):
             assert time.monotonic() < deadline, self.lines()

@@ -54,7 +54,7 @@ def test_rows_are_split_where_nothing_else_is_trained_by_it(other: dict[str, Cho
     said = why(ASKED, **choices)
     assert reason in said
     assert bool(said) is bool(reason)
-    # A search that nobody asked for it takes whole rows there.
+    # By default, a search uses whole rows there.
     searched = candidate(LONG_ON_EIGHT, **choices)["context_parallel"]
     assert searched == (1 if reason else choices["context_parallel"])
 

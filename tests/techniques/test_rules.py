@@ -245,7 +245,7 @@ def test_evaluation_has_a_size_of_its_own_only_where_there_is_one() -> None:
     of = replace(workload(), evaluation=workload().dataset, evaluation_source=workload().dataset_source)
     evaluated = setting(of=of)
     knob = "per_device_eval_batch_size"
-    # TRL's default of 8 rows might not fit, and nobody evaluates.
+    # TRL's default of 8 rows might not fit, and there is no evaluation.
     assert SFT.plan(candidate(plain, per_device_train_batch_size=2), plain).args[knob] == 2
     plan = SFT.plan(candidate(evaluated, per_device_train_batch_size=2, **{knob: 4}), evaluated)
     assert (plan.args[knob], plan.args["eval_strategy"], plan.evaluates) == (4, "epoch", True)

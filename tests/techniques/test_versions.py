@@ -23,7 +23,7 @@ from tests.techniques.test_rules import SFT, candidate
         ("5.23.0.dev0", ">=5.23", False),
         ("5.23.0rc1", ">=5.23", False),
         ("5.24.0.dev0", ">=5.23", True),
-        # A build label says nothing of the order.
+        # A build label does not affect the order.
         ("2.13.0+cpu", ">=2.13", True),
         ("2.12.1+cu130", ">=2.13", False),
         ("2.8.3.post1", ">=2.8.3", True),

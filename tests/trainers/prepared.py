@@ -48,7 +48,7 @@ def refused_by_trl(trainer: Trainer, choices: Mapping[str, Choice]) -> bool:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A trainer, and rows that its ``prepare`` job has tokenised as it was asked to."""
+    """A trainer, and rows that its ``prepare`` job has tokenised."""
 
     trainer: Trainer
     asked: PrepareRequest
@@ -108,7 +108,7 @@ class Prepared:
         return self.trainer.plan(candidate, self.setting)
 
     def geometry(self, plan: TrainingPlan) -> BatchGeometry:
-        """Return what the specification says of the micro-batches of a plan on these rows."""
+        """Return the specification's micro-batches of a plan on these rows."""
         return self.trainer.geometry(plan, self.reply.dataset.documents)
 
     def request(self, plan: TrainingPlan, schedule: Schedule = WHOLE_STEPS) -> ProbeRequest:
@@ -118,7 +118,7 @@ class Prepared:
         return ProbeRequest(plan, self.asked.model, "cpu", rows, schedule, evaluation_directory=where)
 
     def built(self, plan: TrainingPlan, folder: Path) -> Any:
-        """Return TRL's trainer on these rows, shuffled as TRL shuffles them where it is told nothing."""
+        """Return TRL's trainer on these rows, with TRL's default order."""
         # First: a configuration that is made after a trainer takes accelerate's state from it.
         untold = self.adapter.config(output_dir=str(folder), use_cpu=True, bf16=False, report_to="none")
         request = self.request(plan)

@@ -105,7 +105,7 @@ REFUSED: dict[str, Callable[[Mapping[str, Choice]], bool]] = {
 
 
 def sample_rows(trainer: str, form: str) -> Rows:
-    """Return rows of a trainer's format; where there are none, the test fails and says where to add them."""
+    """Return rows of a trainer's format; without any, the test fails and names the place to add them."""
     made = SAMPLES.get(trainer, {}).get(form)
     if made is None:
         pytest.fail(f"There are no sample rows of {trainer}'s format {form!r}: add them to SAMPLES in {__name__}.")

@@ -170,7 +170,7 @@ class Formed:
         return [self.found.adapter.rows_and_tokens(self.built, self.collated(chosen))[1] for chosen in batches]
 
     def most_trainable(self, batches: Sequence[Sequence[int]], tokens: int) -> int:
-        """Return the most trainable tokens of the micro-batches of so many tokens, padding included."""
+        """Return the most trainable tokens of the micro-batches with this number of tokens, padding included."""
         counted = self.found.adapter.sizes(self.built).trainable
         sizes = zip(batches, self.tokens(batches), strict=True)
         return max(int(counted[list(chosen)].sum()) for chosen, held in sizes if held == tokens)

@@ -137,7 +137,7 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     said = [trainer.document(tuple(row)) for row in lengths.tolist()]
     counted = Counter((max(one[0], least), *one[1:]) for one, least in zip(said, min_kept_length, strict=True))
     assert Counter(dict(of_groups(profile.documents))) == counted
-    # Long-tailed rows were asked for; all of one length would leave most of this suite without a meaning.
+    # Long-tailed rows are required: with one length, most of this suite would be meaningless.
     assert len(counted) > len(TEXTS) // 4
     assert profile.documents.rows == documents
     if trainer.ordered:

@@ -103,7 +103,7 @@ class Real:
 
 
 def real(found: Prepared, plan: TrainingPlan, folder: Path) -> Real:
-    """Return what TRL makes of a plan in several epochs."""
+    """Return TRL's micro-batches of a plan in several epochs."""
     built = found.built(plan, folder)
     loader = built.get_train_dataloader()
     epochs = max(EPOCHS, -(-MICRO_BATCHES // len(loader)))
@@ -121,7 +121,7 @@ def rows_yielded(found: Prepared, plan: TrainingPlan, built: Any) -> int:
 
 @pytest.fixture(scope="module")
 def seen_of(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """A function that returns what TRL makes of a plan, built once for all tests."""
+    """A function that returns TRL's micro-batches of a plan, built once for all tests."""
     known: dict[str, Real] = {}
 
     def of(found: Prepared, plan: TrainingPlan) -> Real:
@@ -134,7 +134,7 @@ def seen_of(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 
 def listed(found: Prepared, choices: Choices) -> tuple[TrainingPlan, BatchGeometry]:
-    """Return the plan of choices and what is said of it."""
+    """Return the plan of choices and its geometry."""
     plan = found.plan(choices)
     return plan, found.geometry(plan)
 

@@ -24,7 +24,7 @@ from tests.settings import setting, workload
 
 
 def geometry(lengths: Mapping[int, int], **choices: str | int) -> tuple[Layout, Shape, Shape, float, int]:
-    """Return what a candidate of SFT makes of rows of these lengths."""
+    """Return the geometry of an SFT candidate on rows of these lengths."""
     trainer, here = find_trainer("sft"), setting(of=workload(lengths=lengths))
     start = {item.name: item.default(here) for item in trainer.techniques}
     candidate = Candidate({**start, "per_device_train_batch_size": 2, "max_length": 1000, **choices})

@@ -37,7 +37,7 @@ def of_rows(*rows: tuple[int, int]) -> Workload:
 
 
 def geometry_of(of: Workload, rows: int, **args: object) -> BatchGeometry:
-    """Return the micro-batches of a plan of so many rows."""
+    """Return the micro-batches of a plan with this number of rows."""
     sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1, "max_length": None}
     return whole_geometry(find_trainer("sft"), TrainingPlan("sft", {**sizes, **args}, {}), of)
 
@@ -110,7 +110,7 @@ def of_answers(rows: Sequence[Answered]) -> Workload:
 
 
 def drawn_answers(seed: int, count: int) -> list[Answered]:
-    """Return so many random rows."""
+    """Return this number of random rows."""
     of = np.random.default_rng(seed)
     return [(int(of.integers(1, 60)), int(of.integers(1, 60)), int(of.integers(0, 4)) * 1000) for _ in range(count)]
 

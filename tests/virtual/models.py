@@ -31,6 +31,6 @@ FAMILIES = ("llama", "qwen3", "gemma3_text", "mistral", "opt", "mixtral", "gpt_n
 
 
 def config_of(architecture: str, **changes: Any) -> Any:
-    """Return the configuration of a small model: 3 layers, unless ``changes`` say otherwise, which win."""
+    """Return the configuration of a small model: by default 3 layers; ``changes`` override it."""
     shape = {**ARCHITECTURES, **FURTHER}[architecture]
     return small_config(architecture, **{"num_hidden_layers": 3, "max_position_embeddings": 4096, **shape, **changes})

@@ -71,7 +71,7 @@ MANY = 5000
 
 
 def found_by(step: Callable[[torch.Tensor], torch.Tensor]) -> list[int] | None:
-    """Return the known values of what a traced step makes of the numbers up to MANY."""
+    """Return the known values of a traced step's results on the numbers up to MANY."""
     found: list[list[int] | None] = []
 
     def run(device: torch.device) -> None:

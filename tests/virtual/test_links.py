@@ -154,6 +154,6 @@ def test_the_groups_of_accelerates_mesh_are_known_from_one_of_them(sizes: tuple[
 
 
 def _found(mesh: DeviceMesh, name: str) -> set[tuple[int, ...]]:
-    """Return what is taken for the groups of a dimension, from the one that the first rank is in."""
+    """Return the assumed groups of a dimension, beginning with that of the first rank."""
     own = tuple(torch.distributed.get_process_group_ranks(mesh[name].get_group()))
     return {tuple(group) for group in mesh_groups(own, 16)}

@@ -123,7 +123,7 @@ def test_the_longest_reserves_more_after_shorter_steps_that_leave_something_in_t
     after = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), steps_before(TOKENS, 1))
 
     assert replay(after).peak_reserved_bytes > 1.03 * replay(traced).peak_reserved_bytes
-    # What tensors need stays what it was.
+    # The need of tensors does not change.
     assert replay(after).peak_allocated_bytes == pytest.approx(replay(traced).peak_allocated_bytes, rel=0.005)
 
 

@@ -32,7 +32,7 @@ def beginning(trainer: str, model: object, rows: object, short: Mapping[str, str
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration, and what a check says of it.
+    """A configuration, and the expected verdict of a check.
 
     Attributes:
         body: its lines, below :data:`HEAD`.

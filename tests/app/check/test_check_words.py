@@ -19,7 +19,7 @@ from tests.app.check.conftest import Checked, Write
 
 
 def trl_starts(words: tuple[str, ...]) -> bool:
-    """Return whether ``trl sft`` comes to starting TRL's script; the start itself is left out."""
+    """Return whether ``trl sft`` would start TRL's script, which is not started here."""
     script: list[str] = []
 
     def launch(**asked: object) -> None:

@@ -33,7 +33,7 @@ NOTHING = Configuration("SFTConfig", {}, {})
 
 
 def zero(args: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return what is said of ZeRO."""
+    """Return the section ``zero_optimization`` of DeepSpeed's document in arguments."""
     document: Any = args["deepspeed"]
     found: Mapping[str, Any] = document["zero_optimization"]
     return found

@@ -39,7 +39,7 @@ def optimizer(**params: object) -> dict[str, object]:
 
 
 def configured(**args: Any) -> Configuration:
-    """Return what TRL's class makes of arguments."""
+    """Return arguments as TRL's class resolves them."""
     from trl import SFTConfig
 
     values = vars(SFTConfig("out", use_cpu=True, report_to="none", **args))
@@ -208,7 +208,7 @@ def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_
     (tmp_path / "ds.json").write_text(json.dumps({**STAGE, "train_batch_size": 512}), encoding="utf-8")
     own = configured(gradient_accumulation_steps=4)
     own = Configuration(own.kind, {**own.values, "deepspeed": str(tmp_path / "ds.json")}, {})
-    # Of how many processes it is, nothing says.
+    # Nothing sets the number of processes.
     found: Any = engine_args({}, own, 1)["deepspeed"]
     assert {found[name] for name in SIZES} == {"auto"}
     with pytest.raises(InputError, match="train_batch_size: 512"):

@@ -267,7 +267,7 @@ def test_only_a_check_for_this_machine_s_own_gpus_knows_how_many_there_are(write
     assert Task(CheckArguments("config.yaml"), written, four, 0, 0.0).gpus == 4
     assert Task(CheckArguments("config.yaml", gpu="H100-80GB"), written, four, 0, 0.0).gpus is None
     assert Task(CheckArguments("config.yaml"), written, planned_machine("cpu"), 0, 0.0).gpus is None
-    # The verdict is kept for so many.
+    # The verdict is cached for this number.
     assert key_of(CheckArguments("config.yaml"), written, four) != key_of(CheckArguments("config.yaml"), written, eight)
 
 

@@ -143,7 +143,7 @@ def test_sharding_is_found_where_one_process_cannot_hold_the_weights(file: Any) 
     changed = mine.remedies.smallest(20 * GIB, 0, heavy=True)
     assert changed is not None
     assert changed.memory.device_bytes <= 20 * GIB
-    # Offloading needs less, and nobody knows how fast it is.
+    # Offloading needs less, and its speed is not known.
     assert changed.memory.step_seconds is not None
     after = mine.with_change(changed)
     # The file is read again as what was traced.
