@@ -67,7 +67,7 @@ class Ran:
 
 
 def with_cache(cache: Path) -> dict[str, str]:
-    """Return the variables of a command with a cache of its own, which looks for nothing on the Hub."""
+    """Return the environment of a command with its own cache and without the Hub."""
     return {**os.environ, "XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
 
 

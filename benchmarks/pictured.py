@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.shapes import CONFIGURATIONS, LETTER, write_model, write_tokenizer
 
 _TOKENS = {name: 4 + place for place, name in enumerate(("<image>", "<begin>", "<end-of-image>", "<video>"))}
-"""What a prompt has for an image, after the tokens that every tokenizer here has."""
+"""The placeholder of an image in a prompt, after the tokens of every tokenizer here."""
 _CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.content is string -%}{{ message.content }}"

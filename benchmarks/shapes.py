@@ -13,7 +13,7 @@ from typing import Any
 SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
 _SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
 LETTER = "w"
-"""The only letter that the tokenizers know: each of them is a token."""
+"""The only letter of the tokenizers' vocabulary: each is a token."""
 
 
 def _qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
@@ -51,7 +51,7 @@ LLAMA_8B: Mapping[str, Any] = {
     "eos_token_id": _SPECIAL["<end>"],
     "pad_token_id": _SPECIAL["<pad>"],
 }
-"""What Llama-3.1-8B's config.json says (https://huggingface.co/meta-llama/Llama-3.1-8B)."""
+"""The config.json of Llama-3.1-8B (https://huggingface.co/meta-llama/Llama-3.1-8B)."""
 LLAMA_70B: Mapping[str, Any] = {
     **LLAMA_8B,
     "hidden_size": 8192,
@@ -59,7 +59,7 @@ LLAMA_70B: Mapping[str, Any] = {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }
-"""What Llama-3.1-70B's config.json says (https://huggingface.co/meta-llama/Llama-3.1-70B)."""
+"""The config.json of Llama-3.1-70B (https://huggingface.co/meta-llama/Llama-3.1-70B)."""
 
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, tied=True),
@@ -121,7 +121,7 @@ def write_tokenizer(
 
 
 def write_rows(file: Path, lengths: Iterable[int], vocabulary: int) -> Path:
-    """Write rows of so many random tokens each, and return the file."""
+    """Write rows of this number of random tokens each, and return the file."""
     source = random.Random(0)
     with file.open("w", encoding="utf-8") as lines:
         for length in lengths:

@@ -37,7 +37,7 @@ class Prediction:
 
     @property
     def device_bytes(self) -> int:
-        """What the device has to have, context included."""
+        """Needed device memory, context included."""
         return (self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes) + self.context_bytes
 
 
@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def context_bytes(self) -> int | None:
-        """What the driver says that the process held beside what its allocator reserved; None where it cannot say."""
+        """The process's memory outside its allocator, by the driver; None if the driver does not report it."""
         found = self.measured
         if found is None or found.device_bytes is None or found.reserved_bytes is None:
             return None
@@ -131,7 +131,7 @@ class Spread:
 
 
 def spread(pairs: Sequence[Pair]) -> Spread | None:
-    """Return what the errors of pairs come to, or None where there are no pairs."""
+    """Return a summary of the errors of pairs; None without pairs."""
     if not pairs:
         return None
     errors = [pair.error for pair in pairs]
@@ -199,7 +199,7 @@ def groups(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def verdict(outcome: Outcome, kind: str) -> str | None:
-    """Return what came of the prediction that a case fits or not, in words; None where either side is missing."""
+    """Return whether the prediction that a case fits was right, in words; None if a side is missing."""
     predicted, found = outcome.predictions.get(kind), outcome.measured
     ended = (ProbeStatus.OK, ProbeStatus.OUT_OF_MEMORY)
     if predicted is None or found is None or outcome.limit_bytes is None or found.status not in ended:

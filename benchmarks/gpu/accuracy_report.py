@@ -18,7 +18,7 @@ KINDS: Mapping[str, str] = {
     "planned": "`Evaluator.estimate`, from traces of few layers at its own sizes: the error of extrapolation is added",
     "measured operators": "the same, with the times of operators that were measured on the device, each by itself",
 }
-"""The kinds of prediction, and what each is."""
+"""The kinds of prediction, each with its meaning."""
 
 _PLANNED_KINDS = ("planned", "measured operators")
 _MEMORY = ("allocated", "reserved")
@@ -153,7 +153,7 @@ def _range(found: Sequence[Pair], less: str, more: str) -> str:
 
 
 def null_summary(device: str, real: Sequence[Outcome], null: Sequence[Outcome]) -> str:
-    """Return how far a null GPU is from a GPU in what both ran to the end, for the documentation."""
+    """Return the differences between a null GPU and a GPU in the cases that both finished, for the documentation."""
     beside = {outcome.name: outcome.measured for outcome in null if outcome.measured is not None}
     both = [
         (beside[outcome.name], outcome.measured)

@@ -55,7 +55,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A name of its own."""
+        """A unique name."""
         words = [f"{knob}={choice}" for knob, choice in self.choices.items()]
         words += [f"limit={self.limit_bytes / GIB:g}GiB"] if self.limit_bytes is not None else []
         return " ".join([self.scenario, *words])
@@ -98,7 +98,7 @@ SCENARIOS = (
              pixels=_PIXELS),
     Scenario("gemma 3 4b adapter rows with images", "gemma-3-4b", {256: 32}, 4, 2048, _ADAPTER, pixels=_PIXELS),
 )  # fmt: skip
-"""What is trained. Fewer rows make a step where steps take longer, so that a probe takes seconds."""
+"""The scenarios. Slower steps have fewer rows, so that a probe takes seconds."""
 
 
 def _cases(scenario: str, *choices: tuple[int, Mapping[str, Choice]], limit_bytes: int | None = None) -> list[Case]:
@@ -209,7 +209,7 @@ _BY_SCENARIO = (
     _cases("qwen2.5-vl 3b adapter rows with images", (2, {}), (1, _NO_CHECKPOINTING), (4, {"liger": "on"})),
     _cases("qwen2.5-vl 3b adapter pairs with images", (2, {}), (1, _NO_CHECKPOINTING)),
     _cases("gemma 3 4b adapter rows with images", (2, {}), (1, _NO_CHECKPOINTING)),
-    # What does not fit, or barely does.
+    # Cases that do not fit, or barely fit.
     _cases("0.5b rows of 1024", (8, _NO_CHECKPOINTING), (4, _NO_CHECKPOINTING), limit_bytes=20 * GIB),
     _cases("1.5b rows of 1024", (8, {}), (4, _NO_CHECKPOINTING), limit_bytes=24 * GIB),
     _cases("7b adapter rows of 1024", (2, _NO_CHECKPOINTING), (4, {}), limit_bytes=24 * GIB),

@@ -53,7 +53,7 @@ def _adapted(model: Any) -> Any:
 
 
 def _steps() -> Iterator[tuple[str, Callable[[], Any], Callable[[], AbstractContextManager[Any]]]]:
-    """Yield steps: their names, what returns the model, and the context of the forward pass."""
+    """Yield steps: the name, a function that returns the model, and the context of the forward pass."""
     bf16 = {"dtype": torch.bfloat16}
     products = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
     selective = partial(create_selective_checkpoint_contexts, products)

@@ -130,7 +130,7 @@ def _prepared(
 def _measured(
     server: JobServer, preparing: Future[Prepared], case: Case, folder: Path, end_seconds: float
 ) -> Measurement | str:
-    """Return what a probe showed, or why there is none."""
+    """Return the measurement of a probe, or why there is none."""
     try:
         prepared = preparing.result()
     except AutotuneError as error:

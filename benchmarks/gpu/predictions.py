@@ -50,7 +50,7 @@ def predict(pool: TracePool, prepared: Mapping[str, Prepared], cases: Sequence[C
             where = prepared[case.scenario]
             tell(case, "traced", _traced(where, case, found) if isinstance(found, TraceReply) else found.reason)
     for name, planning in planned.items():
-        # What went wrong for one scenario is no reason to lose the others.
+        # The failure of one scenario must not lose the others.
         error = planning.exception()
         for case in known[name] if error is not None else ():
             tell(case, "planned", f"{type(error).__name__}: {error}")

@@ -51,7 +51,7 @@ class Record:
             self._put(replace(self._outcomes[name], choices=choices, limit_bytes=limit_bytes, flat=flat))
 
     def measured(self, name: str, found: Measurement | str) -> None:
-        """Add what was measured, or why nothing was."""
+        """Add a measurement, or why there is none."""
         with self._lock:
             known = self._outcomes[name]
             if isinstance(found, str):
@@ -73,12 +73,12 @@ class Record:
         self.predicted(case.name, kind, found)
 
     def is_worth_timing(self, name: str) -> bool:
-        """Whether a case ran to its end and was planned, so that a predicted time has something to be held against."""
+        """Whether a case ran to its end and was planned, so that predicted and measured times can be compared."""
         found = self._outcomes[name]
         return found.measured is not None and found.measured.ok and "planned" in found.predictions
 
     def operators(self, times: Mapping[str, Any] | None) -> None:
-        """Write the times of operators that were measured, by call, beside the document."""
+        """Write the measured times of operators, by call, next to the document."""
         if times:
             file = self._file.with_name(f"{self._file.stem}-operators.json")
             _replace(file, json.dumps(times, indent=0) + "\n")

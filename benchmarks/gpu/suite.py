@@ -51,7 +51,7 @@ PARTS = ("tests", "predicted", "searches")
 _TESTS_SHARE = 0.25
 # Of what the tests leave, where searches follow.
 _PREDICTED_SHARE = 0.6
-# What the end of the last process and the last writing may take.
+# Time for the end of the last process and the last writing.
 _ENDING_SECONDS = 20
 # Of pytest: a test of the suite mostly waits for a process that starts.
 _WORKERS = ("--numprocesses", str(min(14, max(1, (os.cpu_count() or 1) - 2))), "--dist", "worksteal")
@@ -131,20 +131,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(file: Path, document: Mapping[str, Any]) -> bool:
-    """Write a document, say where, and return that it was written."""
+    """Write a document, print its place, and return True."""
     file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {file}", flush=True)
     return True
 
 
 def run_tests(seconds: float) -> dict[str, Any]:
-    """Run the GPU-marked tests for so many seconds at the most; return whether they passed, and pytest's own words."""
+    """Run the GPU-marked tests with a time limit in seconds; return whether they passed, and pytest's summary."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--no-header", "-p", "no:cacheprovider", *_WORKERS]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         try:
             said, _ = running.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            # All that it started, which would go on beside what is timed next.
+            # All processes that it started: they would disturb the next measurements.
             for process in [*psutil.Process(running.pid).children(recursive=True), psutil.Process(running.pid)]:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -197,7 +197,7 @@ def run_searches(device: DeviceKind, end: float) -> Iterator[dict[str, Any]]:
 
 
 def run_search(device: DeviceKind, search: Search, folder: Path, seconds: float) -> dict[str, Any]:
-    """Search for one shape for so many seconds and return its document, or why there is none."""
+    """Search for one shape with a time limit in seconds; return the document, or why there is none."""
     configuration = CONFIGURATIONS[search.shape]
     model = write_model(folder / search.name, configuration)
     rows = write_rows(folder / "rows.jsonl", long_tailed_lengths(), configuration["vocab_size"])

@@ -19,7 +19,7 @@ from autotune.probing.tracing import Traced, Untraceable
 
 T = TypeVar("T")
 NO_TIME = "no time was left"
-"""Why there is no trace that was asked for, or begun, too late."""
+"""The reason for a missing trace that was requested, or begun, too late."""
 
 
 class TracePool:
@@ -52,7 +52,7 @@ class TracePool:
         self._folder.cleanup()
 
     def submit(self, job: Callable[[JobServer, Path], T]) -> Future[T]:
-        """Have a job run with a server and a folder of its own."""
+        """Run a job on a server, in a separate folder."""
         folder = Path(self._folder.name, str(next(self._numbers)))
 
         def run() -> T:
@@ -65,7 +65,7 @@ class TracePool:
         return self._threads.submit(run)
 
     def trace(self, request: TraceRequest) -> Future[Traced]:
-        """Have a step traced; what cannot be traced, or not in time, is told."""
+        """Trace a step, and report failures and missing time."""
         return self.submit(lambda server, folder: self._traced(server, request, folder))
 
     def trace_all(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:

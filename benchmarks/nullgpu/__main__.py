@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _sources(what: str | None) -> dict[str, str]:
-    """Return hashes of what a trace and a run of a case depend on."""
+    """Return hashes of the sources on which a trace and a run of a case depend."""
     package = FOLDER.parents[1] / "autotune"
     common = ("core", "step", "trainers", "techniques")
     found = {

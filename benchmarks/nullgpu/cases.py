@@ -42,7 +42,7 @@ class Case:
 
     @cached_property
     def name(self) -> str:
-        """A name of its own."""
+        """A unique name."""
         prompts = {length: f" ({prompt:,} of them prompt)" for length, prompt in self.prompts.items()}
         tokens = ", ".join(f"{length:,}{prompts.get(length, '')}" for length in self.lengths)
         words = [f"{knob}={choice}" for knob, choice in self.choices.items()]
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def workload(self) -> str:
-        """What model, trainer and rows have in common with other cases."""
+        """A key of the model, the trainer and the rows, which several cases share."""
         prompts = f" of which prompts {dict(self.prompts)}" if self.prompts else ""
         return f"{self.trainer} {self.model} {dict(self.lengths)}{prompts}"
 

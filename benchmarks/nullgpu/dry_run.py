@@ -94,7 +94,7 @@ class Bench:
 
 
 def cases() -> Iterator[Case]:
-    """Yield what is compared."""
+    """Yield the compared trainings."""
     large = {**_LARGE, "num_key_value_heads": 4, "vocab_size": 32000, "tie_word_embeddings": False}
     small = {**_SMALL, "num_key_value_heads": 4}
     fsdp2 = ("--accelerate_config", str(_EXAMPLES / "fsdp2.yaml"))

@@ -29,14 +29,14 @@ class Record:
         self._read()
 
     def put(self, case: Case, **found: Any) -> None:
-        """Add to what is known of a case, and write it."""
+        """Add results of a case, and write the file."""
         # Another process may have written since.
         self._read()
         self.rows[case.name] = {"case": case.name, **self.rows.get(case.name, {}), **found}
         self._write()
 
     def keep(self, names: Iterable[str], about: Mapping[str, str]) -> None:
-        """Forget cases that are not named, bring the others into that order, and say what was installed."""
+        """Drop unnamed cases, order the others as named, and record the installed versions."""
         self._read()
         self.about = about
         self.rows = {name: self.rows[name] for name in names if name in self.rows}

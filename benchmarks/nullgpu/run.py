@@ -72,7 +72,7 @@ class _Bench:
     sources: Mapping[str, str]
 
     def _asked(self, cases: Sequence[Case], what: str) -> Iterator[tuple[Case, Asked]]:
-        """Yield the cases of which something is not known, with the requests."""
+        """Yield the cases with missing results, with their requests."""
         for case in cases:
             if self.record.rows.get(case.name, {}).get(what, {}).get("sources") == self.sources[what]:
                 continue
@@ -112,7 +112,7 @@ class _Bench:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a null GPU and of traces for a case: the same plan, on the same rows."""
+    """The requests for a null GPU and for traces of a case: the same plan, on the same rows."""
 
     probe: ProbeRequest
     traces: tuple[TraceRequest, ...]
@@ -223,7 +223,7 @@ def _measured(found: Measurement) -> dict[str, Any]:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """Return what is known of a case, in a line."""
+    """Return the results of a case in one line."""
     traced, measured = row.get("traced", {}), row.get("measured", {})
 
     def both(name: str) -> str:

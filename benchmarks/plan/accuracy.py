@@ -53,13 +53,13 @@ class Compared:
 
     @property
     def reserved_error(self) -> float:
-        """Share by which the planned memory is off: what the allocator reserves."""
+        """Relative error of the planned reserved memory."""
         memory = self.estimate.memory
         return (memory.reserved_bytes or 0) / (self.whole_bytes or 1) - 1 if memory is not None else 0.0
 
     @property
     def whole_bytes(self) -> int:
-        """What the allocator reserves by the whole trace."""
+        """Reserved memory by the whole trace."""
         return self.whole.replayed().reserved_bytes or 0
 
     @property

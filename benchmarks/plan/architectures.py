@@ -97,7 +97,7 @@ def _preload() -> None:
 
 
 def _run_apart(name: str) -> Mapping[str, Any]:
-    """Return the comparison of a run in a process of its own, or the error that ended it."""
+    """Return the comparison of a run in a separate process, or the error that ended it."""
     receives, sends = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_sent, args=(name, sends))
     process.start()
@@ -163,7 +163,7 @@ def _run(name: str) -> Mapping[str, Any]:
 
 
 def _planned(name: str, planned: Machine, tracer: ServerTracer) -> Mapping[str, Any]:
-    """Return what a plan says of TRL's default beside a trace of all layers, or the error that ended either."""
+    """Return the planned figures of TRL's default and those of a trace of all layers, or the error of either."""
     with tempfile.TemporaryDirectory() as directory:
         try:
             return _planned_and_whole(name, planned, tracer, Path(directory))

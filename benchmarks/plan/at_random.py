@@ -96,7 +96,7 @@ def lengths() -> Iterator[int]:
 
 
 def at_random(problem: TrainerProblem, source: random.Random, count: int) -> Iterator[Candidate]:
-    """Yield so many different legal candidates in their normal form, or fewer where the space has no more."""
+    """Yield this number of different legal candidates in normal form, or fewer if the space has no more."""
     seen: set[Candidate] = set()
     for _ in range(count * _MOST_DRAWN):
         chosen = {knob: source.choice(choices) for knob, choices in problem.choices.items()}

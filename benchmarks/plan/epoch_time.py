@@ -206,7 +206,7 @@ def _of(geometry: BatchGeometry, sizes: Sequence[Typical]) -> BatchGeometry:
     A plan times sizes that are hardly smaller than the worst by that one: here, the worst is larger than all.
     """
     larger = replace(geometry.worst, tokens=round(_LARGER * geometry.worst.tokens))
-    # What generates loads no padding that a loss leaves out.
+    # Trainers that generate load no padding that the loss leaves out.
     full = [replace(each, shape=replace(each.shape, filled=1.0)) if each.shape.generated else each for each in sizes]
     apart = tuple(
         replace(item, sizes=tuple(replace(each, shape=replace(each.shape, rows=item.worst.rows)) for each in full))

@@ -69,7 +69,7 @@ def _row(trainer: str, number: int) -> str:
 
 
 def _seconds(command: Sequence[str], cache: Path | None = None, until: str | None = None) -> float:
-    """Return the time until a process ends, or until it says something on standard error, and is ended then."""
+    """Return the time until a process ends or first writes to standard error, which ends it."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **({"XDG_CACHE_HOME": str(cache)} if cache else {})}
     started = time.monotonic()
     with subprocess.Popen(

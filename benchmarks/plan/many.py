@@ -97,7 +97,7 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """A name of its own."""
+        """A unique name."""
         ranks = f" on {self.processes}" if self.processes > 1 else ""
         allowed = f" with {', '.join(self.allow)}" if self.allow else ""
         rows = f"rows of {min(self.lengths)} to {max(self.lengths):,}"
@@ -130,7 +130,7 @@ PLANS: Sequence[Planned] = (
 
 
 def main() -> int:
-    """Plan and train what the file does not have yet, and write the page."""
+    """Plan and train the workloads that the file lacks, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="plans whose name has one of these words")
     parser.add_argument("--again", metavar="CHOICE", help="run rows with this choice anew: attention=flex_attention")
@@ -170,7 +170,7 @@ def _words(choices: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def _planned(of: Planned) -> Iterator[tuple[Evaluator, Path]]:
-    """Give what plans candidates of a workload, and a folder."""
+    """Yield a planner of a workload's candidates, and a folder."""
     # They import PyTorch's CUDA build, which needs the libraries of a null GPU.
     from autotune.app.arguments import SearchArguments
     from autotune.app.options import checked_options
@@ -303,7 +303,7 @@ def _sources() -> str:
 
 
 def spread_over(known: Sequence[Any], count: int) -> list[Any]:
-    """Return so many estimates of different memory, evenly over all, the least and the most among them."""
+    """Return this number of estimates, spread evenly over the memory of all, with the least and the most."""
     by_memory = {each.memory.peak_bytes: each for each in sorted(known, key=lambda each: each.memory.peak_bytes)}
     ordered = list(by_memory.values())
     places = {round(place * (len(ordered) - 1) / max(1, count - 1)) for place in range(count)}

@@ -29,7 +29,7 @@ from benchmarks.shapes import SMALL_WORKLOAD
 
 _BUDGET = "1500MiB"
 _SECONDS = 18.0
-"""Of a real run, of which the first 3 are left out."""
+"""Of a real run, without the first 3."""
 _ROUNDS = 3
 """Of the comparison on an idle machine."""
 _SIZES = {

@@ -56,7 +56,7 @@ _STEPS_OF_TRL = 12
 
 @dataclass(frozen=True)
 class Prober:
-    """Probes of one workload, each in a folder of its own."""
+    """Probes of one workload, each in a separate folder."""
 
     workload: Workload
     machine: Machine
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start(prober: Prober, rounds: int) -> None:
-    """Print what a forked and what a cold process need to their first training step."""
+    """Print the times of a forked and of a cold process to their first training step."""
     request = prober.request()
     forked: list[Measurement] = []
     cold: list[Measurement] = []
@@ -124,7 +124,7 @@ def start(prober: Prober, rounds: int) -> None:
 
 
 def batch(prober: Prober, rounds: int) -> None:
-    """Print what a probe of TRL's default costs at each global batch."""
+    """Print the time of a probe of TRL's default at each global batch."""
     requests = {size: prober.request(size) for size in GLOBAL_BATCHES}
     shown: dict[int, list[Measurement]] = {size: [] for size in requests}
     for _ in range(rounds):
@@ -138,7 +138,7 @@ def batch(prober: Prober, rounds: int) -> None:
 
 
 def composed(prober: Prober, rounds: int) -> None:
-    """Print composed steps over whole ones, and probes' rates beside those of TRL's own trainer."""
+    """Print composed steps over whole ones, and the rates of probes and of TRL's own trainer."""
     for name, choices in _COMPOSED.items():
         request = prober.request(_COMPOSED_BATCH, choices)
         ratios: list[float] = []

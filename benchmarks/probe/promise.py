@@ -45,7 +45,7 @@ _TOKENS = re.compile(r"'num_tokens': '?([0-9.e+]+)")
 
 @dataclass(frozen=True)
 class Kept:
-    """What a real run showed: tokens per second after settling, and its peak in bytes."""
+    """A real run: tokens per second after settling, and the peak in bytes."""
 
     tokens_per_second: float
     peak_bytes: int
@@ -53,7 +53,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Promise:
-    """What was said before: the mean rate, the range of a further run, and the peak in bytes."""
+    """A promise: the mean rate, the range of a further run, and the peak in bytes."""
 
     tokens_per_second: float
     expected: Interval
@@ -169,7 +169,7 @@ def promised(chosen: Choosable, baseline: Choosable | None, effort: Effort, run:
 
 
 def probing(server: JobServer, result: Result, folder: Path, first_seed: int) -> Run:
-    """Return what runs a candidate in an isolated process, under the limit and with the rows of a search."""
+    """Return a function that runs a candidate in an isolated process, with the limit and the rows of a search."""
     seed = int(str(result.settings.get("seed", 42)))
 
     def run(one: Choosable, schedule: Schedule, pair: int) -> Measurement:
@@ -180,7 +180,7 @@ def probing(server: JobServer, result: Result, folder: Path, first_seed: int) ->
             tokenized_directory=result.workload.dataset.tokenized_directory,
             schedule=schedule,
             limit_bytes=int(result.budget_bytes * (1 - result.margin)),
-            # Each promise draws rows of its own, as searches of other seeds would.
+            # Each promise draws its own rows, as searches with other seeds would.
             seed=seed + first_seed + 1 + pair,
         )
         return probe(server, request, folder / f"{one.number}-{pair}")

@@ -69,7 +69,7 @@ allocator, which the traces and null GPUs follow.
 
 
 def main() -> int:
-    """Search and train what the file does not have yet, and write the page."""
+    """Search and train the cases that the file lacks, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has one of these words")
     parser.add_argument("--page", action="store_true", help="only write the page from the file")

@@ -19,7 +19,7 @@ from tests.vision import write_small_vision_model
 
 ROWS = 400
 _EXAMPLE = runpy.run_path(str(SMALL_WORKLOAD))
-"""What the script of the examples defines."""
+"""The definitions in the examples' script."""
 _EVALUATED_ROWS = 40
 JOINED_ROWS = 8
 _TENTH = 10
@@ -49,7 +49,7 @@ _FURTHER: Mapping[str, Mapping[str, Any]] = {
     "online_dpo": {"fix": {"max_new_tokens": _TOKENS}, **_REWARDED},
     "distillation": {"fix": {"max_completion_length": _TOKENS}, "completion_length": _TOKENS},
 }
-"""What a search of such a trainer is given in addition."""
+"""Further arguments of a search, by trainer."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A name of its own."""
+        """A unique name."""
         shape = "" if self.rows == "pages" else f", {self.rows}"
         ranks = f" on {self.processes} ranks" if self.processes > 1 else ""
         return f"{self.trainer} {self.family}{shape}{ranks}{''.join(f' with {knob}' for knob in self.allow)}"

@@ -134,7 +134,7 @@ _ANSWERS: Mapping[str, Callable[[ProbeRequest, int, Path], float]] = {"composed"
 
 
 def main() -> None:
-    """Train as the request in a file says, and print the answer."""
+    """Train by the request in a file, and print the answer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("request", type=Path, metavar="REQUEST", help="JSON file that benchmarks.probe.cost writes")
     file = parser.parse_args().request

@@ -31,7 +31,7 @@ class Shown:
 
 
 def shown_by(run: Callable[[torch.device], None], capability: tuple[int, int]) -> Shown:
-    """Trace a function of a device and return what the GPU would have shown, with ``empty_cache`` after each phase."""
+    """Trace a function of a device, and return the GPU's figures, with ``empty_cache`` after each phase."""
     traced = trace(run, capability=capability)
     events: list[MemoryEvent] = []
     allocated: dict[str, int] = {}

@@ -27,7 +27,7 @@ LOOPS = {
 
 
 def outcomes_of(name: str, table: Table, rows: Sequence[Row], workers: int) -> Iterator[Outcome]:
-    """Yield what becomes of each row, traced in processes of their own."""
+    """Yield the outcome of each row, traced in a separate process."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -40,7 +40,7 @@ def errors(table: Table, rows: Sequence[tuple[Row, Outcome]], figure: str) -> di
 
 
 def head(table: Table, versions: str) -> Iterator[str]:
-    """Yield what a table is: where it comes from, what was measured, and what is assumed."""
+    """Yield the description of a table: its origin, its measurements, and the assumptions."""
     yield f"## {table.name}\n"
     yield f"Published at <{table.url}>. {table.source}\n"
     yield f"- Measured on {table.hardware} with {table.software}."

@@ -33,7 +33,7 @@ class Said:
 
 
 def said(row: Row, outcome: Outcome) -> Mapping[str, Said]:
-    """Return what each estimator said of a run, ours first."""
+    """Return the estimate of each estimator for a run, ours first."""
     found = {
         name: Said(one["bytes"], one.get("out_of_memory"), one.get("seconds"))
         for name, one in row.settings["rivals"].items()
@@ -44,7 +44,7 @@ def said(row: Row, outcome: Outcome) -> Mapping[str, Said]:
 
 
 def stated(outcome: Outcome) -> tuple[float, float]:
-    """Return what a trace says that is reserved at the least and at the most, in bytes."""
+    """Return the least and the most reserved bytes by a trace."""
     reserved = outcome.traced["reserved"]
     return reserved * (1 - TRACED_ERROR), reserved * (1 + TRACED_ERROR) + max(0, outcome.traced["varied"])
 
@@ -96,7 +96,7 @@ def _percentile(sizes: Sequence[float]) -> float:
 
 
 def _fragmentation(rows: Rows) -> Iterator[str]:
-    """Yield how the runs lie in what is stated, with what varied lengths may add."""
+    """Yield how many runs are within the stated bounds, varied lengths included."""
     ran = [(outcome, size) for _, outcome, size in _ran(rows) if not outcome.failure]
     beyond = sorted(
         max(0.0, low / size - 1, 1 - high / size) for outcome, size in ran for low, high in [stated(outcome)]

@@ -95,7 +95,7 @@ class Published:
 
     @property
     def pass_bytes(self) -> int:
-        """What the optimizer moves through the device's memory."""
+        """Bytes that the optimizer reads and writes on the device."""
         return self.updated_bytes * _ADAMW_PASSES
 
 

@@ -55,11 +55,11 @@ class Predicted:
 
     @property
     def stated_error(self) -> float:
-        """The share by which a plan says that the time may be off."""
+        """The stated relative error of a planned time."""
         return HOST_BOUND_ERROR if self.host_bound else TIME_ERROR
 
     def error(self, model: str) -> float:
-        """Return how far a prediction is off, as a share of what was measured; below 0: too fast."""
+        """Return the error of a prediction as a share of the measured time; below 0: too fast."""
         return self.seconds[model] / self.row.seconds - 1
 
 
@@ -114,7 +114,7 @@ def _works(row: Published, layers: int, capability: tuple[int, int]) -> list[Wor
 
 
 def _moving(moved_bytes: int, access: Access, device: Gpu, pace: Pace) -> float:
-    """Return how long the device reads and writes so many bytes."""
+    """Return the time in which the device reads and writes a number of bytes."""
     assert device.speeds is not None
     return operator_seconds(Work(Kind.ELEMENTWISE, bytes_read=moved_bytes, access=access), device.speeds, pace)
 
@@ -160,7 +160,7 @@ def summary(rows: Iterable[Predicted]) -> Iterator[str]:
 
 
 def reached(rows: Sequence[Predicted]) -> Iterator[str]:
-    """Yield for each model what was wanted of its errors, and whether it is reached, with and without later tables."""
+    """Yield for each model the goals for its errors, and whether they are met, with and without later tables."""
     first = [each for each in rows if each.row.table not in _LATER]
     for name, wanted in (("operators alone", (0.10, 0.25)), ("sustained", (0.07, 0.20))):
         for those, some in (("the tables that this was set for", first), ("all", rows)):
@@ -217,7 +217,7 @@ def _speed(each: Predicted, model: str) -> float:
 
 
 def held(rows: Sequence[Predicted]) -> Iterator[str]:
-    """Yield how many rows are within the error that a plan states, by what bounds their layers."""
+    """Yield the number of rows within a plan's stated error, by the resource that bounds their layers."""
 
     def within(some: Sequence[Predicted]) -> str:
         return f"{sum(abs(each.error('sustained')) <= each.stated_error for each in some)} of {len(some)}"

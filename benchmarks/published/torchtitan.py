@@ -63,7 +63,7 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
 
 
 def outcome(settings: Mapping[str, Any], capability: tuple[int, int]) -> Outcome:
-    """Return what the allocator, with segments that can grow, would have reserved."""
+    """Return the reserved bytes of an allocator with segments that can grow."""
     started, counted = time.perf_counter(), list[int]()
     world = World(settings["processes"])
     traced = trace(training(settings, counted.append), capability=capability, world=world)

@@ -82,7 +82,7 @@ def outcome(settings: Mapping[str, Any], capability: tuple[int, int]) -> Outcome
 
 
 def _after(traced: Trace, batch: MicroBatch, lengths: list[tuple[int, ...]], capability: tuple[int, int]) -> int:
-    """Return what is reserved where the last iteration comes after others of these lengths."""
+    """Return the reserved bytes if the last iteration follows others of these lengths."""
     last = traced.phases[-1]
     return replay(varied(traced, last, batch, lengths), capability=capability).peak_reserved_bytes
 

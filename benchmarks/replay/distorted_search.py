@@ -98,7 +98,7 @@ def replay(
 
 
 def measured(table: Table) -> tuple[Table, Mapping[Candidate, float]]:
-    """Return the table, and the measured rates of what fits."""
+    """Return the table, and the measured rates of candidates that fit."""
     return table, {row.candidate: row.measurement.tokens_per_second or 0.0 for row in table.rows if row.measurement.ok}
 
 

@@ -130,7 +130,7 @@ def replay(table: Table, effort: Effort, seed: int, until: float | None, *, pred
 
 
 def searched(table: Table, effort: Effort, seed: int, until: float | None, *, predicted: bool) -> SearchOutcome:
-    """Return what a search of the table finds."""
+    """Return the result of a search of the table."""
     near: set[Candidate] = set()
     shown = {row.candidate: row.measurement for row in table.rows}
     problem = table.replayed()

@@ -69,7 +69,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record what is missing; return 0."""
+    """Record the missing rows; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=PARTS, action="append")
     parser.add_argument("--rounds", type=int, default=3, help="probes of each candidate (default: 3)")

@@ -98,7 +98,7 @@ class Table:
         return problem_of(wanted, self.workload, self.machine, self.global_batch_size)
 
     def replayed(self) -> RecordedProblem:
-        """Return the problem with what was not recorded ruled out."""
+        """Return the problem without candidates that were not recorded."""
         problem = self.problem()
         recorded = frozenset(row.candidate for row in self.rows)
         return RecordedProblem(problem.trainer, problem.space, problem.setting, recorded)
@@ -138,12 +138,12 @@ class RecordedRunner:
         self.asked: list[Candidate] = []
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
-        """Return what was recorded of candidates."""
+        """Return the recorded estimates of candidates."""
         self.asked += candidates
         return [self.estimate(candidate) for candidate in candidates]
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        """Return what was recorded of a candidate."""
+        """Return the recorded estimate of a candidate."""
         row = self._rows.get(candidate)
         found = row.traced if row is not None else None
         if found is None or found.memory is None:
@@ -156,7 +156,7 @@ class RecordedRunner:
         return estimate if estimate.may_fit else replace(estimate, tokens_per_second=None)
 
     def everything(self) -> list[Estimate]:
-        """Return what was recorded of all candidates, the best first."""
+        """Return the recorded estimates of all candidates, the best first."""
         return sorted(map(self.estimate, self._rows), key=rank_key)
 
 
@@ -169,7 +169,7 @@ def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
 
 
 def recordable(problem: TrainerProblem) -> tuple[Candidate, ...]:
-    """Return what a search can probe: the legal candidates, and TRL's default, which may train on less."""
+    """Return the candidates that a search can probe: the legal ones, and TRL's default, which may train on less."""
     return tuple(dict.fromkeys((problem.baseline, *legal_candidates(problem))))
 
 

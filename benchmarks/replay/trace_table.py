@@ -57,7 +57,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trace the tables that are asked for; return 0."""
+    """Trace the requested tables; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=PARTS, action="append")
     asked = parser.parse_args(arguments)
@@ -92,7 +92,7 @@ def traced(part: Part, space: str, folder: Path) -> Table:
 
 
 def rows(part: Part) -> Iterator[Mapping[str, str]]:
-    """Yield documents of so many letters, each of which is a token."""
+    """Yield documents of this number of letters, each of which is a token."""
     half = LETTER * (part.tokens // 2)
     pair = {"prompt": half, "chosen": half, "rejected": half}
     yield from repeat(pair if part.trainer == "dpo" else {"text": 2 * half}, _DOCUMENTS)
