@@ -73,7 +73,7 @@ class Legacy:
 
     def _advice(self) -> str:
         if self.same:
-            return f": leave it out, since {yaml_line(self.value)} is the default."
+            return f": leave it out, which has the same effect as {yaml_line(self.value)}."
         if self.write:
             return f": write {', '.join(f'{key}: {yaml_line(value)}' for key, value in self.write.items())}."
         if self.by_hand:

@@ -62,7 +62,7 @@ def test_every_row_says_one_thing_in_the_words_of_the_table(name: str, row: Mapp
     ("trainer", "key", "value", "said"),
     [
         ("sft", "max_seq_length", 4096, "was removed in TRL 0.20.0: write max_length: 4096."),
-        ("sft", "max_seq_length", None, "was removed in TRL 0.20.0: leave it out, since null is the default."),
+        ("sft", "max_seq_length", None, "was removed in TRL 0.20.0: leave it out, which has the same effect as null."),
         ("kto", "label_pad_token_id", -100, "was removed in TRL 0.28.0 without a replacement: leave it out."),
         (
             "dpo",
