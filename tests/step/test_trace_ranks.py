@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,8 @@ LENGTH, ROWS = 256, 2
 PARAMETERS = LAYERS * (2 * WIDTH**2 + WIDTH**2 + 3 * WIDTH * INNER + 2 * WIDTH) + VOCABULARY * WIDTH + WIDTH
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 TO_HOST = {"device": "cpu", "pin_memory": True}
-GATHERED = {"stage3_gather_16bit_weights_on_model_save": True}
+# By default, DeepSpeed also holds all weights of few elements whole.
+ZERO3 = zero(3, stage3_param_persistence_threshold=0, stage3_gather_16bit_weights_on_model_save=True)
 LORA: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
 _LISTED = find_gpu("A100-80GB")
 assert _LISTED.speeds is not None
@@ -74,18 +75,9 @@ def a_request(plan: TrainingPlan, model: Path) -> TraceRequest:
 
 
 @pytest.fixture(scope="module")
-def traced(job_server: JobServer, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TraceReply]:
-    """A function that traces a plan, once: its arguments and model words."""
-    folder = tmp_path_factory.mktemp("traces")
-    replies: dict[str, TraceReply] = {}
-
-    def run(args: Mapping[str, object], words: Mapping[str, object] | None = None, **more: int) -> TraceReply:
-        request = a_request(a_plan(args, words, **more), model)
-        if repr(request) not in replies:
-            replies[repr(request)] = trace(job_server, request, folder / str(len(replies)))
-        return replies[repr(request)]
-
-    return run
+def traced(traced_once: Any, model: Path) -> Any:
+    """A function that traces a plan, once: its arguments and model words, and the numbers of processes and machines."""
+    return lambda args, words=None, **more: traced_once(a_request(a_plan(args, words, **more), model))
 
 
 def section(reply: TraceReply, phase: str, occurrence: Occurrence) -> Section:
@@ -114,9 +106,7 @@ def highest(reply: TraceReply, occurrence: Occurrence) -> int:
         pytest.param(zero(1), 2 + 4 / RANKS, 0, 8 / RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param(zero(2), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
         pytest.param(zero(2, offload_optimizer=TO_HOST), 2, 0, 0, marks=[pytest.mark.nightly, needs_deepspeed]),
-        pytest.param(
-            zero(3, stage3_param_persistence_threshold=0), 6 / RANKS, 2 / RANKS, 8 / RANKS, marks=needs_deepspeed
-        ),
+        pytest.param(ZERO3, 6 / RANKS, 2 / RANKS, 8 / RANKS, marks=needs_deepspeed),
     ],
     ids=["ddp", "fsdp2", "fsdp2-offloaded", "hybrid", "zero1", "zero2", "zero2-offloaded", "zero3"],
 )
@@ -140,14 +130,14 @@ def test_fsdp2_trains_weights_in_bf16_as_float32_where_products_are_mixed(traced
 
 @needs_deepspeed
 def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any) -> None:
-    # Weights and gradients in bfloat16, weights in float32, two states. By default, DeepSpeed also holds all weights of
-    # few elements whole. The bucket that it reduces in has as many elements as a square of the model's width.
-    held = sum(at_rest(traced(zero(3, stage3_param_persistence_threshold=0))).values())
+    # Weights and gradients in bfloat16, weights in float32, two states. The bucket that it reduces in has as many
+    # elements as a square of the model's width.
+    held = sum(at_rest(traced(ZERO3)).values())
     assert held == pytest.approx(16 * PARAMETERS / RANKS + 2 * WIDTH**2, rel=0.03)
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_copy_of_the_weights_that_deepspeed_avoids_on_a_full_gpu_is_no_part_of_the_peak(
     traced: Any, stage: int
 ) -> None:
@@ -330,7 +320,7 @@ def test_rows_are_split_in_replicas_with_checkpointing_and_adapters_and_in_evalu
     [
         fsdp2(),
         pytest.param(zero(2), marks=[pytest.mark.nightly, needs_deepspeed]),
-        pytest.param(zero(3), marks=needs_deepspeed),
+        pytest.param(ZERO3, marks=needs_deepspeed),
     ],
     ids=["fsdp2", "zero2", "zero3"],
 )
@@ -379,7 +369,7 @@ def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(
         (fsdp2(state_dict_type="SHARDED_STATE_DICT"), 8 / RANKS, 8 / RANKS),
         # Every rank copies all weights to the host, though only one writes them (accelerate, get_state_dict).
         pytest.param(zero(2), 2, 2, marks=needs_deepspeed),
-        pytest.param(zero(3, **GATHERED), 2, 4 / RANKS, marks=needs_deepspeed),
+        pytest.param(ZERO3, 2, 4 / RANKS, marks=needs_deepspeed),
     ],
     ids=["ddp", "fsdp2", "fsdp2 alone", "fsdp2 in shards", "zero2", "zero3"],
 )
