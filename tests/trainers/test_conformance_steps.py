@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import Trainer as TransformersTrainer
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.measurement import Schedule
@@ -30,7 +32,7 @@ from tests.step.requests import probed_here
 from tests.trainers.prepared import LIKE_GRPO, Prepare, Prepared, refused_by_trl
 from tests.virtual.reference import run_on_cpu
 
-Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, TraceFacts]]
+Traces = Callable[[Prepared, Layout, Shape], Trace]
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
 EVERY = pytest.mark.parametrize(
@@ -72,39 +74,41 @@ def shapes(found: Prepared, layout: Layout) -> list[Shape]:
     return [replace(shape, generated=shape.tokens // 3 if generates else 0) for shape in listed]
 
 
-def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: TraceFacts) -> Any:
-    """Return two optimizer steps, at a shape, of the trainer's baseline."""
+def steps_of(found: Prepared, layout: Layout, shape: Shape, facts: TraceFacts | None = None) -> Any:
+    """Return two optimizer steps, at a shape, of the trainer's baseline; they alone if ``facts`` are to be noted."""
     plan = found.trainer.traced_plan(found.plan({}), layout, shape)
     dataset = found.reply.dataset
     trainable = dataset.trainable_tokens / dataset.documents.tokens
     rows = TracedRows(found.trainer.traced_rows(layout, shape, trainable), trainable=trainable)
-    return traced_training(plan, small_config(), small_tokenizer(), rows, trained)
+    return traced_training(plan, small_config(), small_tokenizer(), rows, facts, steps_alone=facts is not None)
 
 
 @pytest.fixture(scope="module")
 def traced_of() -> Traces:
-    """A function that returns the trace of those steps, made once for all tests, and what it trained on."""
-    known: dict[tuple[str, Layout, Shape], tuple[Trace, TraceFacts]] = {}
+    """A function that returns the trace of those steps, made once for all tests."""
+    known: dict[tuple[str, Layout, Shape], Trace] = {}
 
-    def of(found: Prepared, layout: Layout, shape: Shape) -> tuple[Trace, TraceFacts]:
+    def of(found: Prepared, layout: Layout, shape: Shape) -> Trace:
         key = (found.trainer.name, layout, shape)
         if key not in known:
-            trained = TraceFacts()
-            known[key] = trace(steps_of(found, layout, shape, trained), target="cpu"), trained
+            known[key] = trace(steps_of(found, layout, shape), target="cpu")
         return known[key]
 
     return of
 
 
-@EVERY
+@pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_traced_rows_make_a_micro_batch_of_the_shape_asked_for(
-    trainer: Trainer, prepared: Prepare, traced_of: Traces
+    trainer: Trainer, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The loader has the micro-batches; no step on them is needed.
+    monkeypatch.setattr(TransformersTrainer, "train", lambda built: built.get_train_dataloader())
     found = prepared(trainer, trainer.formats[-1].name)
     sequences = found.geometry(found.plan({})).sequences
     for layout in layouts(found):
         for shape in shapes(found, layout):
-            _, trained = traced_of(found, layout, shape)
+            trained = TraceFacts()
+            steps_of(found, layout, shape, trained)(torch.device("cpu"))
             collated = int(shape.rows * shape.tokens) * sequences
             assert (trained.worst_rows, trained.worst_tokens) == (shape.rows * sequences, collated)
             padded = layout in (Layout.PADDED, Layout.COMPLETED)
@@ -120,7 +124,7 @@ def test_a_trace_needs_what_the_real_cpu_s_allocator_hands_out(
     found = prepared(trainer, trainer.formats[-1].name)
     for layout in layouts(found):
         shape = shapes(found, layout)[-1]
-        (traced, _), real = traced_of(found, layout, shape), run_on_cpu(steps_of(found, layout, shape, TraceFacts()))
+        traced, real = traced_of(found, layout, shape), run_on_cpu(steps_of(found, layout, shape))
         for number in (0, 1):
             expected = real[step_name(number)].peak_bytes
             error = traced.phase(step_name(number)).device_peak.bytes / expected - 1
@@ -139,7 +143,7 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(
     found = prepared(trainer, trainer.formats[-1].name)
     layout = layouts(found)[-1]
     program = trainer.program(found.plan({}))
-    traced, _ = traced_of(found, layout, shapes(found, layout)[0])
+    traced = traced_of(found, layout, shapes(found, layout)[0])
     for name in found.adapter.methods:
         if name not in program.names:
             continue
@@ -169,7 +173,7 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(
     for name in (*program.leading, MICRO_BATCH):
         assert times.pop(name) == [Occurrence.FIRST, Occurrence.FURTHER]
     assert all(len(found) == 1 for found in times.values())
-    whole, _ = traced_of(found, layout, shapes(found, layout)[0])
+    whole = traced_of(found, layout, shapes(found, layout)[0])
     # A job traces a single micro-batch of a single step, and puts the others together from it.
     assert reply.device.bytes == pytest.approx(whole.device_peak.bytes, rel=ERROR)
 
