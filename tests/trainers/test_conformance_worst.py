@@ -37,14 +37,17 @@ _GENERATED: tuple[Choices, ...] = (
 
 
 def cases(trainer: Trainer) -> Iterator[Any]:
-    """Yield the sizes that a trainer has the techniques of, with epochs of each; by day one case of most trainers."""
+    """Yield the sizes that a trainer has the techniques of, with epochs of each; by day one case that generates.
+
+    Of trainers that do not generate, ``test_adversarial.py`` measures all micro-batches that there can be.
+    """
     known = {item.name for item in trainer.techniques}
     had = [item for item in (_GENERATED if trainer.generates else (*_SIZES, *_FLAT)) if item.keys() <= known]
     had = had[:1] if trainer.generates else had
     for choices in had:
         name = "-".join([trainer.name, *(f"{knob}={value}" for knob, value in choices.items())])
         yield pytest.param(trainer, choices, BY_NIGHT, id=f"{name}-{BY_NIGHT}", marks=pytest.mark.nightly)
-        if choices is had[0] and trainer.name not in LIKE_GRPO:
+        if trainer.generates and trainer.name not in LIKE_GRPO:
             yield pytest.param(trainer, choices, BY_DAY, id=f"{name}-{BY_DAY}")
 
 
