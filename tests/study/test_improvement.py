@@ -20,10 +20,13 @@ from tests.settings import GPU, problem, setting, workload
 from tests.study.replayed import LIMIT_BYTES, STATE_BYTES, TableProblem, peak_bytes, tokens_per_second
 
 ORDERS = range(10)
-BY_DAY = ORDERS[:3]
+BY_DAY = ORDERS[:2]
 """The orders of knobs in which a space is searched in every run of the tests."""
 in_orders = pytest.mark.parametrize(
     "orders", [BY_DAY, pytest.param(ORDERS, marks=pytest.mark.nightly)], ids=["few", "all"]
+)
+in_each_order = pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed in BY_DAY else pytest.mark.nightly) for seed in ORDERS]
 )
 
 
@@ -82,11 +85,12 @@ def assert_as_good(found: Estimate, best: Estimate, share: float = 0.01) -> None
 def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_all(
     budget: float, orders: Sequence[int], table: Table
 ) -> None:
-    counts = []
+    counts, limit_bytes = [], round(budget * table.limit_bytes)
+    best = RecordedRunner(table, limit_bytes).everything()[0]
     for seed in orders:
-        runner = RecordedRunner(table, round(budget * table.limit_bytes))
+        runner = RecordedRunner(table, limit_bytes)
         search_by_traces(Reordered(table.replayed(), seed), runner)  # type: ignore[arg-type]
-        assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
+        assert_as_good(best_of(map(runner.estimate, runner.asked)), best)
         assert len(runner.asked) == len(set(runner.asked))
         counts.append(len(runner.asked))
     # It does not look at everything.
@@ -102,11 +106,12 @@ def test_the_best_found_for_other_shapes_is_within_one_percent_of_the_best_of_a_
     name: str, budget: float, orders: Sequence[int]
 ) -> None:
     table = recorded(name)
-    here = table.replayed()
+    here, limit_bytes = table.replayed(), round(budget * table.limit_bytes)
+    best = RecordedRunner(table, limit_bytes).everything()[0]
     for seed in orders:
-        runner = RecordedRunner(table, round(budget * table.limit_bytes))
+        runner = RecordedRunner(table, limit_bytes)
         search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
-        assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
+        assert_as_good(best_of(map(runner.estimate, runner.asked)), best)
         assert len(runner.asked) <= 100
 
 
@@ -245,9 +250,7 @@ def test_what_may_not_fit_by_its_error_is_shown_beside_what_does() -> None:
     assert replace(best, reason="") == best
 
 
-@pytest.mark.parametrize(
-    "seed", [*BY_DAY, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in ORDERS if seed not in BY_DAY)]
-)
+@in_each_order
 def test_a_choice_that_frees_memory_beside_another_one_alone_is_found(seed: int) -> None:
     here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})))
 
@@ -266,7 +269,7 @@ def test_a_choice_that_frees_memory_beside_another_one_alone_is_found(seed: int)
     assert best_of(map(runner.estimate, runner.asked)).tokens_per_second == 135.0
 
 
-@pytest.mark.parametrize("seed", ORDERS)
+@in_each_order
 def test_a_choice_that_is_faster_beside_two_others_alone_is_tried_before_a_search_ends(seed: int) -> None:
     class Coupled(Formulas):
         """Liger's kernels are slower, but with packed rows and without checkpointing."""

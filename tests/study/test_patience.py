@@ -61,6 +61,8 @@ def test_a_call_whose_connection_is_lost_is_repeated_whether_it_was_done_or_not(
 ) -> None:
     failing = Failing(getattr(backend, method), lost_connection(), 0, after=after)
     monkeypatch.setattr(backend, method, failing)
+    # Not a moment passes between the attempts.
+    monkeypatch.setattr("autotune.study.patience.random.uniform", lambda *_: 0.0)
 
     def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         failing.left = 1

@@ -76,6 +76,8 @@ def test_a_worker_that_stops_for_longer_than_its_lease_joins_again(journal: Work
     assert first.confirmed
 
 
+# By day, tests/app/test_workers.py has two workers that share one.
+@pytest.mark.nightly
 def test_three_workers_share_a_file_of_sqlite(tmp_path: Path) -> None:
     workers = Workers(f"sqlite:///{tmp_path / 'study.db'}", tmp_path)
     try:

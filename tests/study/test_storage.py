@@ -109,6 +109,8 @@ def test_a_worker_that_joins_while_a_database_restarts_waits_for_it(
             super().__init__(url, **options)
 
     monkeypatch.setattr(optuna.storages, "RDBStorage", Restarting)
+    # Not a moment passes between the attempts.
+    monkeypatch.setattr("autotune.study.backends.random.uniform", lambda *_: 0.0)
     with nullcontext() if attempts == 3 else pytest.raises(InputError, match="cannot be used"):
         durable(ReplayedTable(), trials=1, resume=resume)
     assert len(asked) == attempts
@@ -141,8 +143,9 @@ def test_a_read_only_storage_is_told(durable: Run, tmp_path: Path) -> None:
         read_only(ReplayedTable(), trials=2, resume=True)
 
 
-def test_a_locked_storage_is_told(durable: Run, tmp_path: Path) -> None:
+def test_a_locked_storage_is_told(durable: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     durable(ReplayedTable(), trials=1)
+    monkeypatch.setattr("autotune.study.backends._CREATION_SECONDS", 0.1)
     with closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(AutotuneError, match="database is locked"):
