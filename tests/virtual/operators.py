@@ -157,9 +157,9 @@ def _updates(info: Any, words: Mapping[str, Any]) -> Step:
     return step
 
 
-def traced(target: Target = "cpu") -> dict[str, int | str]:
+def traced(target: Target = "cpu", every: Mapping[str, Step] | None = None) -> dict[str, int | str]:
     """Return the peak of each step in bytes, or why it was not traced."""
-    every, failed = steps(), {}
+    every, failed = every or steps(), {}
 
     def run(device: torch.device) -> None:
         torch.empty(1, device=device)
@@ -176,9 +176,15 @@ def traced(target: Target = "cpu") -> dict[str, int | str]:
     }
 
 
-def on_cpu() -> dict[str, int]:
+def both_on_cpu() -> tuple[dict[str, int | str], dict[str, int]]:
+    """Return what a trace for the CPU has, and PyTorch's CPU allocator: of the same steps, whose samples take long."""
+    every = steps()
+    return traced("cpu", every), _on_cpu(every)
+
+
+def _on_cpu(every: Mapping[str, Step]) -> dict[str, int]:
     """Return the peak of each step in bytes by PyTorch's CPU allocator; without those that fail."""
-    every, failed = steps(), {}
+    failed: dict[str, str] = {}
 
     def run(device: torch.device) -> None:
         for name, step in every.items():

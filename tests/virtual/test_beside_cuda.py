@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from autotune.probing import JobServer
+from autotune.step.job import JobContext
 from autotune.virtual import apart, phase, trace
 from autotune.virtual.dispatch import UnknownShapeError
 from autotune.virtual.records import Trace
@@ -87,9 +89,26 @@ def test_a_process_with_gpus_leaves_cuda_traces_to_another_and_registers_no_seco
     assert found.alike == {(8, 0)}
 
 
-def test_what_the_traced_function_raises_is_raised_here_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def execute(code: str, _: JobContext) -> alone.Pickled:
+    """Run code in the process of a job."""
+    exec(code, {})
+    return alone.Pickled.of(None)
 
+
+@pytest.fixture
+def forked_beside_gpus(job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace as a process with GPUs does, in a process of the server's, which has imported the libraries."""
+
+    def run(command: Sequence[str], **_: object) -> SimpleNamespace:
+        ended = job_server.run(alone.JOB, alone.Pickled.of(execute, command[-1]), tmp_path / "job")
+        return SimpleNamespace(returncode=ended.code)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("autotune.virtual.apart.subprocess.run", run)
+
+
+@pytest.mark.usefixtures("forked_beside_gpus")
+def test_what_the_traced_function_raises_is_raised_here_with_its_place() -> None:
     def shaped_by_values(device: torch.device) -> None:
         torch.empty(3, device=device).nonzero()
 
@@ -110,9 +129,8 @@ def test_a_function_that_cannot_be_handed_over_is_refused_with_what_to_do(monkey
         trace(with_a_generator)
 
 
-def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
+@pytest.mark.usefixtures("forked_beside_gpus")
+def test_a_process_that_dies_is_reported() -> None:
     def dying(device: torch.device) -> None:
         os._exit(3)
 

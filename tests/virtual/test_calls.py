@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,8 +75,18 @@ def test_groups_of_a_product_are_of_equal_size(first: tuple[int, ...], second: t
     assert args[2].tolist() == [size * group // 5 for group in range(1, 6)]
 
 
-def test_the_library_of_an_operator_is_loaded() -> None:
-    pytest.importorskip("bitsandbytes")
-    call = '["bitsandbytes.int8_vectorwise_quant.default", [{"tensor": [[2, 4], [4, 1], "float16", true]}, 6.0], {}]'
-    code = f"import torch; from autotune.virtual.calls import arguments_of; arguments_of({call!r}, torch.device('cpu'))"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+LIBRARY = """
+import torch
+
+@torch.library.custom_op("registers_late::doubled", mutates_args=())
+def doubled(given: torch.Tensor) -> torch.Tensor:
+    return 2 * given
+"""
+
+
+def test_the_library_of_an_operator_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "registers_late.py").write_text(LIBRARY, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    call = '["registers_late.doubled.default", [{"tensor": [[2, 4], [4, 1], "float16", true]}], {}]'
+    func, (given,), _ = arguments_of(call, torch.device("cpu"))
+    assert torch.equal(func(given), 2 * given)
