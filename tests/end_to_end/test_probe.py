@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +17,12 @@ import pytest
 
 from autotune import check
 from autotune.core.verdict import Outcome, Source
+from autotune.probing import JobServer
 from tests.brief import LONG
 from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train, until
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.study.dashboard import attributes, shown
+from tests.virtual.alone import apart
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +35,7 @@ techniques:
   packing: [none, bfd]
   padding_free: ["off", "on"]
   gradient_checkpointing: ["on", "off"]
-  precision: [float32+bf16, float32]
+  precision: [float32]
   per_device_train_batch_size: [1, 2, 8]
 recipes:
   - {max_length: batch/1, packing: bfd, per_device_train_batch_size: 1}
@@ -175,21 +180,6 @@ def test_the_global_batch_and_the_coverage_are_what_was_asked_for(found: tuple[E
     assert chosen["token_coverage"] >= 0.99
 
 
-def test_every_probe_left_its_request_reply_and_log(found: tuple[Ended, Path]) -> None:
-    ended, bundle = found
-    probed = [trial["number"] for trial in ended.document["trials"] if trial["status"] != "vetoed"]
-    for number in probed:
-        names = {file.name for file in (bundle / "probes" / str(number)).iterdir()}
-        assert {"request.json", "reply.json", "log.txt"} <= names
-
-
-def test_no_plan_was_probed_twice(found: tuple[Ended, Path]) -> None:
-    ended, bundle = found
-    numbers = [trial["number"] for trial in ended.document["trials"] if trial["status"] != "vetoed"]
-    plans = [json.loads((bundle / "probes" / str(n) / "request.json").read_text())["body"]["plan"] for n in numbers]
-    assert len(plans) == len({json.dumps(plan, sort_keys=True) for plan in plans})
-
-
 def test_its_page_has_the_verdict(found: tuple[Ended, Path]) -> None:
     page = (found[1] / "report.html").read_text(encoding="utf-8")
     # How fast it is beside TRL's default depends on the machine.
@@ -207,7 +197,22 @@ def test_a_check_of_its_configuration_takes_what_was_measured(
     assert checked.need.bytes == ended.document["recommended"]["peak_bytes"]
 
 
-def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
+def run_script_of_trl(config: Path, folder: Path) -> None:
+    """Run the script that ``trl sft`` launches, as the main module, in a folder."""
+    os.chdir(folder)
+    sys.argv = ["sft.py", "--config", str(config), "--max_steps", "2", "--report_to", "none"]
+    runpy.run_module("trl.scripts.sft", run_name="__main__")
+
+
+def test_trl_s_script_runs_the_configuration_unchanged(
+    found: tuple[Ended, Path], job_server: JobServer, tmp_path: Path
+) -> None:
+    apart(job_server, run_script_of_trl, found[1] / "config.yaml", tmp_path)
+    assert list(tmp_path.rglob("trainer_state.json"))
+
+
+@pytest.mark.nightly
+def test_trl_s_command_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
     train(by_trl("sft", found[1] / "config.yaml"), tmp_path)
 
 
