@@ -34,15 +34,16 @@ def section(title: str) -> str:
     return DOCUMENT.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_path_exists(path: str) -> None:
-    assert any((base / path).exists() for base in BASES)
+def test_every_path_exists() -> None:
+    assert PATHS
+    assert [path for path in PATHS if not any((base / path).exists() for base in BASES)] == []
 
 
-@pytest.mark.parametrize(("name", "other", "file"), NAMED_IN)
-def test_every_name_that_a_file_has_is_in_it(name: str, other: str, file: str) -> None:
-    (text,) = [(base / file).read_text(encoding="utf-8") for base in BASES if (base / file).exists()]
-    assert {name, other} - {""} <= set(re.findall(r"\w+", text))
+def test_every_name_that_a_file_has_is_in_it() -> None:
+    assert NAMED_IN
+    for name, other, file in NAMED_IN:
+        (text,) = [(base / file).read_text(encoding="utf-8") for base in BASES if (base / file).exists()]
+        assert {name, other} - {""} <= set(re.findall(r"\w+", text)), file
 
 
 def test_the_example_of_a_technique_is_one() -> None:

@@ -177,13 +177,6 @@ def test_the_head_of_an_interrupted_search_says_whether_its_best_was_confirmed(
     assert said in " ".join(line.lstrip("# ") for line in text.splitlines())
 
 
-def test_a_name_with_a_line_break_cannot_leave_the_comment(tmp_path: Path) -> None:
-    workload = a_workload(model=replace(a_workload().model, name='evil\nuse_cpu: true\n"""\nimport os'))
-    write_bundle(a_result(workload=workload), tmp_path)
-    assert "use_cpu" not in the_config(tmp_path)
-    ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))
-
-
 def test_the_script_says_the_same_as_the_config(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
     tree = ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))
@@ -314,13 +307,11 @@ def test_the_file_goes_with_the_recommendation_that_needed_it(tmp_path: Path) ->
 )
 def test_no_name_breaks_out_of_a_comment(tmp_path: Path, mark: str) -> None:
     name = f"a{mark}max_steps: 1{mark}b.jsonl"
-    workload = a_workload()
+    of = a_workload()
     source = DatasetSource(name=name, path="json", data_files=f"/data/{name}")
-    profile = replace(workload.dataset, name=name)
-    write_bundle(
-        a_result(workload=replace(workload, dataset=profile, dataset_source=source, model_source=ModelSource(name))),
-        tmp_path / "odd",
-    )
+    workload = replace(of, dataset=replace(of.dataset, name=name), model=replace(of.model, name=name))
+    workload = replace(workload, dataset_source=source, model_source=ModelSource(name))
+    write_bundle(a_result(workload=workload), tmp_path / "odd")
     write_bundle(a_result(), tmp_path / "plain")
     odd, plain = the_config(tmp_path / "odd"), the_config(tmp_path / "plain")
     assert odd.keys() == plain.keys()
