@@ -189,7 +189,7 @@ def test_a_full_trace_is_what_those_of_few_layers_of_the_student_foretell(
     assert seconds_of(foretold) == pytest.approx(seconds_of(full), rel=0.02)
 
 
-TIED_LAYERS, TIED = 16, Shape(1, 24, 8)
+TIED_LAYERS, TIED = 8, Shape(1, 24, 8)
 
 
 def test_the_gradient_of_a_tied_head_is_not_taken_for_a_layers(worker: Worker, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_the_gradient_of_a_tied_head_is_not_taken_for_a_layers(worker: Worker, t
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
 
 
-REFERRED_LAYERS, PAIR = 16, (500, 500, 500)
+REFERRED_LAYERS, PAIR = 8, (500, 500, 500)
 
 
 def test_what_the_second_layer_of_a_reference_holds_for_the_first_counts_once(worker: Worker, tmp_path: Path) -> None:
