@@ -11,8 +11,8 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
-from autotune.probing import JobServer, prepare
 from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
@@ -57,17 +57,24 @@ def probe_request(
     )
 
 
-def token_workload(server: JobServer, folder: Path, lengths: Sequence[int], **config: Any) -> Workload:
+def token_workload(folder: Path, lengths: Sequence[int], **config: Any) -> Workload:
     """Prepare pre-tokenised rows of these lengths, for a small model with changes of its configuration."""
     model = write_small_model(folder / "model", weights=False, **config)
     rows = write_rows(folder / "rows.jsonl", [{"input_ids": [7] * length} for length in lengths])
     source = DatasetSource("rows", "json", str(rows))
     request = PrepareRequest(ModelSource(str(model)), source, "sft", str(folder / "tokenized"))
-    return prepare(server, request, folder / "prepare")
+    return prepared_here(request, folder / "prepare")
+
+
+def prepared_here(request: PrepareRequest, folder: Path) -> Workload:
+    """Run a ``prepare`` job in this process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return prepare(request, JobContext(folder, time.monotonic()))
 
 
 def probed_here(request: ProbeRequest, folder: Path) -> Measurement:
     """Run a probe's job in this process, and return what its first rank measured."""
+    folder.mkdir(parents=True, exist_ok=True)
     return probe(request, JobContext(folder, time.monotonic()))
 
 

@@ -10,8 +10,8 @@ import pytest
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
-from autotune.probing import JobServer, prepare
 from tests.small import small_tokenizer, write_rows, write_small_model
+from tests.step.requests import prepared_here
 
 NEW = "<|new|>"
 
@@ -29,7 +29,7 @@ NEW = "<|new|>"
     ],
 )
 def test_a_token_that_the_model_does_not_embed_is_told_where_the_rows_have_it(
-    job_server: JobServer, tmp_path: Path, trainer: str, row: dict[str, Any], named: str
+    tmp_path: Path, trainer: str, row: dict[str, Any], named: str
 ) -> None:
     tokenizer = small_tokenizer()
     count = len(tokenizer)
@@ -42,7 +42,7 @@ def test_a_token_that_the_model_does_not_embed_is_told_where_the_rows_have_it(
         file = write_rows(tmp_path / "rows.jsonl", [plain, plain, row])
         source = DatasetSource("rows.jsonl", "json", str(file))
         request = PrepareRequest(ModelSource(str(model)), source, trainer, str(tmp_path / "tokenized"))
-        return prepare(job_server, request, tmp_path / "prepare").dataset.documents.rows
+        return prepared_here(request, tmp_path / "prepare").dataset.documents.rows
 
     assert rows_read(plain) == 3
     token = named if named != NEW else rf"{count} \(<\|new\|>\)"

@@ -21,7 +21,7 @@ from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
-from autotune.probing import JobServer, prepare, probe
+from autotune.probing import JobServer, probe
 from autotune.step.rows import RowSizes
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
@@ -38,7 +38,7 @@ from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import MIB
 from tests.small import long_tailed_texts, preference_rows, text_rows, write_rows, write_small_model
-from tests.step.requests import BRIEF
+from tests.step.requests import BRIEF, prepared_here, probed_here
 
 MakeWorkload = Callable[..., Workload]
 TRAINED = [9, 30, 12, 44, 25, 18, 31, 40]
@@ -52,7 +52,7 @@ def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
 
 
 @pytest.fixture(scope="module")
-def workload_of(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> MakeWorkload:
+def workload_of(tmp_path_factory: pytest.TempPathFactory) -> MakeWorkload:
     """Prepare rows to train on and rows to evaluate on, for a small model, once for all tests."""
 
     known: dict[str, Workload] = {}
@@ -69,7 +69,7 @@ def workload_of(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory)
         request = PrepareRequest(
             ModelSource(str(model)), sources[0], trainer, directories[0], sources[1], directories[1]
         )
-        known[key] = prepare(job_server, request, folder / "prepare")
+        known[key] = prepared_here(request, folder / "prepare")
         return known[key]
 
     return make
@@ -197,23 +197,23 @@ def test_rows_to_evaluate_on_are_packed_as_their_own_field_says(
 
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_a_probe_evaluates_and_the_confirming_run_saves(
-    workload_of: MakeWorkload, job_server: JobServer, tmp_path: Path, trainer: str
+    workload_of: MakeWorkload, tmp_path: Path, trainer: str
 ) -> None:
     texts = long_tailed_texts(12, longest_words=60)
     rows = text_rows(texts) if trainer == "sft" else preference_rows(texts)
     request = request_of(workload_of(trainer, rows, rows[:5]), {}, trainer)
-    shown = probed(job_server, request, tmp_path / "plain")
+    shown = probed_here(request, tmp_path / "plain")
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
     program = find_trainer(trainer).program(request.plan)
     assert set(shown.peaks) == {*program.phases} - {SAVE}
     assert shown.evaluation_seconds is not None
     assert shown.evaluation_seconds > 0
 
-    saving = probed(job_server, replace(request, schedule=replace(BRIEF, saves=True)), tmp_path / "saving")
+    saving = probed_here(replace(request, schedule=replace(BRIEF, saves=True)), tmp_path / "saving")
     assert (saving.status, set(saving.peaks)) == (ProbeStatus.OK, set(program.phases))
     assert not list((tmp_path / "saving").rglob("*.safetensors"))
 
-    brief = probed(job_server, replace(request, schedule=replace(BRIEF, timing_only=True)), tmp_path / "brief")
+    brief = probed_here(replace(request, schedule=replace(BRIEF, timing_only=True)), tmp_path / "brief")
     assert (brief.evaluation_seconds, EVALUATE in brief.peaks) == (None, False)
 
 
@@ -261,12 +261,10 @@ def test_an_evaluation_leaves_the_weights_in_their_dtype_as_one_between_two_step
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
 
-def test_without_rows_to_evaluate_on_nothing_is_evaluated(
-    workload_of: MakeWorkload, job_server: JobServer, tmp_path: Path
-) -> None:
+def test_without_rows_to_evaluate_on_nothing_is_evaluated(workload_of: MakeWorkload, tmp_path: Path) -> None:
     request = request_of(workload_of("sft", tokens(TRAINED), tokens(EVALUATED)), {})
     plain = TrainingPlan("sft", {name: value for name, value in request.plan.args.items() if name != "eval_strategy"})
-    shown = probed(job_server, replace(request, plan=plain, evaluation_directory=None), tmp_path)
+    shown = probed_here(replace(request, plan=plain, evaluation_directory=None), tmp_path)
     assert (shown.status, shown.evaluation_seconds, EVALUATE in shown.peaks) == (ProbeStatus.OK, None, False)
 
 
@@ -308,7 +306,7 @@ def test_rows_of_another_format_are_told(workload_of: MakeWorkload) -> None:
         workload_of("sft", tokens(TRAINED), text_rows(["one", "two"]))
 
 
-def test_a_split_that_is_not_there_is_told(job_server: JobServer, tmp_path: Path) -> None:
+def test_a_split_that_is_not_there_is_told(tmp_path: Path) -> None:
     model = write_small_model(tmp_path / "model", weights=False)
     (tmp_path / "data").mkdir()
     for name in ("train", "validation"):
@@ -316,5 +314,5 @@ def test_a_split_that_is_not_there_is_told(job_server: JobServer, tmp_path: Path
     sources = [DatasetSource("data", str(tmp_path / "data"), split=split) for split in ("train", "test")]
     request = PrepareRequest(ModelSource(str(model)), sources[0], "sft", str(tmp_path / "a"), sources[1], "")
     with pytest.raises(InputError, match="The dataset data has no split 'test'") as raised:
-        prepare(job_server, request, tmp_path / "prepare")
+        prepared_here(request, tmp_path / "prepare")
     assert raised.value.hint.startswith("It has train, validation. Name one with --split or --eval-split,")

@@ -19,11 +19,11 @@ from autotune.core.images import ImageLimit
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
-from autotune.probing import JobServer, prepare
 from autotune.step.images.limits import image_limits
 from autotune.step.images.messages import check_no_images
 from autotune.step.trainers import find_adapter
 from autotune.trainers import trainers
+from tests.step.requests import prepared_here
 from tests.step.test_images_tokenised import rows_of
 from tests.trainers.samples import sample_rows
 from tests.vision import picture, small_processor
@@ -34,7 +34,7 @@ SOURCE = DatasetSource("rows", "json")
 
 
 @pytest.fixture
-def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Prepare:
+def prepared(small_model_directory: Path, tmp_path: Path) -> Prepare:
     def run(trainer: str, rows: Rows, evaluated: Rows | None = None) -> Workload:
         sources = [
             DatasetSource(name, "parquet", str(written(tmp_path / f"{name}.parquet", of)))
@@ -45,7 +45,7 @@ def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path)
         request = PrepareRequest(
             ModelSource(str(small_model_directory)), sources[0], trainer, where[0], evaluation, where[1]
         )
-        return prepare(job_server, request, tmp_path / "prepare")
+        return prepared_here(request, tmp_path / "prepare")
 
     return run
 

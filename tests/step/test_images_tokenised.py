@@ -22,11 +22,11 @@ from autotune.core.documents import UNKEPT
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
-from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import image_end
 from autotune.step.jobs.prepare import _check_space
 from autotune.step.trainers import find_adapter
+from tests.step.requests import prepared_here
 from tests.vision import picture, small_processor, write_small_vision_model
 
 SIZES = [[(90, 60)], [], [(40, 90), (64, 64)], [(90, 60)]]
@@ -77,11 +77,11 @@ PICTURED: dict[str, Callable[[Sequence[list[Any] | None]], Dataset]] = {
 """What makes rows of lists of images, by the trainer that they are for."""
 
 
-def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> Workload:
+def prepared(family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> Workload:
     rows.to_parquet(str(folder / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(folder / family, family, weights=False)))
     source = DatasetSource("rows", "parquet", str(folder / "rows.parquet"))
-    return prepare(server, PrepareRequest(model, source, trainer, str(folder / "tokenized")), folder / "prepare")
+    return prepared_here(PrepareRequest(model, source, trainer, str(folder / "tokenized")), folder / "prepare")
 
 
 COLLATORS: dict[str, Any] = {
@@ -116,11 +116,11 @@ def test_rows_with_images_keep_every_column_that_the_collator_of_trl_reads(train
 @pytest.mark.parametrize("trainer", PICTURED)
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
 def test_tokens_and_image_data_of_a_row_are_those_that_trl_makes_of_the_real_images(
-    job_server: JobServer, family: str, trainer: str, tmp_path: Path
+    family: str, trainer: str, tmp_path: Path
 ) -> None:
     taken = [sizes for sizes in SIZES if sizes or trainer != "grpo"]
     rows = PICTURED[trainer]([[picture(*size) for size in sizes] for sizes in taken])
-    images = prepared(job_server, family, rows, tmp_path, trainer).dataset.images
+    images = prepared(family, rows, tmp_path, trainer).dataset.images
     found, processor = load_from_disk(str(tmp_path / "tokenized")), small_processor(family)
     answers = ANSWERS.get(trainer, [])
     for row, tokenised in zip(rows, found, strict=True):
@@ -149,20 +149,18 @@ def test_tokens_and_image_data_of_a_row_are_those_that_trl_makes_of_the_real_ima
 
 @pytest.mark.parametrize("trainer", PICTURED)
 @pytest.mark.parametrize("family", ["gemma3", "llava_next"])
-def test_null_for_a_list_of_images_is_taken_where_trl_takes_it(
-    job_server: JobServer, family: str, trainer: str, tmp_path: Path
-) -> None:
+def test_null_for_a_list_of_images_is_taken_where_trl_takes_it(family: str, trainer: str, tmp_path: Path) -> None:
     rows, processor = PICTURED[trainer]([[picture(9, 9)], None, [picture(9, 9)]]), small_processor(family)
     if trainer != "sft":
         with pytest.raises(InputError, match="Row 2 of rows cannot be trained on by TRL") as refused:
-            prepared(job_server, family, rows, tmp_path, trainer)
+            prepared(family, rows, tmp_path, trainer)
         assert "an empty list" in str(refused.value.hint)
         assert "attribute" not in refused.value.message
         if trainer in COLLATORS:
             with pytest.raises((ValueError, TypeError)):
                 COLLATORS[trainer](processor)([rows[0], rows[1]])
         return
-    images = prepared(job_server, family, rows, tmp_path).dataset.images
+    images = prepared(family, rows, tmp_path).dataset.images
     assert images is not None
     assert images.in_row.counts == Counter({1: 2, 0: 1})
     found = load_from_disk(str(tmp_path / "tokenized"))[1]
@@ -171,10 +169,10 @@ def test_null_for_a_list_of_images_is_taken_where_trl_takes_it(
     assert COLLATORS["sft"](processor)([rows[0], rows[1]])["input_ids"].shape[0] == 2
 
 
-def test_rows_of_which_none_has_an_image_are_left_open(job_server: JobServer, tmp_path: Path) -> None:
+def test_rows_of_which_none_has_an_image_are_left_open(tmp_path: Path) -> None:
     rows = rows_of([[], []])
     with pytest.raises(UnreadError, match="No row of rows has an image in its column images"):
-        prepared(job_server, "gemma3", rows, tmp_path)
+        prepared("gemma3", rows, tmp_path)
     assert COLLATORS["sft"](small_processor("gemma3"))([rows[0], rows[1]])["input_ids"].shape[0] == 2
 
 
@@ -189,38 +187,36 @@ def test_rows_of_which_the_loss_counts_nothing_are_dropped_at_any_length_unless_
     assert adapter.min_kept_length(pictured, keeps_end=keeps_end).tolist() == [needs, 3]
 
 
-def test_prompts_of_which_some_have_no_image_are_refused(job_server: JobServer, tmp_path: Path) -> None:
+def test_prompts_of_which_some_have_no_image_are_refused(tmp_path: Path) -> None:
     rows = of_prompts([[picture(40, 30)], [], [picture(40, 30)]])
     with pytest.raises(InputError, match="only if all of them have some: 1 of 3 has none") as refused:
-        prepared(job_server, "gemma3", rows, tmp_path, "grpo")
+        prepared("gemma3", rows, tmp_path, "grpo")
     assert "Leave" in str(refused.value.hint)
 
 
 def test_text_beside_prompts_with_images_is_refused_as_trl_may_take_all_for_text(
-    job_server: JobServer, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     rows = of_prompts([[picture(9, 9)]] * 2).add_column("completion", ["a cat"] * 2)
     with pytest.raises(InputError, match="rows has text in completion, and messages in prompt: TRL takes a row for"):
-        prepared(job_server, "gemma3", rows, tmp_path, "grpo")
+        prepared("gemma3", rows, tmp_path, "grpo")
 
 
-def test_pairs_with_images_are_refused_where_trl_takes_none(job_server: JobServer, tmp_path: Path) -> None:
+def test_pairs_with_images_are_refused_where_trl_takes_none(tmp_path: Path) -> None:
     refused = r"KTO on images only with prompt\+completion\+label, and its rows have prompt\+chosen\+rejected"
     with pytest.raises(InputError, match=refused) as found:
-        prepared(job_server, "gemma3", of_pairs([[picture(9, 9)]] * 2), tmp_path, "kto")
+        prepared("gemma3", of_pairs([[picture(9, 9)]] * 2), tmp_path, "kto")
     assert not isinstance(found.value, UnreadError)
 
 
-def test_images_need_a_prompt_of_messages(job_server: JobServer, tmp_path: Path) -> None:
+def test_images_need_a_prompt_of_messages(tmp_path: Path) -> None:
     rows = of_prompts([[picture(9, 9)]] * 2).remove_columns("prompt").add_column("prompt", ["what"] * 2)
     with pytest.raises(InputError, match="Row 1 of rows cannot be trained on by TRL: images need a prompt of messages"):
-        prepared(job_server, "gemma3", rows, tmp_path, "grpo")
+        prepared("gemma3", rows, tmp_path, "grpo")
 
 
 @pytest.mark.parametrize("pictured_first", [True, False])
-def test_rows_to_evaluate_on_have_images_where_those_to_train_on_have(
-    job_server: JobServer, tmp_path: Path, pictured_first: bool
-) -> None:
+def test_rows_to_evaluate_on_have_images_where_those_to_train_on_have(tmp_path: Path, pictured_first: bool) -> None:
     pictured = rows_of([[picture(9, 9)]] * 2)
     pictured.to_parquet(str(tmp_path / "pictured.parquet"))
     pictured.remove_columns("images").to_parquet(str(tmp_path / "plain.parquet"))
@@ -229,15 +225,15 @@ def test_rows_to_evaluate_on_have_images_where_those_to_train_on_have(
     model = ModelSource(str(write_small_vision_model(tmp_path / "model", "gemma3", weights=False)))
     request = PrepareRequest(model, trained, "sft", str(tmp_path / "a"), evaluated, str(tmp_path / "b"))
     with pytest.raises(InputError, match="pictured has images, and plain has none"):
-        prepare(job_server, request, tmp_path / "prepare")
+        prepared_here(request, tmp_path / "prepare")
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, number: int, tmp_path: Path) -> None:
+def test_a_broken_image_is_an_error_that_names_its_row(number: int, tmp_path: Path) -> None:
     images = [[picture(9, 9)], [picture(9, 9)]]
     images[number - 1] = [{"bytes": b"no image", "path": "b.png"}]
     with pytest.raises(InputError, match=rf"Row {number} of rows has an image that cannot be read: b\.png"):
-        prepared(job_server, "gemma3", rows_of(images), tmp_path)
+        prepared("gemma3", rows_of(images), tmp_path)
 
 
 def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_copied(tmp_path: Path) -> None:
@@ -250,12 +246,12 @@ def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_copied(t
     _check_space(rows_of([[str(tmp_path / "none.png")]]), tmp_path, "rows")
 
 
-def test_rows_of_which_only_the_lengths_are_asked_for_are_not_saved(job_server: JobServer, tmp_path: Path) -> None:
+def test_rows_of_which_only_the_lengths_are_asked_for_are_not_saved(tmp_path: Path) -> None:
     rows_of([[picture(9, 9)]] * 2).to_parquet(str(tmp_path / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(tmp_path / "model", "gemma3", weights=False)))
     source = DatasetSource("rows", "parquet", str(tmp_path / "rows.parquet"))
     request = PrepareRequest(model, source, "sft", str(tmp_path / "tokenized"), only_lengths=True)
-    assert prepare(job_server, request, tmp_path / "prepare").dataset.images is not None
+    assert prepared_here(request, tmp_path / "prepare").dataset.images is not None
     assert not (tmp_path / "tokenized").exists()
 
 

@@ -22,7 +22,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
-from autotune.probing import JobServer
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer, evaluation_batch_rows
@@ -231,10 +230,10 @@ Sizes = tuple[int, int, int, int]
 
 
 @pytest.fixture(scope="module")
-def pictured(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """Rows with images, to train on and to evaluate on in micro-batches of another size."""
     folder = tmp_path_factory.mktemp("kto")
-    reply = prepared(job_server, "gemma3", of_answers([[picture(90, 60)] * count for count in COUNTS]), folder, "kto")
+    reply = prepared("gemma3", of_answers([[picture(90, 60)] * count for count in COUNTS]), folder, "kto")
     source = DatasetSource("rows", "parquet")
     asked = PrepareRequest(ModelSource(str(folder / "gemma3"), "random"), source, "kto", "", source)
     return Prepared(KTO, asked, replace(reply, evaluation=reply.dataset))

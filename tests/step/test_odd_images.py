@@ -22,7 +22,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
-from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.data.profile import dataset_profile
 from autotune.step.images.sizes import ImageSize, image_sizes
@@ -30,6 +29,7 @@ from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from tests.settings import pictured_workload
+from tests.step.requests import prepared_here
 from tests.step.test_images_tokenised import PICTURED, rows_of
 from tests.vision import FAMILIES, picture, small_processor, write_small_vision_model
 
@@ -173,18 +173,16 @@ def sizes_of(rows: Dataset, backend: str = "pil") -> list[ImageSize]:
     return [size for sizes in image_sizes(rows, SimpleNamespace(backend=backend), "rows") for size in sizes or ()]
 
 
-def prepared_file(server: JobServer, rows: Path, folder: Path, trainer: str = "sft") -> Workload:
+def prepared_file(rows: Path, folder: Path, trainer: str = "sft") -> Workload:
     model = ModelSource(str(write_small_vision_model(folder / "model", "gemma3", weights=False)))
     source = DatasetSource("rows", "json" if rows.suffix == ".jsonl" else "parquet", str(rows))
-    return prepare(
-        server, PrepareRequest(model, source, trainer, str(folder / rows.with_suffix("").name)), folder / "prepare"
+    return prepared_here(
+        PrepareRequest(model, source, trainer, str(folder / rows.with_suffix("").name)), folder / "prepare"
     )
 
 
 @pytest.mark.parametrize("trainer", sorted(PICTURED))
-def test_rows_with_paths_become_those_with_the_images_inside(
-    job_server: JobServer, trainer: str, tmp_path: Path
-) -> None:
+def test_rows_with_paths_become_those_with_the_images_inside(trainer: str, tmp_path: Path) -> None:
     files = [str(tmp_path / f"{number}.png") for number in range(4)]
     for number, file in enumerate(files):
         picture(30 + 20 * number, 90 - 10 * number).save(file)
@@ -194,8 +192,7 @@ def test_rows_with_paths_become_those_with_the_images_inside(
         for row, images in zip(inside.remove_columns("images"), (files[:1], files[1:3], files[3:]), strict=True):
             stream.write(json.dumps({**row, "images": images}) + "\n")
     expected, found = (
-        prepared_file(job_server, tmp_path / name, tmp_path, trainer).dataset
-        for name in ("inside.parquet", "paths.jsonl")
+        prepared_file(tmp_path / name, tmp_path, trainer).dataset for name in ("inside.parquet", "paths.jsonl")
     )
     assert found.fingerprint == expected.fingerprint
     assert found.images is not None
@@ -275,10 +272,8 @@ def test_a_row_without_a_path_is_named() -> None:
 
 
 @pytest.mark.parametrize(("column", "feature"), [("image", List(Value("string"))), ("images", Value("string"))])
-def test_a_list_of_paths_under_the_name_of_one_image_is_refused(
-    job_server: JobServer, column: str, feature: Any, tmp_path: Path
-) -> None:
+def test_a_list_of_paths_under_the_name_of_one_image_is_refused(column: str, feature: Any, tmp_path: Path) -> None:
     values = [["a.png"] if isinstance(feature, List) else "a.png"] * 2
     Dataset.from_dict({"messages": [MESSAGES] * 2, column: values}).to_parquet(str(tmp_path / "rows.parquet"))
     with pytest.raises(InputError, match=rf"rows has images \(column {column}\), and the values .* not images"):
-        prepared_file(job_server, tmp_path / "rows.parquet", tmp_path)
+        prepared_file(tmp_path / "rows.parquet", tmp_path)

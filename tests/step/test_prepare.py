@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,8 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
 from autotune.errors import InputError
-from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import model_profile, positions
-from autotune.step.job import JobContext
-from autotune.step.jobs.prepare import prepare as prepare_in_this_process
 from autotune.trainers import find_trainer
 from tests.small import (
     long_tailed_texts,
@@ -36,6 +32,7 @@ from tests.small import (
     write_rows,
     write_small_model,
 )
+from tests.step.requests import prepared_here
 
 Rows = list[dict[str, Any]]
 TEXTS = long_tailed_texts(12)
@@ -70,7 +67,7 @@ FORMATS: dict[str, tuple[str, Rows]] = {
 
 
 @pytest.fixture
-def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Callable[..., Workload]:
+def prepared(small_model_directory: Path, tmp_path: Path) -> Callable[..., Workload]:
     def run(
         rows: Rows | None,
         *,
@@ -88,7 +85,7 @@ def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path)
             trainer=trainer,
             tokenized_directory=str(tmp_path / "tokenized"),
         )
-        return prepare(job_server, request, tmp_path / "prepare")
+        return prepared_here(request, tmp_path / "prepare")
 
     return run
 
@@ -367,7 +364,7 @@ def test_reading_writes_to_the_folder_of_its_job_alone_so_that_nothing_is_left_o
         trainer="sft",
         tokenized_directory=str(tmp_path / "tokenized"),
     )
-    assert prepare_in_this_process(request, JobContext(tmp_path, time.monotonic())).model.fingerprint
+    assert prepared_here(request, tmp_path).model.fingerprint
 
 
 def test_where_a_tokenizer_was_read_does_not_change_the_models_fingerprint(

@@ -17,7 +17,7 @@ from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, probe
 from autotune.units import MIB
-from tests.step.requests import plan, probe_request, token_workload
+from tests.step.requests import plan, probe_request, probed_here, token_workload
 
 Prober = Callable[..., Measurement]
 LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_r": 4}
@@ -35,11 +35,22 @@ def prober(job_server: JobServer, small_workload: Workload, tmp_path: Path) -> P
 
 
 @pytest.fixture
-def workload_of(job_server: JobServer, tmp_path: Path) -> Callable[..., Workload]:
+def prober_here(small_workload: Workload, tmp_path: Path) -> Prober:
+    """Run probes in this process, for all that they measure but memory."""
+
+    def run(training_plan: TrainingPlan, workload: Workload = small_workload, **request: Any) -> Measurement:
+        folder = tmp_path / f"probe-{len(list(tmp_path.iterdir()))}"
+        return probed_here(probe_request(workload, training_plan, **request), folder)
+
+    return run
+
+
+@pytest.fixture
+def workload_of(tmp_path: Path) -> Callable[..., Workload]:
     """Prepare a workload of pre-tokenised rows of given lengths, for a model of given size."""
 
     def make(lengths: list[int], **config: Any) -> Workload:
-        return token_workload(job_server, tmp_path / f"workload-{len(list(tmp_path.iterdir()))}", lengths, **config)
+        return token_workload(tmp_path / f"workload-{len(list(tmp_path.iterdir()))}", lengths, **config)
 
     return make
 
@@ -118,17 +129,17 @@ def test_the_order_of_times_is_from_request_to_first_step_to_reply(prober: Probe
 
 
 def test_each_whole_step_counts_the_datasets_tokens_and_no_padding(
-    prober: Prober, workload_of: Callable[..., Workload]
+    prober_here: Prober, workload_of: Callable[..., Workload]
 ) -> None:
     lengths = [3, 70, 5, 8, 11, 64, 9, 2, 30, 40, 6, 7]
     workload = workload_of(lengths)
-    measurement = prober(plan(rows=2, micro_batches=2), workload)
+    measurement = prober_here(plan(rows=2, micro_batches=2), workload)
     assert measurement.tokens_per_step == sum(min(length, 64) for length in lengths) / 3
     assert measurement.documents_per_step == 4
     assert measurement.rows == 12
     assert measurement.tokens_per_second is not None
     assert measurement.tokens_per_second > 0
-    untruncated = prober(plan({"max_length": None}, rows=2, micro_batches=2), workload)
+    untruncated = prober_here(plan({"max_length": None}, rows=2, micro_batches=2), workload)
     assert untruncated.tokens_per_step == sum(lengths) / 3
     assert untruncated.worst_tokens == 2 * 70
 
@@ -139,31 +150,31 @@ def test_each_whole_step_counts_the_datasets_tokens_and_no_padding(
     [("bfd", 3, 188), ("bfd_split", 4, 194), ("wrapped", 4, 194)],
 )
 def test_packed_rows_count_the_documents_that_they_hold(
-    prober: Prober, workload_of: Callable[..., Workload], strategy: str, bins: int, tokens: int
+    prober_here: Prober, workload_of: Callable[..., Workload], strategy: str, bins: int, tokens: int
 ) -> None:
     workload = workload_of([70, 50, 14, 40, 20])
-    measurement = prober(plan({"packing": True, "packing_strategy": strategy}, rows=1), workload)
+    measurement = prober_here(plan({"packing": True, "packing_strategy": strategy}, rows=1), workload)
     assert measurement.rows == bins
     assert measurement.tokens_per_step == tokens / bins
     assert measurement.documents_per_step == pytest.approx(5 / bins)
 
 
-def test_timing_goes_on_until_the_rate_is_known_or_the_time_is_up(prober: Prober) -> None:
+def test_timing_goes_on_until_the_rate_is_known_or_the_time_is_up(prober_here: Prober) -> None:
     easy = Schedule(min_micro_batches=3, max_seconds=60.0, target_error=100.0)
-    assert prober(plan(), schedule=easy).micro_batches_timed == 3
+    assert prober_here(plan(), schedule=easy).micro_batches_timed == 3
     hard = replace(easy, max_micro_batches=200, max_seconds=0.3, target_error=0.0)
-    assert 3 <= prober(plan(), schedule=hard).micro_batches_timed < 200
+    assert 3 <= prober_here(plan(), schedule=hard).micro_batches_timed < 200
 
 
-def test_a_probe_near_its_time_limit_times_one_step_and_has_a_rate(prober: Prober) -> None:
-    measurement = prober(plan(), schedule=Schedule(min_micro_batches=50, latest_seconds=0.0))
+def test_a_probe_near_its_time_limit_times_one_step_and_has_a_rate(prober_here: Prober) -> None:
+    measurement = prober_here(plan(), schedule=Schedule(min_micro_batches=50, latest_seconds=0.0))
     assert measurement.ok
     assert measurement.micro_batches_timed <= 2
     assert measurement.tokens_per_second is not None
 
 
-def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober) -> None:
-    shown = prober(plan(rows=2, micro_batches=64))
+def test_a_step_is_put_together_from_micro_batches_and_one_update(prober_here: Prober) -> None:
+    shown = prober_here(plan(rows=2, micro_batches=64))
     assert shown.step_seconds is not None
     assert shown.micro_batch_seconds is not None
     assert shown.update_seconds is not None
@@ -263,9 +274,9 @@ def test_a_limit_that_suffices_changes_nothing(prober: Prober) -> None:
     ],
 )
 def test_what_trl_refuses_is_unsupported_in_trls_words(
-    prober: Prober, args: dict[str, object], model: dict[str, object], reason: str
+    prober_here: Prober, args: dict[str, object], model: dict[str, object], reason: str
 ) -> None:
-    measurement = prober(plan(args, model))
+    measurement = prober_here(plan(args, model))
     assert measurement.status is ProbeStatus.UNSUPPORTED
     assert measurement.reason.startswith(reason)
 
@@ -276,11 +287,11 @@ def test_an_error_that_is_no_refusal_is_a_crash(prober: Prober) -> None:
     assert "active drivers" in measurement.reason
 
 
-def test_what_trl_cuts_and_packs_is_shared_by_later_probes(prober: Prober, small_workload: Workload) -> None:
+def test_what_trl_cuts_and_packs_is_shared_by_later_probes(prober_here: Prober, small_workload: Workload) -> None:
     directory = Path(small_workload.dataset.tokenized_directory)
     training_plan = plan({"packing": True, "max_length": 48})
-    assert prober(training_plan).ok
+    assert prober_here(training_plan).ok
     files = sorted(directory.iterdir())
     assert any(file.name.startswith("cache-") for file in files)
-    assert prober(training_plan).ok
+    assert prober_here(training_plan).ok
     assert sorted(directory.iterdir()) == files

@@ -113,8 +113,8 @@ def _run_out(*_: object, **__: object) -> None:
 
 
 @pytest.fixture
-def workload(job_server: JobServer, tmp_path: Path) -> Workload:
-    return token_workload(job_server, tmp_path, ROWS)
+def workload(tmp_path: Path) -> Workload:
+    return token_workload(tmp_path, ROWS)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
 
 def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, tmp_path: Path) -> None:
     # Rows of one length: each further one is compiled for.
-    workload, plan = token_workload(job_server, tmp_path, [64] * 8), planned()
+    workload, plan = token_workload(tmp_path, [64] * 8), planned()
     plan = replace(plan, args={**plan.args, "torch_compile": True, "torch_compile_backend": "eager"})
     found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is ProbeStatus.OK, found.reason
@@ -294,7 +294,7 @@ def _bytes_of(state: object) -> int:
 def test_each_rank_holds_what_was_traced_of_a_checkpoint(
     args: dict[str, Any], misbehaving: JobServer, job_server: JobServer, tmp_path: Path
 ) -> None:
-    workload = token_workload(job_server, tmp_path, [LENGTH] * 8, hidden_size=256)
+    workload = token_workload(tmp_path, [LENGTH] * 8, hidden_size=256)
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_length": LENGTH}
     plan = TrainingPlan("sft", {**sizes, "bf16": False, "gradient_checkpointing": False, **args}, launch=Launch(RANKS))
 

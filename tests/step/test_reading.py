@@ -14,7 +14,6 @@ from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
-from autotune.probing import JobServer, prepare
 from autotune.trainers import find_trainer
 from tests.small import (
     CHAT_TEMPLATE,
@@ -27,6 +26,7 @@ from tests.small import (
     write_rows,
     write_small_model,
 )
+from tests.step.requests import prepared_here
 
 Rows = list[dict[str, Any]]
 Prepare = Callable[..., Workload]
@@ -48,7 +48,7 @@ def template(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def prepared(job_server: JobServer, tmp_path: Path) -> Prepare:
+def prepared(tmp_path: Path) -> Prepare:
     """Prepare rows for a model whose tokenizer has no chat template but, where it is given, its own."""
 
     def run(rows: Rows, trainer: str = "sft", *, own: str | None = None, **reading: object) -> Workload:
@@ -59,7 +59,7 @@ def prepared(job_server: JobServer, tmp_path: Path) -> Prepare:
         file = write_rows(tmp_path / "rows.jsonl", rows)
         source = DatasetSource("rows.jsonl", "json", str(file), reading=reading)
         request = PrepareRequest(ModelSource(str(model)), source, trainer, str(tmp_path / "tokenized"))
-        return prepare(job_server, request, tmp_path / "prepare")
+        return prepared_here(request, tmp_path / "prepare")
 
     return run
 
