@@ -58,11 +58,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.fixture(params=[(1600, 1000), (400, 900)], ids=["wide", "narrow"])
+@pytest.fixture(scope="module", params=[(1600, 1000), (400, 900)], ids=["wide", "narrow"])
 def shown(request: pytest.FixtureRequest, browser: Any, page: str) -> Any:
     browser.set_window_size(*request.param)
     browser.get(page)
     return browser
+
+
+@pytest.fixture
+def reloaded(browser: Any, page: str) -> Iterator[None]:
+    """Load the page again after a test that changes it."""
+    yield
+    browser.get(page)
 
 
 def rows_shown(browser: Any) -> int:
@@ -108,6 +115,7 @@ def test_no_table_has_to_be_moved_sideways(shown: Any) -> None:
     assert [needed for needed, given in widths if needed > given] == [], widths
 
 
+@pytest.mark.usefixtures("reloaded")
 def test_no_choice_is_broken_within_a_word(shown: Any) -> None:
     script = """
     const [changed, measured] = document.querySelectorAll('.stacked:has(td.bars) tbody tr:first-child td.words');
@@ -143,6 +151,7 @@ def test_the_label_of_the_budget_lies_on_no_candidate(shown: Any) -> None:
     assert shown.execute_script(script) == 0
 
 
+@pytest.mark.usefixtures("reloaded")
 def test_filters_leave_the_trials_that_have_the_words_and_the_outcome(shown: Any) -> None:
     words, status = (shown.find_element("id", name) for name in ("words", "status"))
     assert rows_shown(shown) == 9
@@ -155,6 +164,7 @@ def test_filters_leave_the_trials_that_have_the_words_and_the_outcome(shown: Any
     assert rows_shown(shown) == 1
 
 
+@pytest.mark.usefixtures("reloaded")
 def test_the_charts_follow_the_theme_of_the_system(shown: Any) -> None:
     def ink(theme: str) -> str:
         features = [{"name": "prefers-color-scheme", "value": theme}]
@@ -170,6 +180,7 @@ def test_the_charts_follow_the_theme_of_the_system(shown: Any) -> None:
     assert shown.get_log("browser") == []
 
 
+@pytest.mark.usefixtures("reloaded")
 def test_the_page_of_a_plan_is_drawn_and_filtered_as_well(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.html"
     file.write_text(html(planned()), encoding="utf-8")
