@@ -56,9 +56,19 @@ class NullMachine:
         with self.start(program, *arguments, variables=self.environment(**options)) as process:
             return ended(process)
 
+    def run_all(self, *programs: str) -> list[Any]:
+        """Run programs one after another in one process, and return what each prints as JSON in one line."""
+        with self.start("\n".join(map(dedent, programs)), variables=self.environment()) as process:
+            return [json.loads(line) for line in printed(process)[-len(programs) :]]
+
 
 def ended(process: subprocess.Popen[str]) -> Any:
     """Wait for a program that prints JSON in its last line, and return that."""
+    return json.loads(printed(process)[-1])
+
+
+def printed(process: subprocess.Popen[str]) -> list[str]:
+    """Wait for a program, and return the lines that it prints."""
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err[-4000:]
-    return json.loads(out.splitlines()[-1])
+    return out.splitlines()

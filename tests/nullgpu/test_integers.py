@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 
 pytestmark = NEEDS_CUDA_BUILD
@@ -35,23 +39,6 @@ PROGRAM = """
 """
 
 
-def test_integers_and_small_tensors_are_computed_and_what_is_drawn_from_other_numbers_is_the_last(
-    machine: NullMachine,
-) -> None:
-    shown = machine.run(PROGRAM)
-    assert shown["indices"] == [0, 3, 6, 9]
-    assert (shown["count"], shown["nonzero"]) == (4, [4, 1])
-    assert shown["cumsum"] == [0, 1, 3, 6, 10, 15, 21, 28, 36, 45]
-    assert (shown["all"], shown["mean"]) == (True, 4.5)
-    assert shown["rows"] == [5.0, 0, 0, 5.0, 0, 0, 5.0, 0, 0, 5.0]
-    assert shown["halves"] == [0.5, 1.5, 2.5]
-    assert (shown["power"], shown["norm"]) == ([3.0, 3.0], 5.0)
-    assert shown["power of a number"] == [1.0, 2.0, 4.0]
-    assert shown["unique"] == list(range(10))
-    assert shown["first"] == 0
-    assert (shown["argmax"], shown["drawn"]) == ([99] * 4, [99] * 4)
-
-
 # ZeRO's tests of gradients before an update, which reduce each and ask whether the number is finite.
 TESTS = """
     import json, torch
@@ -71,8 +58,31 @@ TESTS = """
 """
 
 
-def test_no_gradient_is_taken_for_infinite_so_that_no_update_is_skipped(machine: NullMachine) -> None:
-    assert machine.run(TESTS) == {
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What a process prints that runs both."""
+    return NullMachine(tmp_path_factory.mktemp("computed") / "table").run_all(PROGRAM, TESTS)
+
+
+def test_integers_and_small_tensors_are_computed_and_what_is_drawn_from_other_numbers_is_the_last(
+    computed: list[Any],
+) -> None:
+    shown = computed[0]
+    assert shown["indices"] == [0, 3, 6, 9]
+    assert (shown["count"], shown["nonzero"]) == (4, [4, 1])
+    assert shown["cumsum"] == [0, 1, 3, 6, 10, 15, 21, 28, 36, 45]
+    assert (shown["all"], shown["mean"]) == (True, 4.5)
+    assert shown["rows"] == [5.0, 0, 0, 5.0, 0, 0, 5.0, 0, 0, 5.0]
+    assert shown["halves"] == [0.5, 1.5, 2.5]
+    assert (shown["power"], shown["norm"]) == ([3.0, 3.0], 5.0)
+    assert shown["power of a number"] == [1.0, 2.0, 4.0]
+    assert shown["unique"] == list(range(10))
+    assert shown["first"] == 0
+    assert (shown["argmax"], shown["drawn"]) == ([99] * 4, [99] * 4)
+
+
+def test_no_gradient_is_taken_for_infinite_so_that_no_update_is_skipped(computed: list[Any]) -> None:
+    assert computed[1] == {
         "finite": [True] * 3,
         "negative": [False] * 5,
         "integers": [False] * 3,

@@ -91,9 +91,10 @@ FORKS = """
         found = queue.get(timeout=250)
         process.join()
         return found
+    count = torch.cuda.device_count()
     before = forked()
     torch.ones(1, device="cuda")
-    print(json.dumps([before, forked()]))
+    print(json.dumps([count, before, forked()]))
 """
 
 DRIVER_AFTER_FORK = """
@@ -157,9 +158,9 @@ def test_expandable_segments_count_what_they_map(machine: NullMachine) -> None:
     assert (then_reserved, then_used) == (0, context)
 
 
-def test_cuda_does_not_survive_a_fork(machine: NullMachine) -> None:
-    before, after = machine.run(FORKS)
-    assert before == "ok"
+def test_cuda_does_not_survive_a_fork_and_a_count_of_gpus_does(machine: NullMachine) -> None:
+    count, before, after = machine.run(FORKS, count=2)
+    assert (count, before) == (2, "ok")
     assert "Cannot re-initialize CUDA in forked subprocess" in after
     not_initialised = 3
     shown = machine.run(DRIVER_AFTER_FORK)

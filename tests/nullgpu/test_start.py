@@ -81,18 +81,6 @@ def test_a_device_is_visible_by_its_identifier(machine: NullMachine) -> None:
     assert machine.run(program, count=2, CUDA_VISIBLE_DEVICES=uuid) == [1, uuid.removeprefix("GPU-")]
 
 
-def test_a_process_that_has_counted_its_gpus_can_be_forked(machine: NullMachine) -> None:
-    program = """
-        import json, os, torch
-        count = torch.cuda.device_count()
-        child = os.fork()
-        if child == 0:
-            os._exit(int(torch.zeros(1, device="cuda").item()))
-        print(json.dumps([count, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]))
-    """
-    assert machine.run(program, count=2) == [2, 0]
-
-
 def test_without_a_device_there_is_none(machine: NullMachine) -> None:
     variables = machine.environment()
     del variables["NULLGPU_DEVICE"]
