@@ -61,16 +61,24 @@ def named(file: Path, *names: str) -> str:
     return str(file)
 
 
-def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(
-    write: Write, started: Start, tmp_path: Path
-) -> None:
-    file = named(write("grpo", "trust_remote_code: true\n"), "trap.reward")
+def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(write: Write, checked: Checked) -> None:
+    # Whatever imports it fails, as the check with --import does below.
+    file = named(write("grpo", "trust_remote_code: true\n"), "no_such_module.reward")
+    verdict = checked(config=file, trainer="grpo", gpu=GPU)
+    assert verdict.outcome is Outcome.FITS, verdict.headline
+    left = next(item for item in verdict.findings if item.message.startswith("Not imported (--import does): no_such_"))
+    assert left.line == 10
+    assert any("trust_remote_code lets the model's own code run" in item.message for item in verdict.findings)
+
+
+@pytest.mark.nightly
+def test_no_process_of_the_command_imports_it(write: Write, started: Start, tmp_path: Path) -> None:
+    file = named(write("grpo", ""), "trap.reward")
     process = started(file, "--trainer", "grpo", "--gpu", GPU)
     told, wrong = process.communicate()
     assert process.returncode == 0, wrong
     assert not (tmp_path / "ran").exists()
     assert f"{file}:10: Not imported (--import does): trap.reward." in told
-    assert "trust_remote_code lets the model's own code run" in told
 
 
 @pytest.mark.nightly

@@ -329,13 +329,6 @@ def test_a_model_that_accelerate_alone_compiles_leaves_the_answer_open(kind: str
         as_launched(configured(), started)
 
 
-def test_batches_that_processes_split_among_them_leave_the_answer_open(write: Write, checked: Checked) -> None:
-    file = write("sft", "accelerator_config: {split_batches: true}\nnum_processes: 4\n")
-    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
-    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
-    assert "split_batches" in verdict.reason
-
-
 @needs_deepspeed
 def test_deepspeed_by_accelerate_s_own_document_ends_where_the_precisions_differ(tmp_path: Path) -> None:
     document = {**ZERO, "deepspeed_config": {"zero_stage": 2}, "mixed_precision": "bf16"}

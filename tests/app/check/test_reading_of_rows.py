@@ -30,14 +30,19 @@ def template(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tokenizer has no chat template."""
+    return write_small_model(tmp_path_factory.mktemp("models") / "base", weights=False, chat_template=False)
+
+
 @pytest.fixture
-def of(tmp_path: Path, checked: Checked) -> Check:
-    """Check a training of a model whose tokenizer has no chat template."""
+def of(base: Path, tmp_path: Path, checked: Checked) -> Check:
+    """Check a training of that model."""
 
     def run(rows: list[dict[str, Any]], body: str, trainer: str = "sft") -> Verdict:
-        model = write_small_model(tmp_path / "base", weights=False, chat_template=False)
         data = write_rows(tmp_path / "rows.jsonl", rows)
-        names = f"model_name_or_path: {model}\ndatasets: [{{path: json, data_files: {data}}}]\n"
+        names = f"model_name_or_path: {base}\ndatasets: [{{path: json, data_files: {data}}}]\n"
         (tmp_path / "mine.yaml").write_text(names + FEW + body)
         return checked(config=str(tmp_path / "mine.yaml"), trainer=trainer, gpu="H100-80GB")
 
@@ -80,10 +85,10 @@ def test_the_text_is_that_of_the_column_that_the_file_names(of: Check) -> None:
 
 @pytest.mark.parametrize("trainer", ["sft", "reward"])
 def test_what_the_template_of_another_model_does_to_the_vocabulary_is_not_known(
-    of: Check, trainer: str, tmp_path: Path
+    of: Check, trainer: str, base: Path, tmp_path: Path
 ) -> None:
-    said = f"chat_template_path={tmp_path / 'base'} is not a template file"
-    verdict = of(messages_rows(["a b", "c d"]), f"chat_template_path: {tmp_path / 'base'}\n", trainer)
+    said = f"chat_template_path={base} is not a template file"
+    verdict = of(messages_rows(["a b", "c d"]), f"chat_template_path: {base}\n", trainer)
     assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
     with pytest.raises(InputError, match=r"mine.yaml: chat_template_path=elsewhere/model is not a template file"):
         a_base(tmp_path, "chat_template_path: elsewhere/model\n", trainer)

@@ -162,7 +162,7 @@ def test_a_model_an_adapter_or_a_step_that_a_script_makes_itself_cannot_be_known
     source: str, keys: str, reason: str, checked: Checked, script: Path, write: Write
 ) -> None:
     script.write_text(source, encoding="utf-8")
-    command = ("python", str(script), "--config", str(write("sft", f"max_length: 32\n{keys}")))
+    command = ("python", str(script), "--config", str(write("sft", keys)))
     verdict = checked(command=command, gpu=GPU)
     assert (verdict.outcome, reason in verdict.reason) == (Outcome.UNKNOWN, True), verdict.reason
     assert checked(command=command, fits=False).outcome is Outcome.READ
@@ -173,7 +173,7 @@ def test_a_script_with_trl_s_own_model_adapter_and_step_is_checked(
     keys: str, checked: Checked, script: Path, write: Write
 ) -> None:
     script.write_text(IMPORTS, encoding="utf-8")
-    command = ("python", str(script), "--config", str(write("sft", f"max_length: 32\n{keys}")))
+    command = ("python", str(script), "--config", str(write("sft", keys)))
     assert checked(command=command, gpu=GPU).outcome is Outcome.FITS
 
 
