@@ -22,7 +22,7 @@ from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.virtual.alone import apart
 
-RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
+RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 12
 # Two are padded: attention then gets a mask in every step.
 PROMPTS = ((PROMPT, TOKENS), (PROMPT - 1, TOKENS)) * (ROWS // 2)
 # The prompt, a step half-way, and the last two.

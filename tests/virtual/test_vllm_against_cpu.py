@@ -40,6 +40,11 @@ SIZES: dict[str, dict[str, object]] = {
     "distillation": {"max_completion_length": 8},
 }
 TRAINERS = pytest.mark.parametrize("name", list(SIZES))
+# TRL has two ways to send weights: online DPO's own, and that of the others.
+MERGES = pytest.mark.parametrize(
+    "name",
+    ["grpo", "online_dpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("rloo", "distillation"))],
+)
 
 
 @cache
@@ -123,7 +128,7 @@ def test_grpo_computes_old_log_probabilities_of_what_vllm_generated() -> None:
 LORA: dict[str, object] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
 
 
-@TRAINERS
+@MERGES
 def test_merging_adapters_for_vllm_needs_what_it_needs_on_the_cpu(name: str) -> None:
     steps = steps_of(name, COLOCATED, LORA)
     real = run_on_cpu(steps, phases=("optimizer step", GENERATION))
@@ -133,7 +138,6 @@ def test_merging_adapters_for_vllm_needs_what_it_needs_on_the_cpu(name: str) -> 
 
 @pytest.mark.slow
 @needs_deepspeed
-# TRL has two ways to send weights: online DPO's own, and that of the others.
 @pytest.mark.parametrize(
     "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.nightly) for name in SIZES]
 )
