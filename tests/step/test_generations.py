@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -75,11 +75,27 @@ def noting_gradients() -> Iterator[list[bool]]:
         yield noted
 
 
-def find_gradients(step: tuple[int, int, int], model: Path, folder: Path) -> bool:
-    """Return whether some generation finds gradients where TRL trains whole steps by itself."""
-    with noting_gradients() as noted:
-        built("grpo", model, folder, **{**args_of(step), "max_steps": 3}).train()
-    return any(noted)
+@pytest.fixture(scope="module", params=STEPS, ids=str)
+def step(request: pytest.FixtureRequest) -> tuple[int, int, int]:
+    found: tuple[int, int, int] = request.param
+    return found
+
+
+@dataclass(frozen=True)
+class OfTrl:
+    """Whether generations find gradients, and old log-probabilities are computed, where TRL trains by itself."""
+
+    finds_gradients: bool
+    computes_old: bool
+
+
+@pytest.fixture(scope="module")
+def of_trl(step: tuple[int, int, int], prompts: Prepared, tmp_path_factory: pytest.TempPathFactory) -> OfTrl:
+    old, folder = GRPOTrainer._get_per_token_logps_and_entropies, tmp_path_factory.mktemp("trl")
+    watched = mock.patch.object(GRPOTrainer, "_get_per_token_logps_and_entropies", autospec=True, side_effect=old)
+    with noting_gradients() as noted, watched as calls:
+        built("grpo", prompts.model, folder, **{**args_of(step), "max_steps": 3}).train()
+    return OfTrl(any(noted), any("batch_size" in call.kwargs for call in calls.call_args_list))
 
 
 def traced(found: Prepared, plan: TrainingPlan, folder: Path) -> TraceReply:
@@ -88,21 +104,22 @@ def traced(found: Prepared, plan: TrainingPlan, folder: Path) -> TraceReply:
     return trace_job(request, JobContext(folder, time.monotonic()))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.fixture(scope="module")
+def reply(step: tuple[int, int, int], prompts: Prepared, tmp_path_factory: pytest.TempPathFactory) -> TraceReply:
+    return traced(prompts, plan_of(step), tmp_path_factory.mktemp("traced"))
+
+
 def test_generations_of_probes_and_traces_find_gradients_where_those_of_trl_do(
-    step: tuple[int, int, int], prompts: Prepared, tmp_path: Path
+    step: tuple[int, int, int], of_trl: OfTrl, reply: TraceReply, prompts: Prepared, tmp_path: Path
 ) -> None:
-    expected, plan = find_gradients(step, prompts.model, tmp_path / "trl"), plan_of(step)
-
     with noting_gradients() as noted:
-        trained(prompts.request(plan, SCHEDULE), tmp_path / "probe")
-    reply = traced(prompts, plan, tmp_path)
+        trained(prompts.request(plan_of(step), SCHEDULE), tmp_path / "probe")
 
-    assert any(noted) is expected
+    assert any(noted) is of_trl.finds_gradients
     held = gradients(reply)
-    assert any(held.values()) is expected
+    assert any(held.values()) is of_trl.finds_gradients
     weights = 4 * prompts.reply.model.parameters
-    assert held.get(Occurrence.FURTHER, 0) == (weights if expected else 0)
+    assert held.get(Occurrence.FURTHER, 0) == (weights if of_trl.finds_gradients else 0)
 
 
 def gradients(reply: TraceReply) -> Mapping[Occurrence, int]:
@@ -111,11 +128,10 @@ def gradients(reply: TraceReply) -> Mapping[Occurrence, int]:
     return {each.part.occurrence: max(each.levels.get("gradient", (0,))) for each in generations}
 
 
-@pytest.mark.parametrize("step", STEPS)
 def test_a_traced_micro_batch_finds_gradients_only_where_a_step_has_several(
-    step: tuple[int, int, int], prompts: Prepared, tmp_path: Path
+    step: tuple[int, int, int], reply: TraceReply
 ) -> None:
-    parts = {section.part for section in traced(prompts, plan_of(step), tmp_path).sections}
+    parts = {section.part for section in reply.sections}
     assert Part(MICRO_BATCH, Occurrence.FIRST) in parts
     assert (Part(MICRO_BATCH, Occurrence.FURTHER) in parts) is (step[0] > 1)
 
@@ -126,21 +142,10 @@ def test_vllm_generates_beside_gradients_too(prompts: Prepared, tmp_path: Path) 
     assert gradients(reply) == {Occurrence.FIRST: 0, Occurrence.FURTHER: 4 * prompts.reply.model.parameters}
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_traces_compute_old_log_probabilities_where_trl_does(
-    step: tuple[int, int, int], prompts: Prepared, tmp_path: Path
-) -> None:
-    old = GRPOTrainer._get_per_token_logps_and_entropies
-    with mock.patch.object(GRPOTrainer, "_get_per_token_logps_and_entropies", autospec=True, side_effect=old) as calls:
-        built("grpo", prompts.model, tmp_path / "trl", **{**args_of(step), "max_steps": 3}).train()
-    expected = any("batch_size" in call.kwargs for call in calls.call_args_list)
-
-    phases = {section.part.phase for section in traced(prompts, plan_of(step), tmp_path).sections}
-
-    assert (OLD_PASS in phases) is expected
+def test_traces_compute_old_log_probabilities_where_trl_does(of_trl: OfTrl, reply: TraceReply) -> None:
+    assert (OLD_PASS in {section.part.phase for section in reply.sections}) is of_trl.computes_old
 
 
-@pytest.mark.parametrize("step", STEPS)
 def test_a_step_has_as_many_generations_as_trl_s(step: tuple[int, int, int], prompts: Prepared) -> None:
     micro_batches, together, iterations = step
     plan = plan_of(step)
