@@ -108,7 +108,7 @@ def _prepare(request: PrepareRequest, context: object) -> Workload:
         trainer, rows = find_trainer(request.trainer), int(os.environ[_ROWS])
         random = np.random.default_rng(0)
         lengths = np.stack([random.lognormal(6, 0.8, rows).astype(np.int64) + 1 for _ in trainer.parts], axis=1)
-        documents = documents_of(trainer, lengths, np.ones(rows, dtype=np.int64))
+        documents = documents_of(trainer, lengths, np.ones(rows, dtype=np.int64), None, keeps_end=False)
         profile = replace(reply.dataset, lengths=LengthDistribution(documents.widths), several=documents)
         reply = replace(reply, dataset=profile)
     (context.folder / _PEAK_FILE).write_text(str(_peak_bytes()))

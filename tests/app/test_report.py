@@ -173,5 +173,5 @@ def test_a_page_is_written_to_the_home_that_its_path_names(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert report(written, output="~/page.html") == tmp_path / "page.html"
     assert (tmp_path / "page.html").exists()
-    with pytest.raises(InputError, match="home of"):
+    with pytest.raises(InputError, match="home directory in"):
         report(written, output="~nobody-of-this-name/page.html")
