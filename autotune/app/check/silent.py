@@ -32,6 +32,8 @@ _SWITCHED = {
 }
 _ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
 _GATHERS = "stage3_gather_16bit_weights_on_model_save"
+# Its older name, which DeepSpeed 0.19 still reads.
+_GATHERED = "stage3_gather_fp16_weights_on_model_save"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -235,7 +237,7 @@ def _of_engine(plan: TrainingPlan) -> Iterator[Finding]:
             "state_dict_type: SHARDED_STATE_DICT, accelerate's default, saves shards in checkpoints, and no model at"
         )
         yield Finding(Severity.SILENT, f"{message} the end of a training. Write FULL_STATE_DICT.", "fsdp_config")
-    gathers = zero_of(plan).get(_GATHERS) is True
+    gathers = any(zero_of(plan).get(name) is True for name in (_GATHERS, _GATHERED))
     if zero_stage(plan) == ZERO_STAGES["zero3"] and not gathers and not plan.model.get("use_peft"):
         message = f"ZeRO-3 without {_GATHERS}: true saves shards in place of a model, which DeepSpeed's zero_to_fp32.py"
         yield Finding(Severity.SILENT, f"{message} converts.", "deepspeed")

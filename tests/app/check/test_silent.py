@@ -83,6 +83,7 @@ def zero3(further: Mapping[str, object], **keys: object) -> Mapping[str, object]
         (zero3({}), {}, "ZeRO-3 without stage3_gather_16bit_weights_on_model_save: true saves shards"),
         (zero3({}, stage3_gather_16bit_weights_on_model_save="auto"), {}, "saves shards"),
         (zero3({}, stage3_gather_16bit_weights_on_model_save=True), {}, ""),
+        (zero3({}, stage3_gather_fp16_weights_on_model_save=True), {}, ""),
         (zero3({}), {"use_peft": True}, ""),
         (ZERO2, {}, ""),
         ({}, {}, ""),
