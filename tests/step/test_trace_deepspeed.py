@@ -96,3 +96,9 @@ def test_weights_shared_a_second_time_among_fewer_ranks_are_weights(
         plan = a_plan(zero(3, **dict.fromkeys(names, 0), **more))
         held.append(trace(job_server, a_request(plan, model), tmp_path / str(len(more))).device.categories["parameter"])
     assert held[1] - held[0] == 2 * PARAMETERS // ranks
+
+
+def test_the_only_rank_of_zero2_is_traced_once(job_server: JobServer, model: Path, tmp_path: Path) -> None:
+    found = trace(job_server, a_request(a_plan(zero(2), processes=1), model), tmp_path / "traced")
+    # In bytes per parameter: in bf16, and the optimizer's copy in float32.
+    assert at_rest(found)["parameter"] == pytest.approx((2 + 4) * PARAMETERS, rel=0.01)

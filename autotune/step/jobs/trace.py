@@ -160,7 +160,7 @@ def _trace_worst(steps: Callable[[Any], None], request: TraceRequest, facts: Tra
     if world is None or not facts.gradients or not is_whole:
         return traced
     others = dict.fromkeys((world_of(request.plan, facts.gradients), replace(world, rank=0)))
-    return max(traced, *(trace_as(other) for other in others if other != world), key=reserved_bytes)
+    return max([traced, *(trace_as(other) for other in others if other != world)], key=reserved_bytes)
 
 
 def _operators(
