@@ -8,9 +8,11 @@ import json
 import types
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from autotune.core.configuration import Override
+from autotune.core.json_text import read_json
 
 _MAX_EXCERPT_CHARACTERS = 80
 # Text that transformers' parser accepts as a boolean (string_to_bool).
@@ -129,9 +131,10 @@ def same(given: Any, used: Any) -> bool:
     if given == used or (given in (None, "none", "", [], {}) and not used):
         return True
     if isinstance(given, str) and isinstance(used, dict):
+        # JSON, or the name of its file.
         try:
-            return bool(json.loads(given) == used)
-        except ValueError:
+            given = read_json(Path(given).read_text(encoding="utf-8") if given.endswith(".json") else given)
+        except (OSError, ValueError):
             return False
     if isinstance(given, dict) and isinstance(used, dict):
         # transformers accepts FSDP's keys with and without the prefix (training_args.py, `_process_fsdp_args`).

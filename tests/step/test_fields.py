@@ -78,6 +78,15 @@ def test_keys_of_fsdp_have_two_spellings(asked: object, used: object, is_same: b
     assert same(asked, used) is is_same
 
 
+def test_a_mapping_may_be_given_as_json_or_by_the_name_of_its_file(tmp_path: Path) -> None:
+    text, file = '{"dispatch_batches": true}', tmp_path / "own.json"
+    file.write_text(text, encoding="utf-8")
+    for asked in (text, str(file)):
+        assert same(asked, {"dispatch_batches": True, "even_batches": True})
+        assert not same(asked, {"dispatch_batches": False})
+    assert not same(str(tmp_path / "absent.json"), {"dispatch_batches": True})
+
+
 @pytest.mark.parametrize(
     ("trainer", "key", "value"), [("sft", "lora_target_modules", "all-linear"), ("online_dpo", "beta", 0.2)]
 )
