@@ -24,6 +24,7 @@ Patches = Iterator[AbstractContextManager[object]]
 _RNG_STATE_BYTES = torch.get_rng_state().numel()
 _set_data: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__
 _get_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__
+_deepcopy: Callable[[torch.Tensor, dict[int, Any]], torch.Tensor] = torch.Tensor.__deepcopy__
 
 
 def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
@@ -81,8 +82,8 @@ def movable_modules(ledger: Ledger) -> Patches:
     On a real GPU, parameters and gradients keep their identity and get new data, so references from optimizers and tied
     modules stay valid. For a device that is not built in, PyTorch creates new parameters instead, or raises an error.
 
-    A copy of a fake parameter keeps the fake tensor mode of the original. ``deepcopy`` would copy the mode, including
-    its weak references to storages, which are then released once too often and corrupt the memory of the process.
+    A copy of a fake tensor keeps the fake tensor mode of the original. ``deepcopy`` would copy the mode, including its
+    weak references to storages, which are then released once too often and corrupt the memory of the process.
 
     Args:
         ledger: replaced tensors trigger no registration hook, so their storages are tagged here.
@@ -102,6 +103,21 @@ def movable_modules(ledger: Ledger) -> Patches:
     yield mock.patch.object(nn.Module, "_apply", apply)
     yield mock.patch.object(FakeTensor, "data", property(_get_data, _set_data_on_any_device))
     yield mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
+    yield mock.patch.object(FakeTensor, "__deepcopy__", _copied)
+
+
+def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Copy a fake parameter like a real one: its values alone, without attributes of an engine or a gradient.
+
+    PyTorch calls ``nn.Parameter.__deepcopy__`` only for parameters of its own class.
+    """
+    if type(tensor) is not FakeTensor or not getattr(tensor, "_is_param", False):
+        return _deepcopy(tensor, memo)
+    if id(tensor) not in memo:
+        values = tensor.data.clone(memory_format=torch.preserve_format)
+        memo[id(tensor)] = nn.Parameter(values, tensor.requires_grad)
+    result: torch.Tensor = memo[id(tensor)]
+    return result
 
 
 def _apply_in_place(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:

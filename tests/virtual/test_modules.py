@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -225,12 +226,19 @@ def test_the_copy_of_a_module_belongs_to_the_same_trace() -> None:
 
     def build(device: torch.device) -> None:
         module: Any = nn.Linear(64, 64, device=device)
+        # ZeRO-3 gives its parameters the group of its ranks, which cannot be copied.
+        module.weight.group, module.bias.requires_grad = threading.Lock(), False
+        module.tied = module.weight
         copied: Any = copy.deepcopy(module)
         found.append(copied.weight.fake_mode is module.weight.fake_mode)
-        assert copied.weight is not module.weight
+        assert copied.weight is copied.tied is not module.weight
+        assert (copied.weight.requires_grad, copied.bias.requires_grad) == (True, False)
+        assert isinstance(copied.weight, nn.Parameter)
+        assert not hasattr(copied.weight, "group")
 
-    trace(build, target="cuda")
+    traced = trace(build, target="cuda")
     assert found == [True]
+    assert traced.device_peak.bytes == 2 * 4 * (64 * 64 + 64)
 
 
 @pytest.mark.parametrize("width", [0, 8], ids=["buffers alone", "beside parameters"])
