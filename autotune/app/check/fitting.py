@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from textwrap import shorten
 
 from autotune.app.arguments import SearchArguments, time_limit
 from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, judge_by_probe, judge_by_study, judge_by_traces
@@ -52,6 +53,8 @@ from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, t
 # A chat template may loop forever, while the user's job waits for the check.
 _READING_SECONDS = 3600.0
 _BUILDING_SECONDS = 240.0
+_EXCERPT = 500
+"""Characters of an error of a library that a message quotes at most."""
 _SHRINKS = "auto_find_batch_size"
 """The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
 _ENDS_A_STEP = {
@@ -63,6 +66,10 @@ _ENDS_A_STEP = {
     "Unknown vLLM importance sampling level": "TRL has no such vllm_importance_sampling_mode: the first step fails.",
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 fails in the first step of weights in float16. Write dtype: float32.",
+    # torch/distributed/fsdp/_fully_shard; accelerate's policy takes the list of layers for one that is large enough.
+    "fully_shard does not support containers": (
+        "FSDP2 cannot wrap layers by SIZE_BASED_WRAP. Write auto_wrap_policy: TRANSFORMER_BASED_WRAP."
+    ),
     # deepspeed/runtime/config.py, config_utils.py; a document of ZeRO-3 is read before.
     "DeepSpeedConfigError: ": "DeepSpeed refuses its document.",
     "validation error for DeepSpeed": "DeepSpeed refuses its document.",
@@ -292,7 +299,8 @@ class Fitting:
             for beginning, remedy in _ENDS_A_STEP.items():
                 _, ended, rest = str(error).partition(beginning)
                 if ended:
-                    raise InputError(f"{remedy} {ended}{rest}") from error
+                    # Some quote the whole model.
+                    raise InputError(f"{remedy} {shorten(ended + rest, _EXCERPT)}") from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))

@@ -82,6 +82,11 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
             "DeepSpeed refuses its document. validation error for DeepSpeedZeroConfig no_such",
             marks=[pytest.mark.nightly, needs_deepspeed],
         ),
+        (
+            "sft",
+            "num_processes: 2\nfsdp: true\nfsdp_config: {auto_wrap_policy: SIZE_BASED_WRAP, min_num_params: 1000}\n",
+            "FSDP2 cannot wrap layers by SIZE_BASED_WRAP",
+        ),
         ("sft", "model_init_kwargs: 'x'\n", "model_init_kwargs is text, and TRL needs a mapping"),
         pytest.param("sft", "learning_rate: -1.0\n", "Invalid learning rate", marks=pytest.mark.nightly),
         ("sft", "weight_decay: 0.1\nadam_beta1: .nan\n", "adam_beta1 makes training fail: ValueError: Invalid beta"),
