@@ -151,7 +151,12 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
 
 
 def documents_of(
-    trainer: Trainer, lengths: Counts, min_kept_length: Counts, trained: Counts | None, *, keeps_end: bool
+    trainer: Trainer,
+    lengths: Counts,
+    min_kept_length: Counts,
+    trained: Counts | None = None,
+    *,
+    keeps_end: bool = False,
 ) -> Documents:
     """Return the documents of rows from an adapter's counts of their tokens.
 
