@@ -187,11 +187,13 @@ def test_rows_of_which_the_loss_counts_nothing_are_dropped_at_any_length_unless_
     assert adapter.min_kept_length(pictured, keeps_end=keeps_end).tolist() == [needs, 3]
 
 
-def test_prompts_of_which_some_have_no_image_are_refused(tmp_path: Path) -> None:
-    rows = of_prompts([[picture(40, 30)], [], [picture(40, 30)]])
-    with pytest.raises(InputError, match="only if all of them have some: 1 of 3 has none") as refused:
-        prepared("gemma3", rows, tmp_path, "grpo")
-    assert "Leave" in str(refused.value.hint)
+def test_a_column_of_pairs_beside_labelled_answers_with_images_is_refused_in_trl_s_words(
+    tmp_path: Path,
+) -> None:
+    rows = of_answers([[picture(9, 9)]] * 2)
+    refused = r"TRL refuses rows: Vision datasets must be in unpaired format"
+    with pytest.raises(InputError, match=refused):
+        prepared("gemma3", rows.add_column("chosen", [rows[0]["completion"]] * 2), tmp_path, "kto")
 
 
 def test_text_beside_prompts_with_images_is_refused_as_trl_may_take_all_for_text(

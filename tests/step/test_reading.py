@@ -148,7 +148,9 @@ def test_an_empty_list_beside_text_is_told_as_trl_ends_at_it(prepared: Prepare, 
 
 
 def test_rows_without_the_answers_that_the_loss_is_to_count_are_refused_as_by_trl(prepared: Prepare) -> None:
-    with pytest.raises(InputError, match=r"TRL refuses rows\.jsonl with assistant_only_loss: .* not conversational"):
+    with pytest.raises(
+        InputError, match=r"TRL refuses rows\.jsonl: .*`assistant_only_loss=True`, .* not conversational"
+    ):
         prepared(text_rows(TEXTS), assistant_only_loss=True)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trl
 from datasets import Dataset
 from jinja2 import TemplateError
 from trl import ModelConfig
@@ -34,7 +35,8 @@ from autotune.trainers import find_trainer
 from autotune.trainers.prompts import PROMPT
 from autotune.units import format_bytes
 
-_ASSISTANT_ONLY = "assistant_only_loss"
+_TRL = Path(trl.__file__).parent
+"""The directory of TRL's code."""
 _TEMPLATE_CODE = "<template>"
 """File name in tracebacks of a template without a file (``Environment.from_string`` of Jinja). Its code may raise any
 error, such as a TypeError for null in text."""
@@ -182,7 +184,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     TRL tokenises them: the real trainer is built around the smallest possible model.
 
     Raises:
-        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss.
+        InputError: the chat template raises an error for a row, or TRL refuses the dataset or cannot read a row.
     """
     architecture = model_class(model_config)
     adapter = find_adapter(request.trainer)
@@ -210,8 +212,6 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
                 hint="Look for messages whose roles or order the template does not know.",
             ) from error
-        if reading.get(_ASSISTANT_ONLY) and isinstance(error, (ValueError, RuntimeError)):
-            raise InputError(f"TRL refuses {request.dataset.name} with {_ASSISTANT_ONLY}: {one_line(error)}") from error
         if _is_raised_in(error, _MAP_FILE) and not isinstance(error, (InputError, OSError)):
             form, row = loaded.format, _failed_row(error)
             # If TRL splits rows, its index counts the parts.
@@ -224,12 +224,19 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 f"{type(error).__name__}: {one_line(error).removesuffix('.')}.",
                 hint=hint,
             ) from error
+        if isinstance(error, ValueError) and _TRL in Path(_frames(error)[-1].filename).parents:
+            raise InputError(f"TRL refuses {request.dataset.name}: {one_line(error)}") from error
         raise
 
 
 def _is_raised_in(error: Exception, code: str) -> bool:
     """Whether a file is in the traceback of an error."""
-    return any(frame.filename.endswith(code) for frame in traceback.extract_tb(error.__traceback__))
+    return any(frame.filename.endswith(code) for frame in _frames(error))
+
+
+def _frames(error: Exception) -> traceback.StackSummary:
+    """Return the frames of an error, that in which it was raised last."""
+    return traceback.extract_tb(error.__traceback__)
 
 
 def _failed_row(error: Exception) -> int | None:
