@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.groups import GROUPS_FIELDS, Groups
+from autotune.units import counted
 
 _OVER_TOKENS = frozenset({"cispo", "dapo", "vespo"})
 """Losses divided by ``num_items_in_batch``, the tokens of a generation batch (``GRPOTrainer._compute_loss``)."""
@@ -49,6 +51,25 @@ class GroupRelativePolicyOptimization(Groups):
         elif args.get("top_entropy_quantile", 1.0) != 1.0:
             found[ROWS] = "the tokens with the highest entropy are selected within each micro-batch"
         return found
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return a reason if prompts with and without images are completed together.
+
+        ``GRPOTrainer._tokenize_prompts`` passes None for a prompt without images, at which processors raise a
+        TypeError; without any image in a generation, it passes none.
+        """
+        together = [(workload.dataset, self.rows_per_draw(plan))]
+        if plan.evaluates and workload.evaluation is not None:
+            completions = plan.count("per_device_eval_batch_size")
+            together.append((workload.evaluation, completions // self.copies(plan, evaluated=True)))
+        for profile, prompts in together:
+            without = 0 if profile.images is None else profile.images.in_row.counts.get(0, 0)
+            if prompts > 1 and without:
+                return (
+                    "TRL generates for several prompts with images only if all of them have some, and "
+                    f"{counted(without, 'prompt')} of {profile.documents.rows} {'has' if without == 1 else 'have'} none"
+                )
+        return super().refused(plan, workload)
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """GRPO needs them for completions of an earlier model, and for those of vLLM, whose numerics differ."""

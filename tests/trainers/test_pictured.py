@@ -186,6 +186,25 @@ def test_prompts_to_evaluate_on_are_there_once_for_each_completion() -> None:
     assert (traced.args["num_generations"], traced.args["steps_per_generation"]) == (2, 2)
 
 
+@pytest.mark.parametrize(("trainer", "refuses"), [("grpo", True), ("rloo", False)])
+def test_prompts_with_and_without_images_are_not_completed_together_where_trl_takes_images_of_all_alone(
+    trainer: str, refuses: bool
+) -> None:
+    mixed, known = LengthDistribution({0: 1, 1: 2}), find_trainer(trainer)
+    of = of_rows((10, 0), (12, 100), (11, 50))
+    assert of.dataset.images is not None
+    of = replace(of, dataset=replace(of.dataset, images=replace(of.dataset.images, in_row=mixed)))
+    args = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "num_generations": 2}
+    alone = TrainingPlan(trainer, args, completions=Completions(8.0, 8.0))
+    two = replace(alone, args={**args, "gradient_accumulation_steps": 2})
+    assert known.refused(alone, of) is None
+    assert ("1 prompt of 3 has none" in str(known.refused(two, of))) is refuses
+    evaluated = {"eval_strategy": "epoch", "num_generations_eval": 1, "per_device_eval_batch_size": 2}
+    three = replace(alone, args={**args, **evaluated})
+    assert known.refused(three, replace(of, evaluation=None)) is None
+    assert ("1 prompt of 3 has none" in str(known.refused(three, replace(of, evaluation=of.dataset)))) is refuses
+
+
 def test_shapes_have_the_tokens_of_their_rows() -> None:
     for shape in geometry_of(of_rows(*ROWS), 3).shapes:
         tokens = [ROWS[row][0] for row in shape.chosen]

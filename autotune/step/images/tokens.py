@@ -80,21 +80,6 @@ def with_prompts(trainer: Any, extra_tokens: Tokens, name: str) -> Dataset:
     return with_tokens(trainer.train_dataset, trainer.processing_class, process, name)
 
 
-def check_images_in_every_row(rows: Dataset, name: str) -> None:
-    """Check that each tokenised row has an image, for trainers that fail on batches with and without images.
-
-    Raises:
-        InputError: a row has none.
-    """
-    without = sum(not pixels for pixels in rows.select_columns([IMAGE_PIXELS])[:][IMAGE_PIXELS])
-    if without:
-        raise InputError(
-            f"TRL generates for prompts with images only if all of them have some: {without} of {len(rows)} "
-            f"{'has' if without == 1 else 'have'} none in {name}.",
-            hint="Leave those rows out: a generation of prompts with and without images ends in a TypeError.",
-        )
-
-
 def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) -> Dataset:
     """Return rows with images with columns of tokens and sizes added.
 

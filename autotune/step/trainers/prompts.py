@@ -24,7 +24,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import NO_DATA, Rollouts
 from autotune.errors import AutotuneError, InputError
 from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import IMAGE_COLUMNS, check_images_in_every_row, image_elements, with_prompts
+from autotune.step.images.tokens import IMAGE_COLUMNS, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter
 from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT, REWARD_HINT, TRL_REWARDS, check_reward_names
@@ -89,13 +89,11 @@ class Prompted(Adapter):
     Class attributes:
         completions_per_row: completions of a row in a micro-batch.
         passed: what TRL passes to reward functions.
-        images_in_every_row: whether TRL fails unless every row has an image, if any has.
     """
 
     columns = (PROMPT, COMPLETION)
     completions_per_row: ClassVar[int] = 1
     passed: ClassVar[Passed] = Passed()
-    images_in_every_row: ClassVar[bool] = False
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
@@ -138,12 +136,9 @@ class Prompted(Adapter):
             return list(tokenizer(text=texts)["input_ids"]) if texts else [[]] * rows
 
         if image_column(trainer.train_dataset) is not None:
-            rows = with_prompts(
+            return with_prompts(
                 trainer, lambda row: {COMPLETION: completions({name: [row[name]] for name in row}, 1)[0]}, dataset
             )
-            if self.images_in_every_row:
-                check_images_in_every_row(rows, dataset)
-            return rows
 
         def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
             prompts = self.prompt_ids(trainer, batch["prompt"])
