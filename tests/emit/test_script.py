@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -115,11 +116,17 @@ def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how
     )
     before, _, _ = script.partition("from datasets import")
     before, _, _ = before.partition("from trl import")
+    # Where torch has brought it along, without the rest of torch.
+    package = find_spec("torch")
+    assert package is not None
+    assert package.origin is not None
+    brought = next(Path(package.origin).parent.glob("lib/libgomp*"), None)
+    loading = f"import ctypes; ctypes.CDLL({str(brought)!r})" if brought is not None else "import torch"
 
     def spins(**own: str) -> str:
         """Return how often the OpenMP that torch has loaded looks whether it may go on, before a thread sleeps."""
         kept = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-        command = [sys.executable, "-c", f"__file__ = 'train.py'\n{before}\nimport torch"]
+        command = [sys.executable, "-c", f"__file__ = 'train.py'\n{before}\n{loading}"]
         environment = {**kept, "OMP_DISPLAY_ENV": "VERBOSE", **own}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         found = re.search("GOMP_SPINCOUNT = '(.*)'", done.stderr)

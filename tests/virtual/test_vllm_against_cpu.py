@@ -80,6 +80,11 @@ def with_vllm(name: str) -> Trace:
 
 
 @cache
+def without_vllm() -> Trace:
+    return trace(steps_of("grpo", {}), target="cpu")
+
+
+@cache
 def on_cpu(name: str) -> dict[str, RealPhase]:
     return run_on_cpu(steps_of(name, COLOCATED), phases=("optimizer step", GENERATION))
 
@@ -93,15 +98,10 @@ def test_traced_peaks_are_those_of_the_cpu(name: str) -> None:
 
 
 @TRAINERS
-def test_what_training_holds_while_vllm_generates_is_what_the_cpu_holds(name: str) -> None:
+def test_traces_and_estimates_hold_while_vllm_generates_what_training_holds_on_the_cpu(name: str) -> None:
     traced, real = with_vllm(name), on_cpu(name)
     first = next(phase for phase in traced.phases if phase.name == GENERATION)
     assert first.device_peak.bytes == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
-
-
-@TRAINERS
-def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -> None:
-    traced, real = with_vllm(name), on_cpu(name)
     known = find_trainer(name).program(plan_of(name, COLOCATED, {}))
     # The real run is measured in its first generation.
     spans = sections(traced, traced.phase(step_name(0)), known)
@@ -116,7 +116,7 @@ def test_the_model_generates_nothing_in_the_trace(name: str) -> None:
         spans = [slice(phase.first_operator, phase.end_operator) for phase in found.phases if phase.name == GENERATION]
         return sum("embedding" in operator.name for span in spans for operator in found.operators[span])
 
-    assert passes(with_vllm(name)) == 0 < passes(trace(steps_of(name, {}), target="cpu"))
+    assert passes(with_vllm(name)) == 0 < passes(without_vllm())
 
 
 def test_grpo_computes_old_log_probabilities_of_what_vllm_generated() -> None:
