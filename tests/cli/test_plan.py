@@ -236,24 +236,6 @@ def test_a_dataset_is_planned_from_traces(first: tuple[Path, Plan]) -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
-    first: tuple[Path, Plan],
-    asked: Sequence[object],
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    cache, before = first
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    texts = {file: file.read_text(encoding="utf-8") for file in (cache / "autotune").glob("*.json")}
-    entries = [file for file, text in texts.items() if '"worst_tokens"' in text]
-    entries[0].write_text("{", encoding="utf-8")
-    assert plan(*asked, "--json", "--all") == 0
-    after = decode(Plan, json.loads(capfdbinary.readouterr().out))
-    assert after.new_trace_count == 1
-    assert after.estimates == before.estimates
-
-
-@pytest.mark.slow
 def test_output_to_a_pipe_is_plain_and_keeps_to_its_width(
     first: tuple[Path, Plan],
     asked: Sequence[object],
