@@ -91,7 +91,9 @@ def test_null_among_the_tokens_of_a_row_is_told_as_training_ends_at_it(
     rows.to_parquet(str(file))
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         trl_trainer(rows.select([1]), tmp_path, per_device_train_batch_size=1).train()
-    with pytest.raises(InputError, match=rf"Row 2 \(counted from 1\) of rows.parquet has null among its {column}: training fails"):
+    with pytest.raises(
+        InputError, match=rf"Row 2 \(counted from 1\) of rows.parquet has null among its {column}: training fails"
+    ):
         read_by_autotune(file, small_model_directory)
 
 
