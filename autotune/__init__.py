@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from autotune.app.plan import plan
     from autotune.app.rent import rent
     from autotune.app.report import report
-    from autotune.core.dry_run import DryRun
-    from autotune.core.estimate import Estimate, MemoryEstimate, Plan
-    from autotune.core.rent import Rent
-    from autotune.core.verdict import Verdict, WillNotFit
+    from autotune.core.documents.dry_run import DryRun
+    from autotune.core.documents.estimate import Estimate, MemoryEstimate, Plan
+    from autotune.core.documents.rent import Rent
+    from autotune.core.documents.verdict import Verdict, WillNotFit
     from autotune.errors import AutotuneError, InputError
 
 __all__ = [
@@ -58,10 +58,10 @@ _NAMES = {
     "autotune.api.check": ("check",),
     "autotune.api.preflight": ("PreflightCallback",),
     "autotune.api.probe": ("ProbeResult", "probe"),
-    "autotune.core.dry_run": ("DryRun",),
-    "autotune.core.estimate": ("Estimate", "MemoryEstimate", "Plan"),
-    "autotune.core.rent": ("Rent",),
-    "autotune.core.verdict": ("Verdict", "WillNotFit"),
+    "autotune.core.documents.dry_run": ("DryRun",),
+    "autotune.core.documents.estimate": ("Estimate", "MemoryEstimate", "Plan"),
+    "autotune.core.documents.rent": ("Rent",),
+    "autotune.core.documents.verdict": ("Verdict", "WillNotFit"),
     "autotune.errors": ("AutotuneError", "InputError"),
 }
 

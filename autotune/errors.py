@@ -43,7 +43,7 @@ class UnwrittenError(InputError):
     """The files of a finished result could not be written.
 
     Attributes:
-        document: the result, a :class:`autotune.core.result.Result` or an :class:`autotune.Plan`.
+        document: the result, a :class:`autotune.core.documents.result.Result` or an :class:`autotune.Plan`.
     """
 
     def __init__(self, cause: InputError, document: Any) -> None:

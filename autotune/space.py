@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents.unsearched import LeftOut, Unlockable
 from autotune.core.setting import Setting
-from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import Effect, Technique, how_changes, impossible

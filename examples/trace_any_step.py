@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from autotune.inspection.gpus import find_gpu
 from autotune.units import format_bytes
-from autotune.virtual import phase, trace
-from autotune.virtual.costs import step_seconds
-from autotune.virtual.replay import replay
+from autotune.virtual import phase, replay, step_seconds, trace
 
 PATCHES, WIDTH, CLASSES = 197, 768, 1000
 

@@ -15,8 +15,8 @@ from unittest import mock
 
 from autotune.cli import main
 from autotune.core.effort import EFFORTS
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import ProbeRequest
 from autotune.probing import JobServer, probe
 
 SECONDS = 0.5

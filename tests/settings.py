@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.images import ImageProfile
-from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.images import ImageProfile
+from autotune.core.rows.lengths import LengthDistribution
+from autotune.core.rows.table import Table
 from autotune.core.setting import Setting, Wishes
-from autotune.core.table import Table
 from autotune.core.workload import (
     DatasetProfile,
     DatasetSource,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.core.verdict import Outcome, Verdict, WillNotFit
+from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnwrittenError
 from tests.test_architecture import PARENT_MODULES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check as checked
 from autotune.app.public import taking
-from autotune.core.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNotFit
+from autotune.core.documents.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNotFit
 
 
 @taking(CheckArguments)

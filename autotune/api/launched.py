@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.json_text import is_json
+from autotune.core.files.json_text import is_json
 from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError
 from autotune.userconfig.deepspeed import AUTO, SIZES

@@ -18,9 +18,9 @@ from autotune.api.launched import launching_of
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
+from autotune.core.documents.verdict import EXIT_CODES, Outcome, Verdict
+from autotune.core.files.scratch import scratch_folder
 from autotune.core.plan import NO_EVALUATION
-from autotune.core.scratch import scratch_folder
-from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, listed_gpu
 from autotune.inspection.machine import parse_budget

@@ -15,8 +15,8 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.probe import probe as search
 from autotune.app.public import check_type, taking
 from autotune.app.report import read_result, result_file
+from autotune.core.documents.result import Choosable, Result, Trial
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import ACCELERATE_ARGUMENTS
 from autotune.emit.document import json_text

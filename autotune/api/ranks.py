@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from autotune.core.codec import DecodeError, decode, encode
-from autotune.core.json_text import read_json
+from autotune.core.files.codec import DecodeError, decode, encode
+from autotune.core.files.json_text import read_json
 from autotune.errors import AutotuneError
 
 if TYPE_CHECKING:

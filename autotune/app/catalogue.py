@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.app.arguments import CatalogueArguments
 from autotune.app.public import taking
-from autotune.core.catalogue import CatalogueOption, CatalogueRow
+from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.space_file import default_file, load

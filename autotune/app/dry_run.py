@@ -14,10 +14,10 @@ from autotune.app.arguments import DryRunArguments, check_range, command_words, 
 from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden_values, hidden_words, secrets_in
-from autotune.core.codec import decode, encode
-from autotune.core.dry_run import CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
+from autotune.core.documents.dry_run import CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
 from autotune.core.events import StageStarted
-from autotune.core.scratch import scratch_folder
+from autotune.core.files.codec import decode, encode
+from autotune.core.files.scratch import scratch_folder
 from autotune.errors import InputError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import read_yaml

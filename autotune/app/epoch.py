@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate
-from autotune.core.epoch import Epoch
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry
+from autotune.core.rows.epoch import Epoch
 from autotune.core.workload import Workload
 from autotune.trainers import Trainer, length_limit
 from autotune.trainers.problem import TrainerProblem

@@ -12,10 +12,10 @@ from autotune.app.options import MOST_TOKENS, check_evaluation, checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.public import check_type, logging_listener
 from autotune.app.requests import traces_of
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.events import TRACING, Listener
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
 from autotune.errors import AutotuneError, InputError

@@ -7,8 +7,8 @@ from pathlib import Path
 from autotune.app.arguments import LengthsArguments
 from autotune.app.public import taking
 from autotune.app.workload import WorkloadReader
-from autotune.core.length_report import LengthReport, length_report
-from autotune.core.scratch import scratch_folder
+from autotune.core.documents.length_report import LengthReport, length_report
+from autotune.core.files.scratch import scratch_folder
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source

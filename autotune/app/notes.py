@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 
 from autotune.core.candidate import Choice
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.rent import Offer
+from autotune.core.documents.result import Choosable
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
-from autotune.core.rent import Offer
-from autotune.core.result import Choosable
 from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces

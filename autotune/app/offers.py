@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate
+from autotune.core.documents.estimate import Estimate
 from autotune.core.setting import Setting
 from autotune.core.step_time import TIME_ERROR
 from autotune.planning.evaluator import Evaluator

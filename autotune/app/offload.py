@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.app.problem import with_last_resorts
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, MemoryEstimate, rank_key
+from autotune.core.documents.estimate import Estimate, MemoryEstimate, rank_key
 from autotune.core.status import OUT_OF_MEMORY
 from autotune.planning.evaluator import Evaluator
 from autotune.study.problem import SearchOutcome

@@ -9,11 +9,11 @@ from typing import Any
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_launcher, notes_on_loading
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import LengthLimit, histogram, limit
+from autotune.core.documents.length_report import LengthLimit, histogram, limit
+from autotune.core.documents.memory_timeline import MemoryTimeline
+from autotune.core.documents.result import BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.measurement import Measurement
-from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.spread import mean_interval, mean_rate, prediction_interval
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
@@ -239,7 +239,7 @@ def _seconds(run: Measurement, micro_batches: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """The winner's token rate over the baseline's, as :class:`autotune.core.result.Result` has it.
+    """The winner's token rate over the baseline's, as :class:`autotune.core.documents.result.Result` has it.
 
     Attributes:
         pairs: number of pairs of alternating runs; 0: the ratio is that of their probes.

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.core.json_text import read_json
-from autotune.core.text import decodable, printable
+from autotune.core.files.json_text import read_json
+from autotune.core.files.text import decodable, printable
 from autotune.emit.arguments import short_name
 from autotune.emit.files import write_text
 from autotune.errors import InputError

@@ -27,14 +27,14 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
-from autotune.core.bundle import PlannedBundle, ServerSplit
-from autotune.core.epoch import Epoch
-from autotune.core.estimate import Estimate, Plan, distinct, smallest_changes
+from autotune.core.documents.bundle import PlannedBundle, ServerSplit
+from autotune.core.documents.estimate import Estimate, Plan, distinct, smallest_changes
+from autotune.core.documents.explanation import Explanation, Subject
+from autotune.core.documents.length_report import histogram
 from autotune.core.events import TRACING
-from autotune.core.explanation import Explanation, Subject
 from autotune.core.gpu import Gpu
-from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
+from autotune.core.rows.epoch import Epoch
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.gpus import compares_gpus

@@ -16,10 +16,10 @@ from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.requests import traces_of
 from autotune.app.workload import WorkloadReader
-from autotune.core.documents import Documents
 from autotune.core.events import Listener
-from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import GPUS_PER_MACHINE, Hardware, Machine
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.inspection.dataset import evaluation_source, training_source

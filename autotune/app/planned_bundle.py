@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.app.servers import longest_sequence
-from autotune.core.bundle import Basis, PlannedBundle, ServerSplit
-from autotune.core.estimate import Estimate
+from autotune.core.documents.bundle import Basis, PlannedBundle, ServerSplit
+from autotune.core.documents.estimate import Estimate
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.figures import planned as handover_of

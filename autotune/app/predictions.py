@@ -14,13 +14,13 @@ from autotune.app.notes import notes_on_speed, notes_on_traces
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
+from autotune.core.documents.estimate import memory_key
+from autotune.core.documents.memory_timeline import MemoryTimeline
 from autotune.core.effort import EFFORTS
-from autotune.core.estimate import memory_key
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.jobs.protocol import OperatorsRequest, SpeedsRequest
 from autotune.core.machine import DeviceKind, Hardware, Machine
-from autotune.core.memory_timeline import MemoryTimeline
-from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.cpu import cpu
 from autotune.inspection.gpus import present_gpu

@@ -20,8 +20,8 @@ from autotune.app.report import write_result
 from autotune.app.search import Run, check_study, storage_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
+from autotune.core.documents.result import BaseFile, Result
 from autotune.core.events import StageStarted, WorkloadReady, ignore
-from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError

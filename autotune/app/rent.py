@@ -16,9 +16,9 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
+from autotune.core.documents.rent import BILLION, Offer, Rent, Unit, cost_of
 from autotune.core.events import Noted, Ranked, StageStarted
 from autotune.core.machine import Hardware
-from autotune.core.rent import BILLION, Offer, Rent, Unit, cost_of
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import compared_gpus, compares_gpus

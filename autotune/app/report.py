@@ -9,11 +9,11 @@ from typing import Literal
 
 from autotune.app.public import check_type
 from autotune.confidential import hidden_values
-from autotune.core.bundle import Basis
-from autotune.core.codec import DecodeError, decode
-from autotune.core.estimate import Plan
-from autotune.core.json_text import read_json
-from autotune.core.result import Result, Timelines
+from autotune.core.documents.bundle import Basis
+from autotune.core.documents.estimate import Plan
+from autotune.core.documents.result import Result, Timelines
+from autotune.core.files.codec import DecodeError, decode
+from autotune.core.files.json_text import read_json
 from autotune.emit.bundle import PLAN, RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.gpu import Gpu
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, package_digest

@@ -12,9 +12,9 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
 from autotune.app.problem import with_last_resorts
 from autotune.app.requests import probe_request
-from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Listener, StageStarted
+from autotune.core.files.codec import encode
 from autotune.core.machine import Hardware, Share
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autotune.app.options import Options
-from autotune.core.bundle import ServerSplit
 from autotune.core.candidate import Candidate
+from autotune.core.documents.bundle import ServerSplit
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, distinct
+from autotune.core.documents.estimate import Estimate, distinct
 from autotune.core.events import Event, Listener, Noted, Ranked, Tracing
 from autotune.planning.evaluator import Evaluator
 from autotune.reporting.words import differences

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autotune.core.candidate import Choice
 from autotune.core.events import Listener, StageStarted
+from autotune.core.jobs.protocol import CheckPackingRequest, PrepareRequest
 from autotune.core.machine import Machine
-from autotune.core.protocol import CheckPackingRequest, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, PackingCheck, Rollouts, Workload
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest

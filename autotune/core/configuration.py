@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.core.plan import NO_EVALUATION
 
 MODEL_CONFIG = "ModelConfig"

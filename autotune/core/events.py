@@ -10,7 +10,7 @@ from autotune.core.candidate import Candidate
 
 if TYPE_CHECKING:
     # The help of every command comes through here.
-    from autotune.core.estimate import Estimate
+    from autotune.core.documents.estimate import Estimate
     from autotune.core.measurement import Measurement
     from autotune.core.workload import Workload
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from autotune.core.nested import lookup, mapping
+from autotune.core.files.nested import lookup, mapping
 
 NO_EVALUATION = "no"
 """``eval_strategy`` of a training without evaluation, the default of ``transformers.TrainingArguments``."""

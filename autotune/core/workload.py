@@ -8,9 +8,9 @@ from functools import cached_property
 from math import ceil
 from typing import Literal
 
-from autotune.core.documents import Documents
-from autotune.core.images import ImageProfile
-from autotune.core.lengths import LengthDistribution
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.images import ImageProfile
+from autotune.core.rows.lengths import LengthDistribution
 
 Init = Literal["random", "pretrained"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.core.files.text import uncompressed
 from autotune.core.plan import TrainingPlan
-from autotune.core.text import uncompressed
 from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.dataset import builder_of

@@ -6,10 +6,10 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from autotune.core.bundle import Basis, PlannedBundle
-from autotune.core.result import Result, Timelines
+from autotune.core.documents.bundle import Basis, PlannedBundle
+from autotune.core.documents.result import Result, Timelines
+from autotune.core.files.yaml_text import yaml_text
 from autotune.core.status import RunStatus
-from autotune.core.yaml_text import yaml_text
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.comment import one_line, wrap_comment
 from autotune.emit.document import json_text

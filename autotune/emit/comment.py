@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from autotune.core.text import printable
+from autotune.core.files.text import printable
 
 _WIDTH = 100
 

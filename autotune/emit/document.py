@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from autotune.core.codec import encode
+from autotune.core.files.codec import encode
 
 # JSON strings contain no line breaks, so this matches no list inside a string.
 _NUMBERS = re.compile(r"\[\n([\d\s.,eE+-]+)\]")

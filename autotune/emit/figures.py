@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.core.bundle import Basis, PlannedBundle, ServerSplit
+from autotune.core.documents.bundle import Basis, PlannedBundle, ServerSplit
+from autotune.core.documents.result import Choosable, Result
 from autotune.core.machine import Hardware
-from autotune.core.result import Choosable, Result
 from autotune.core.workload import Workload
 from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE

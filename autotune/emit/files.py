@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.core.files import remove_partial_files, unwritten, written_atomically
+from autotune.core.files.atomic import remove_partial_files, unwritten, written_atomically
 from autotune.errors import InputError
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autotune.core.bundle import Basis, ServerSplit
+from autotune.core.documents.bundle import Basis, ServerSplit
+from autotune.core.documents.result import BaseFile
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import BaseFile
 from autotune.core.workload import Workload
 from autotune.emit.arguments import PEFT_CONFIG, THREADS, thread_variables
 from autotune.emit.launch import ACCELERATE, DEEPSPEED

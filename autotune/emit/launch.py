@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
+from autotune.core.files.yaml_text import yaml_text
 from autotune.core.plan import TrainingPlan
-from autotune.core.yaml_text import yaml_text
 from autotune.techniques.sharding import zero_stage
 
 ACCELERATE = "accelerate.yaml"

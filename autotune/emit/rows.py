@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.core.files.yaml_text import yaml_text
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetSource, Workload
-from autotune.core.yaml_text import yaml_text
 from autotune.emit.files import remove, write_text, written
 from autotune.trainers import Trainer, find_trainer
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autotune.core.bundle import ServerSplit
+from autotune.core.documents.bundle import ServerSplit
 from autotune.core.plan import TrainingPlan
 from autotune.emit.comment import one_line
 

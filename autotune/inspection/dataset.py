@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from autotune.core.text import COMPRESSIONS, uncompressed
+from autotune.core.files.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import local_path, unreadable

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from autotune.core.yaml_text import yaml_line
+from autotune.core.files.yaml_text import yaml_line
 
 SHARED = ("model", "script", "transformers", "any")
 """Sections of the table that apply to every trainer, after its own."""

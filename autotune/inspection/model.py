@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.core.json_text import read_json
+from autotune.core.files.json_text import read_json
 from autotune.core.workload import Init, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.paths import local_path, unreadable

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from autotune.core.text import decodable, printable
+from autotune.core.files.text import decodable, printable
 from autotune.errors import InputError
 
 # The hub's own rule: huggingface_hub.utils._validators.REPO_ID_REGEX and validate_repo_id.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from autotune.core.json_text import read_json
+from autotune.core.files.json_text import read_json
 from autotune.errors import InputError
 
 _QUOTED_CHARACTERS = 60

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.core.nested import Key, mapping
-from autotune.core.yaml_text import yaml_line
+from autotune.core.files.nested import Key, mapping
+from autotune.core.files.yaml_text import yaml_line
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import Node, YamlFile, excerpt, location, parse_yaml
 

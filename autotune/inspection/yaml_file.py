@@ -14,8 +14,8 @@ from typing import Any, Literal
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
-from autotune.core.json_text import MAX_DEPTH
-from autotune.core.text import printable
+from autotune.core.files.json_text import MAX_DEPTH
+from autotune.core.files.text import printable
 from autotune.errors import InputError
 
 MAX_BYTES = 128 * 1024

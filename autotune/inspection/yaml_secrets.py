@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 import yaml
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
-from autotune.core.yaml_text import yaml_line
+from autotune.core.files.yaml_text import yaml_line
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Change, apply_changes, comments_outside, header_comment
 from autotune.inspection.yaml_file import Node, YamlFile, parse_yaml

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autotune.core.files import cache_directory, remove_partial_files
+from autotune.core.files.atomic import cache_directory, remove_partial_files
 from autotune.emit.files import check_writable
 from autotune.errors import AutotuneError
 from autotune.nullgpu.installation import Installation, installation

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from autotune.core.codec import decode
-from autotune.core.dry_run import CommandExit, Followed, Refused
+from autotune.core.documents.dry_run import CommandExit, Followed, Refused
+from autotune.core.files.codec import decode
 from autotune.errors import InputError
 from autotune.inspection.command_line import ASSIGNMENT
 from autotune.nullgpu.devices import NullDevice

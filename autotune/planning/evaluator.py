@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Origin, distinct, rank_key
-from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
+from autotune.core.documents.estimate import Estimate, Origin, distinct, rank_key
+from autotune.core.documents.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
+from autotune.core.documents.memory_timeline import OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.gpu import Gpu
-from autotune.core.memory_timeline import OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
-from autotune.core.traced import TraceReply
+from autotune.core.jobs.traced import TraceReply
 from autotune.planning.extrapolation.forecast import Levels
 from autotune.planning.single import PlanTracer, SizedPlan, TracedPlan
 from autotune.planning.tracing.store import Traces
@@ -23,7 +23,7 @@ _NOT_TRACED = Untraceable("it was not traced", lasting=False)
 
 
 class Evaluator:
-    """Runner that estimates candidates of one problem by traces (:class:`autotune.core.estimate.Runner`).
+    """Runner that estimates candidates of one problem by traces (:class:`autotune.core.documents.estimate.Runner`).
 
     Candidates are in their normal form, and need not be in the problem's space. Only depth is extrapolated. Candidates
     with equal training plans share a trace. The largest micro-batches are traced first. Typical ones, which give the
@@ -98,7 +98,7 @@ class Evaluator:
         return next((each.reason for each in estimates if each.reason), "nothing could be predicted")
 
     def ranked(self) -> list[Estimate]:
-        """Return the estimates of :attr:`candidates`, in the order of :func:`autotune.core.estimate.rank_key`."""
+        """Return the estimates of :attr:`candidates`, by :func:`autotune.core.documents.estimate.rank_key`."""
         return sorted(map(self.estimate, self.candidates), key=rank_key)
 
     def estimate(self, candidate: Candidate) -> Estimate:

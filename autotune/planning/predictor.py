@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Origin, memory_key
+from autotune.core.documents.estimate import Origin, memory_key
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus

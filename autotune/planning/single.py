@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
-from autotune.core.images import ChosenRows
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, MICRO_BATCH, PRECOMPUTE
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
+from autotune.core.rows.images import ChosenRows
 from autotune.core.setting import Setting
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import LAYERS_AT_EDGES, Forecast, mean_times, memory_estimate
 from autotune.planning.tracing.store import Traces

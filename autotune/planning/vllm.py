@@ -24,8 +24,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autotune.core.estimate import MemoryEstimate
-from autotune.core.memory_timeline import AT_REST, VLLM
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.memory_timeline import AT_REST, VLLM
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import MICRO_BATCH
 from autotune.core.setting import Setting

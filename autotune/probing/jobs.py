@@ -13,11 +13,10 @@ from typing import Generic, TypeVar
 
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
-from autotune.core.exchange import ExchangeError
+from autotune.core.files.scratch import is_temporary
 from autotune.core.gpu import GpuSpeeds
-from autotune.core.machine import DeviceKind
-from autotune.core.measurement import Measurement, combine_ranks
-from autotune.core.protocol import (
+from autotune.core.jobs.exchange import ExchangeError
+from autotune.core.jobs.protocol import (
     LOG_FILE,
     RANK_FOLDER,
     CheckPackingRequest,
@@ -30,10 +29,11 @@ from autotune.core.protocol import (
     SmokeTestRequest,
     SpeedsRequest,
 )
-from autotune.core.ranks import rank_variables, reserved_port
-from autotune.core.scratch import is_temporary
+from autotune.core.jobs.ranks import rank_variables, reserved_port
+from autotune.core.jobs.traced import TraceReply, TraceRequest
+from autotune.core.machine import DeviceKind
+from autotune.core.measurement import Measurement, combine_ranks
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import PackingCheck, Workload
 from autotune.errors import AutotuneError, JobLostError
 from autotune.probing.channel import read_tail, signal_name

@@ -11,11 +11,11 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
 
-from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
-from autotune.core.files import unwritten
+from autotune.core.files.atomic import unwritten
+from autotune.core.files.scratch import is_temporary
+from autotune.core.jobs.exchange import ExchangeError, check_reply_fits, read_reply, write_request
+from autotune.core.jobs.protocol import Failure, InputProblem
 from autotune.core.machine import WHOLE, DeviceKind, Share
-from autotune.core.protocol import Failure, InputProblem
-from autotune.core.scratch import is_temporary
 from autotune.errors import InputError, ProbeServerError, UnreadError
 from autotune.inspection.cpu import cpu_variables, out_of_memory_kills
 from autotune.probing.channel import Channel, ChannelClosed, ServerProcess, signal_name

@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Lock
 
 from autotune.core.events import Listener, Tracing
-from autotune.core.scratch import scratch_folder
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.files.scratch import scratch_folder
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
 from autotune.probing.server import JobServer, Worker

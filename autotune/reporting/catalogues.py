@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from autotune.core.catalogue import CatalogueOption, CatalogueRow
+from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.gpu import Gpu
 from autotune.reporting.document import Block, Document, Facts, Listing, Paragraph, Section, Table
 from autotune.reporting.words import MISSING

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.documents.result import Choosable, Contribution, Result
+from autotune.core.files.yaml_text import yaml_line
 from autotune.core.spread import TIE
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.core.yaml_text import yaml_line
 from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
 from autotune.reporting.outlook import baseline_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from typing import TypeVar
 
-from autotune.core.memory_timeline import MemoryTimeline
+from autotune.core.documents.memory_timeline import MemoryTimeline
 from autotune.reporting.words import printable
 
 _CROWDED = 1 / 3

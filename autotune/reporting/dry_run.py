@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
+from autotune.core.documents.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
 from autotune.reporting.document import TONES, Bar, Document, Section, Table, Verdict, listing
 from autotune.reporting.words import short_path
 from autotune.units import format_bytes

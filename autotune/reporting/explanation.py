@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotune.core.batch_geometry import Shape
-from autotune.core.estimate import Estimate, Plan
-from autotune.core.explanation import Explanation, TracedPoint
-from autotune.core.memory_timeline import AT_REST, VLLM
+from autotune.core.documents.estimate import Estimate, Plan
+from autotune.core.documents.explanation import Explanation, TracedPoint
+from autotune.core.documents.memory_timeline import AT_REST, VLLM
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
+from autotune.core.rows.batch_geometry import Shape
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting import document as doc
 from autotune.reporting.words import bytes_or_dash, predicted_rate, rate_or_dash

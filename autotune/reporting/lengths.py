@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.core.images import ImageLimit, ImageProfile
-from autotune.core.length_report import QUANTILES, LengthBin, LengthReport
+from autotune.core.documents.length_report import QUANTILES, LengthBin, LengthReport
+from autotune.core.rows.images import ImageLimit, ImageProfile
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.trainers import find_trainer, limits_rows
 from autotune.units import counted, format_bytes, format_share

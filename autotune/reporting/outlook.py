@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.result import Result, Trial
+from autotune.core.documents.result import Result, Trial
+from autotune.core.documents.unsearched import LeftOut, Unlockable
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
-from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.reporting import words
 from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes, format_duration, format_share

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.candidate import Candidate
-from autotune.core.epoch import Epoch
-from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, Plan, distinct
-from autotune.core.explanation import Explanation, Subject
-from autotune.core.rent import BILLION, Rent, cost_of
+from autotune.core.documents.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, Plan, distinct
+from autotune.core.documents.explanation import Explanation, Subject
+from autotune.core.documents.rent import BILLION, Rent, cost_of
+from autotune.core.rows.epoch import Epoch
 from autotune.reporting import document as doc
 from autotune.reporting import sections, words
 from autotune.reporting.explanation import explanation_stages

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
+from autotune.core.documents.result import Choosable, Result, Trial
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
-from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import comparison, outlook, sections, words
 from autotune.reporting import document as doc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from autotune.core.rent import Offer, Rent, Unit
+from autotune.core.documents.rent import Offer, Rent, Unit
 from autotune.reporting import words
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.plan import traces_text, workload_and_gpus_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.core.epoch import Epoch
-from autotune.core.yaml_text import yaml_line
+from autotune.core.files.yaml_text import yaml_line
+from autotune.core.rows.epoch import Epoch
 from autotune.reporting.document import Bar, Cell, Facts, Medium, Section, Table, memory_axis
 from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash
 from autotune.units import format_bytes, format_share

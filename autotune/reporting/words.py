@@ -8,7 +8,7 @@ from math import floor, log10
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
+from autotune.core.documents.estimate import Estimate
 from autotune.core.status import ProbeStatus
 from autotune.units import format_bytes, format_duration, format_rate
 

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import get_type_hints
 
-from autotune.core.codec import decode
-from autotune.core.exchange import read_request, write_reply
-from autotune.core.protocol import LOG_FILE, InputProblem
+from autotune.core.files.codec import decode
+from autotune.core.jobs.exchange import read_request, write_reply
+from autotune.core.jobs.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
 from autotune.step.imports import import_libraries
 from autotune.step.job import JobContext, JobFunction, failure_of, lacks_space

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from autotune.core.configuration import Override
-from autotune.core.json_text import read_json
+from autotune.core.files.json_text import read_json
 
 _MAX_EXCERPT_CHARACTERS = 80
 # Text that transformers' parser accepts as a boolean (string_to_bool).

@@ -35,7 +35,7 @@ _PRELOADED = (
 # accelerate imports DeepSpeed in every training, if it is installed: half a second per job. The first training of a
 # process imports its Muon optimizer, which compiles functions; a trace would record that as a compiled step.
 _DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
-_TRACE_MODULES = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
+_TRACE_MODULES = ("autotune.virtual.engine.device", "autotune.virtual.kernels.cpu", "autotune.virtual.engine.tracing")
 
 
 class _LazyImport(importlib.abc.MetaPathFinder):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.confidential import hidden
-from autotune.core.protocol import Failure
+from autotune.core.jobs.protocol import Failure
 from autotune.errors import causes
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

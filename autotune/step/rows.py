@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from autotune.core.heaviest import Loads
-from autotune.core.lengths import LengthDistribution
+from autotune.core.rows.heaviest import Loads
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import IGNORED_LABEL
 
 _BATCH_ROWS = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate
-from autotune.core.result import Contribution
+from autotune.core.documents.result import Contribution
 from autotune.core.status import ProbeStatus
 from autotune.study.judge import Judge
 from autotune.study.problem import Problem, Purpose, Record

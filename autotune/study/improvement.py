@@ -11,7 +11,7 @@ from functools import cache, partial
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, Runner, memory_key, rank_key
+from autotune.core.documents.estimate import Estimate, Runner, memory_key, rank_key
 from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
 from autotune.study.problem import Problem
 

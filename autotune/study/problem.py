@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents.result import Contribution, Smallest
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.prediction import Prediction
-from autotune.core.result import Contribution, Smallest
 from autotune.core.spread import Interval, mean_rate, prediction_interval
 from autotune.core.status import Ending, ProbeStatus
 

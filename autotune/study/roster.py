@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.files.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
 from autotune.study.problem import Sharing
 from autotune.study.storage import OpenStudy

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.documents.result import Contribution, Smallest
 from autotune.core.effort import Effort
 from autotune.core.events import Listener, Noted, StageStarted
+from autotune.core.files.codec import DecodeError, decode, encode
 from autotune.core.prediction import Predictor
-from autotune.core.result import Contribution, Smallest
 from autotune.core.status import Ending
 from autotune.study.comparison import failed
 from autotune.study.contributions import contributions, measure_contributions, unmeasured_reverts

@@ -11,7 +11,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.candidate import Candidate
-from autotune.core.codec import decode, encode
+from autotune.core.files.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.gpu import AMPERE
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import rounded_up
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import ON, CrashReason, Option, Technique

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.documents import Documents
-from autotune.core.length_report import LengthLimit, limit
+from autotune.core.documents.length_report import LengthLimit, limit
+from autotune.core.rows.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, differing, facts

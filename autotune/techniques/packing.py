@@ -9,13 +9,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.documents import Documents
+from autotune.core.rows.documents import Documents
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Equipped, Option
 from autotune.techniques.trace_impact import SIZES
 
 if TYPE_CHECKING:
-    from autotune.core.table import Numbers
+    from autotune.core.rows.table import Numbers
 
 NAME = "packing"
 NONE = "none"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.json_text import read_json
+from autotune.core.files.json_text import read_json
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques import lora

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import LengthLimit
+from autotune.core.documents.length_report import LengthLimit
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import catalogue

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from autotune.core.candidate import Candidate, ReadTracking
-from autotune.core.nested import lookup, merge
+from autotune.core.files.nested import lookup, merge
 from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.program import EVALUATE, SAVE, StepProgram
 from autotune.core.setting import Setting

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import PRECOMPUTE, StepProgram
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import Document
 from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.base import Trainer

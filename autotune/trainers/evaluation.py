@@ -7,15 +7,15 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
-from autotune.core.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
-from autotune.core.blocks import block_rows
-from autotune.core.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
+from autotune.core.rows.blocks import block_rows
+from autotune.core.rows.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
 
 if TYPE_CHECKING:
-    from autotune.core.table import Numbers
+    from autotune.core.rows.table import Numbers
 
 _DRAWN = 192
 """Number of random micro-batches that represent an epoch."""

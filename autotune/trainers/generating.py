@@ -6,10 +6,10 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.rows.documents import Document, Documents
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.traits import MOST_TRACED

@@ -9,14 +9,14 @@ from itertools import cycle, islice
 from math import ceil
 from typing import TYPE_CHECKING
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
-from autotune.core.documents import Documents
-from autotune.core.heaviest import Loads, heaviest
-from autotune.core.representatives import distribution_of_sum, representatives
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.heaviest import Loads, heaviest
+from autotune.core.rows.representatives import distribution_of_sum, representatives
 from autotune.techniques.packing import CUTTING, SEPARATING, packed_documents
 
 if TYPE_CHECKING:
-    from autotune.core.table import Numbers
+    from autotune.core.rows.table import Numbers
 
 _CACHED = 4096
 _GROUPS_PER_LENGTH = 512
@@ -30,7 +30,7 @@ _WORTH_TRACING = 1.02
 def _heaviest_shapes(
     documents: Documents, rows: int, length: int | None, multiple: int, *, flat: bool
 ) -> tuple[Layout, list[Shape]]:
-    """Return the shapes of :func:`autotune.core.heaviest.heaviest`, and the layout of the first of them.
+    """Return the shapes of :func:`autotune.core.rows.heaviest.heaviest`, and the layout of the first of them.
 
     Args:
         rows: rows of a micro-batch. If there are fewer documents, they are repeated.

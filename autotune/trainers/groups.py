@@ -8,11 +8,11 @@ from dataclasses import replace
 from math import gcd
 from typing import ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.rows.documents import Documents
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError

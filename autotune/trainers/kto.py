@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.blocks import blocks_of
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Document, Documents
-from autotune.core.heaviest import Loads, heaviest_blocks
-from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import PRECOMPUTE, StepProgram
-from autotune.core.representatives import representatives
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.rows.blocks import blocks_of
+from autotune.core.rows.documents import Document, Documents
+from autotune.core.rows.heaviest import Loads, heaviest_blocks
+from autotune.core.rows.images import ImageProfile
+from autotune.core.rows.representatives import representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
@@ -25,7 +25,7 @@ from autotune.trainers.dpo import PASS_SPREAD, REFERENCE_PASS
 from autotune.trainers.geometry import share_of
 
 if TYPE_CHECKING:
-    from autotune.core.table import Numbers
+    from autotune.core.rows.table import Numbers
 
 POLICY_KL = "policy KL pass"
 """The forward pass of the trained model on mismatched prompts and answers, before its pass with gradients."""

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
-from autotune.core.documents import Document, Documents
-from autotune.core.heaviest import Loads
-from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
+from autotune.core.rows.documents import Document, Documents
+from autotune.core.rows.heaviest import Loads
+from autotune.core.rows.images import ImageProfile
 from autotune.techniques.attention import FLEX
 from autotune.techniques.traits import MOST_TRACED, without_sizes
 from autotune.trainers.declared import Declared
 from autotune.trainers.geometry import unpacked, widths
 
 if TYPE_CHECKING:
-    from autotune.core.table import Numbers
+    from autotune.core.rows.table import Numbers
 
 _PROMPT = "prompt"
 """The part of a row that is not in the loss."""

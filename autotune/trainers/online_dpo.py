@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import Document
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical, rounded_up
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.representatives import MOST, representatives
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical, rounded_up
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
+from autotune.core.rows.representatives import MOST, representatives
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques.vllm import COLOCATE, SERVER

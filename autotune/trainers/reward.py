@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.documents import Document
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import Document
 from autotune.core.workload import CHAT_TEMPLATE, Workload
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.rows.documents import Document, Documents
 from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
 from autotune.techniques.max_length import TRUNCATION, MaxLength
 from autotune.techniques.packing import CUTTING, SEPARATING

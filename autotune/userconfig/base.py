@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.core.configuration import DISPATCHING, MODEL_CONFIG, TRACKERS, Configuration, ReadCommand
+from autotune.core.documents.verdict import Finding, Severity, has_error
+from autotune.core.files.nested import Key, lookup, mapping
 from autotune.core.machine import Hardware
-from autotune.core.nested import Key, lookup, mapping
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.verdict import Finding, Severity, has_error
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.core.bundle import Basis, PlannedBundle
-from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
-from autotune.core.json_text import read_json
-from autotune.core.nested import mapping
+from autotune.core.documents.bundle import Basis, PlannedBundle
+from autotune.core.documents.verdict import Finding, Severity
+from autotune.core.files.codec import DecodeError, decode
+from autotune.core.files.json_text import read_json
+from autotune.core.files.nested import mapping
 from autotune.core.plan import TrainingPlan
-from autotune.core.verdict import Finding, Severity
 from autotune.emit.bundle import PLAN, RESULT, UNFINISHED
 from autotune.techniques.traits import MEASURED_FIELDS
 

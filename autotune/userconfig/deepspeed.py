@@ -9,8 +9,8 @@ from typing import Any
 
 from autotune.confidential import hidden, without_secrets
 from autotune.core.configuration import Configuration
-from autotune.core.json_text import read_json
-from autotune.core.nested import Key, lookup, mapping, set_or_remove
+from autotune.core.files.json_text import read_json
+from autotune.core.files.nested import Key, lookup, mapping, set_or_remove
 from autotune.errors import InputError, UnreadError
 
 DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}

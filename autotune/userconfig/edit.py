@@ -9,12 +9,12 @@ from typing import Any
 
 from autotune.confidential import secret_keys, without_secrets
 from autotune.core.candidate import Candidate
+from autotune.core.documents.result import BaseFile
+from autotune.core.files.nested import Key
+from autotune.core.files.yaml_text import yaml_text
 from autotune.core.machine import Hardware
-from autotune.core.nested import Key
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
-from autotune.core.yaml_text import yaml_text
 from autotune.emit.arguments import THREADS, thread_variables
 from autotune.emit.files import write_text
 from autotune.emit.launch import ACCELERATE, FROM_TRAINER_ARGUMENTS, PRECISION, launch_files, launch_keys

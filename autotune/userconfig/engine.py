@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.core.configuration import NOT_COMPILED, Configuration
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.emit.launch import PARALLELISM, PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.offload import offload_variables

@@ -22,8 +22,8 @@ from typing import Any
 import yaml
 
 from autotune.core.configuration import Configuration, read_object
-from autotune.core.json_text import is_json
-from autotune.core.nested import mapping
+from autotune.core.files.json_text import is_json
+from autotune.core.files.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.configuration import Configuration
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.errors import InputError, UnreadError
 
 _FSDP = "fsdp_"

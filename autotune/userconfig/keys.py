@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.core.configuration import Configuration
-from autotune.core.nested import Key, lookup, mapping, set_or_remove
+from autotune.core.files.nested import Key, lookup, mapping, set_or_remove
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers.declared import LOADING
 from autotune.userconfig.launch import Launching

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Built, Configuration, Fault, ReadCommand
-from autotune.core.nested import mapping
+from autotune.core.documents.verdict import Finding, Severity
+from autotune.core.files.nested import mapping
 from autotune.core.plan import EPOCHS, STEPS
-from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of

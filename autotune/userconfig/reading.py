@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
+from autotune.core.jobs.protocol import ReadCommandRequest, SmokeTestRequest
 from autotune.core.machine import Hardware
 from autotune.core.plan import (
     ALLOCATOR_VARIABLES,
@@ -16,7 +17,6 @@ from autotune.core.plan import (
     allocator_settings,
     unsimulated_settings,
 )
-from autotune.core.protocol import ReadCommandRequest, SmokeTestRequest
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
 from autotune.probing.jobs import read_command as run_job

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.confidential import MASK, hidden_values
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source

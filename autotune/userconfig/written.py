@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.confidential import hidden_words
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import CONFIG, TRL, Command, options_of, read_command_line
 from autotune.inspection.paths import user_path

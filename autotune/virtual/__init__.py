@@ -1,8 +1,9 @@
 """The virtual accelerator: runs PyTorch training steps on fake tensors, without a GPU, and records their memory use."""
 
-from autotune.virtual.apart import HandOverError
-from autotune.virtual.dispatch import UnknownShapeError
-from autotune.virtual.tracing import (
+from autotune.virtual.cost.roofline import step_seconds
+from autotune.virtual.engine.apart import HandOverError
+from autotune.virtual.engine.dispatch import UnknownShapeError
+from autotune.virtual.engine.tracing import (
     adopt,
     assume,
     for_real,
@@ -13,7 +14,8 @@ from autotune.virtual.tracing import (
     trace,
     unused_bytes,
 )
-from autotune.virtual.unsupported import UnsupportedError
+from autotune.virtual.patches.unsupported import UnsupportedError
+from autotune.virtual.recording.replay import replay
 
 __all__ = [
     "HandOverError",
@@ -25,7 +27,9 @@ __all__ = [
     "holds",
     "is_tracing",
     "phase",
+    "replay",
     "settled",
+    "step_seconds",
     "trace",
     "unused_bytes",
 ]

@@ -14,7 +14,7 @@ from autotune.core.status import ProbeStatus
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was predicted of a case, in the words of :class:`autotune.core.estimate.MemoryEstimate`.
+    """What was predicted of a case, in the words of :class:`autotune.core.documents.estimate.MemoryEstimate`.
 
     Attributes:
         error: share of the memory that the prediction says it may be off by.

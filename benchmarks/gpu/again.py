@@ -20,7 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from autotune.app.planned import planned_machine
-from autotune.core.codec import decode, encode
+from autotune.core.files.codec import decode, encode
 from autotune.planning.tracing.cache import Cache
 from benchmarks.common import chosen
 from benchmarks.gpu.accuracy import Outcome, Prediction

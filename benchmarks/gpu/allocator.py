@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.virtual.allocator import CachingAllocator
-from autotune.virtual.blocks import Block
+from autotune.virtual.allocator.blocks import Block
+from autotune.virtual.allocator.caching import CachingAllocator
 
 HISTORY_ENTRIES = 2_000_000
 

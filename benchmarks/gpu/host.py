@@ -23,7 +23,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.inspection.machine import machine
-from autotune.virtual.callers import CountedCallers
+from autotune.virtual.operators.callers import CountedCallers
 
 _TINY = {
     "vocab_size": 64,

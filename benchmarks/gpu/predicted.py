@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.planned import planned_machine
+from autotune.core.jobs.protocol import OperatorsRequest, SpeedsRequest
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache

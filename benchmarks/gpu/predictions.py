@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.documents.estimate import Estimate
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.planning.tracing.cache import Cache, fingerprint

@@ -17,12 +17,12 @@ from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
-from autotune.core.heaviest import Loads, heaviest
+from autotune.core.jobs.protocol import ProbeRequest
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
-from autotune.core.protocol import ProbeRequest
+from autotune.core.rows.heaviest import Loads, heaviest
 from autotune.core.setting import GLOBAL_BATCH
-from autotune.core.traced import TraceRequest
 from autotune.core.workload import Workload
 from autotune.errors import AutotuneError
 from autotune.inspection.dataset import dataset_source

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.candidate import Candidate
-from autotune.core.codec import encode
+from autotune.core.files.codec import encode
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement, Schedule
 from autotune.inspection.machine import environment

@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 import autotune
-from autotune.core.codec import encode
+from autotune.core.files.codec import encode
 from autotune.core.machine import DeviceKind
 from autotune.errors import AutotuneError
 from autotune.inspection.machine import machine as inspect_machine

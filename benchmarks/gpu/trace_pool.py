@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TypeVar
 
-from autotune.core.traced import TraceRequest
+from autotune.core.jobs.traced import TraceRequest
 from autotune.errors import AutotuneError
 from autotune.probing import JobServer, trace
 from autotune.probing.tracing import Traced, Untraceable

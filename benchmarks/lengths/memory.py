@@ -21,9 +21,9 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.app.workload import WorkloadReader
-from autotune.core.length_report import length_report
-from autotune.core.lengths import LengthDistribution
-from autotune.core.protocol import Job, PrepareRequest
+from autotune.core.documents.length_report import length_report
+from autotune.core.jobs.protocol import Job, PrepareRequest
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer
 from autotune.reporting.lengths import lengths_report

@@ -16,9 +16,9 @@ from autotune.app.planned import planned_machine
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
+from autotune.core.jobs.protocol import ProbeRequest
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.protocol import ProbeRequest
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.dataset import dataset_source

@@ -21,11 +21,11 @@ from autotune.app.planned import planned_machine, planned_workload, rows_of_leng
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
+from autotune.core.documents.estimate import Estimate
 from autotune.core.events import ignore
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import StepTime
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator

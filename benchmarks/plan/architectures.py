@@ -25,11 +25,11 @@ from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
-from autotune.core.batch_geometry import Shape
 from autotune.core.events import ignore
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.traced import TraceRequest
+from autotune.core.rows.batch_geometry import Shape
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache

@@ -23,7 +23,7 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate
+from autotune.core.documents.estimate import Estimate
 from autotune.core.events import ignore
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source

@@ -18,10 +18,10 @@ from statistics import median
 from typing import Any
 
 from autotune.app.planned import planned_machine
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
 from autotune.inspection.machine import environment

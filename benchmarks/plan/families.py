@@ -17,9 +17,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from autotune.core.batch_geometry import Shape
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD, FORWARD, OPTIMIZER_STEP
+from autotune.core.rows.batch_geometry import Shape
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import STEPS, TracedRows
 from autotune.trainers import find_trainer
@@ -27,7 +27,7 @@ from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
+from autotune.virtual.steps.phases import step_name
 from tests.small import small_tokenizer
 from tests.virtual.models import FAMILIES, config_of
 from tests.virtual.reference import phases_on_cpu

@@ -31,7 +31,7 @@ from benchmarks.common import chosen, read_rows, start_on_null_gpu
 
 if TYPE_CHECKING:
     from autotune.core.candidate import Candidate
-    from autotune.core.estimate import MemoryEstimate
+    from autotune.core.documents.estimate import MemoryEstimate
     from autotune.planning.evaluator import Evaluator
     from autotune.trainers.problem import TrainerProblem
 

@@ -20,7 +20,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Choice
 from autotune.core.events import ignore
 from autotune.core.gpu import Gpu
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache

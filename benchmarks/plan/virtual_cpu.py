@@ -17,7 +17,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import STEPS, TracedRows
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
+from autotune.virtual.steps.phases import step_name
 from tests.small import small_tokenizer
 from tests.virtual.models import ARCHITECTURES, config_of
 from tests.virtual.reference import run_on_cpu

@@ -23,7 +23,7 @@ from statistics import median
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import autotune
-from autotune.core.result import Result
+from autotune.core.documents.result import Result
 from benchmarks.probe.promise import bundle_of, found, steps_in, train, written
 from benchmarks.shapes import SMALL_WORKLOAD
 

@@ -29,9 +29,9 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS
 from autotune.core.events import ignore
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine

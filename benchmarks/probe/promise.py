@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import autotune
-from autotune.core.codec import decode
+from autotune.core.documents.result import Choosable, Result
 from autotune.core.effort import EFFORTS, Effort
+from autotune.core.files.codec import decode
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.protocol import ProbeRequest
-from autotune.core.result import Choosable, Result
 from autotune.core.spread import Interval, mean_rate
 from autotune.probing import JobServer, probe
 from autotune.study.comparison import next_turn, wanted_runs

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.core.result import Result
+from autotune.core.documents.result import Result
 
 _PEAK, _PASS = "PEAK ", "PASS "
 # Runs in the training process: the baseline is taken after the imports, as in a probe. The kernel's high-water mark

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import autotune
-from autotune.core.result import Choosable
+from autotune.core.documents.result import Choosable
 from autotune.units import format_bytes
 from benchmarks.common import chosen, read_rows
 from benchmarks.probe.real_run import RealRun, real_run

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from autotune.core.codec import decode, encode
+from autotune.core.files.codec import decode, encode
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Schedule
-from autotune.core.protocol import ProbeRequest
 
 # Steps at the start, where caches fill and optimizer state appears.
 _SETTLING_STEPS = 2

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.virtual import adopt, phase, trace
 from autotune.virtual.ranks import World
-from autotune.virtual.replay import replay
+from autotune.virtual.recording.replay import replay
 from benchmarks.published.tables import Outcome
 
 _STEPS = 2

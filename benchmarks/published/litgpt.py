@@ -19,7 +19,7 @@ from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
 from autotune.virtual import for_real, phase
-from autotune.virtual.quantized import fill_quantized
+from autotune.virtual.patches.quantized import fill_quantized
 from benchmarks.published.measure import Shown, measured
 from benchmarks.published.tables import Outcome
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from autotune.virtual import trace
-from autotune.virtual.records import EMPTY_CACHE, MemoryEvent, Place
-from autotune.virtual.replay import replay
+from autotune.virtual.recording.records import EMPTY_CACHE, MemoryEvent, Place
+from autotune.virtual.recording.replay import replay
 from benchmarks.published.tables import Outcome
 
 

@@ -26,7 +26,7 @@ from autotune.core.plan import Launch
 from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR, USUAL_PACE, Pace
 from autotune.inspection.gpus import listed_gpu
 from autotune.virtual import trace
-from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_seconds
+from autotune.virtual.cost.roofline import Access, Kind, Work, operator_seconds, step_seconds
 from benchmarks.published.shapes import Published, published
 
 PAGE = Path(__file__).with_name("speeds.md")

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from autotune.virtual import adopt, phase, trace
 from autotune.virtual.ranks import World
-from autotune.virtual.replay import replay
+from autotune.virtual.recording.replay import replay
 from benchmarks.published.tables import Outcome
 
 _STEPS = 2

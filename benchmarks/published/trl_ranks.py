@@ -20,8 +20,8 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
 from autotune.inspection.model import model_source
 from autotune.step.job import JobContext

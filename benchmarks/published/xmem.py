@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES
 from autotune.virtual import adopt, phase, trace
-from autotune.virtual.allocator import OutOfMemoryError
-from autotune.virtual.records import Trace
-from autotune.virtual.replay import replay
-from autotune.virtual.varied import MicroBatch, steps_before, varied
+from autotune.virtual.allocator.caching import OutOfMemoryError
+from autotune.virtual.recording.records import Trace
+from autotune.virtual.recording.replay import replay
+from autotune.virtual.steps.varied import MicroBatch, steps_before, varied
 from benchmarks.published.tables import Outcome
 
 _TOKEN = 5

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 
 from autotune.core.candidate import Candidate
+from autotune.core.documents.estimate import Estimate, Origin
 from autotune.core.effort import EFFORTS, Effort
-from autotune.core.estimate import Estimate, Origin
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus

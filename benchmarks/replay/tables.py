@@ -14,8 +14,8 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.options import Options, probe_options
 from autotune.app.problem import problem_of
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.codec import decode, encode
-from autotune.core.estimate import Estimate, Origin, rank_key
+from autotune.core.documents.estimate import Estimate, Origin, rank_key
+from autotune.core.files.codec import decode, encode
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
@@ -123,7 +123,7 @@ class Reordered:
 
 
 class RecordedRunner:
-    """Runs candidates by the recorded traces of a table; implements :class:`autotune.core.estimate.Runner`.
+    """Runs candidates by the recorded traces of a table; implements :class:`autotune.core.documents.estimate.Runner`.
 
     Args:
         budget_bytes: memory that training may need; None: that of the recording.

@@ -19,7 +19,7 @@ from statistics import fmean
 from unittest.mock import patch
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, Runner, rank_key
+from autotune.core.documents.estimate import Estimate, Runner, rank_key
 from autotune.study import improvement
 from autotune.study.problem import Problem
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Reordered, Table, read_table

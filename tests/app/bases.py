@@ -12,9 +12,9 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.base import Start, start_of
 from autotune.app.options import Options, probe_options
 from autotune.app.problem import problem_of
+from autotune.core.jobs.protocol import ReadCommandRequest
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import ReadCommandRequest
 from autotune.core.workload import Workload
 from autotune.step.job import JobContext
 from autotune.step.jobs.read_command import read_command

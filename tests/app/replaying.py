@@ -12,8 +12,8 @@ from unittest import mock
 
 from autotune.app import search
 from autotune.app.workers import worker
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.probing import JobServer
 from autotune.units import MIB

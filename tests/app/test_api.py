@@ -13,12 +13,12 @@ import pytest
 import autotune
 from autotune.app.arguments import CheckArguments, LengthsArguments
 from autotune.core.candidate import Candidate
+from autotune.core.documents.result import BaseFile
+from autotune.core.documents.verdict import WillNotFit
 from autotune.core.events import Noted, ProbeFinished, StageStarted
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch
-from autotune.core.result import BaseFile
 from autotune.core.status import ProbeStatus
-from autotune.core.verdict import WillNotFit
 from autotune.errors import InputError
 from tests.reporting.examples import a_result
 from tests.small import text_rows, write_rows, write_small_model

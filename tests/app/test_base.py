@@ -12,8 +12,8 @@ from packaging.version import Version
 
 from autotune.app.epoch import epoch_of
 from autotune.app.search import fingerprint
-from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import ALLOCATOR_VARIABLES, allocator_settings
+from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
 from autotune.techniques.versions import accepted_versions

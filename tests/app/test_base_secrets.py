@@ -15,8 +15,8 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.report import write_page
 from autotune.app.search import fingerprint
 from autotune.confidential import PLACEHOLDER
-from autotune.core.codec import encode
-from autotune.core.result import BaseFile
+from autotune.core.documents.result import BaseFile
+from autotune.core.files.codec import encode
 from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import unified_diff

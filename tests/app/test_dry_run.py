@@ -10,8 +10,7 @@ import pytest
 
 from autotune.app import dry_run as module
 from autotune.app.dry_run import answer, dry_run
-from autotune.core.codec import decode, encode
-from autotune.core.dry_run import (
+from autotune.core.documents.dry_run import (
     EXIT_CODES,
     CommandExit,
     DryRun,
@@ -24,6 +23,7 @@ from autotune.core.dry_run import (
     Span,
 )
 from autotune.core.events import ignore
+from autotune.core.files.codec import decode, encode
 from autotune.errors import InputError
 from autotune.nullgpu.command import CommandResult
 from autotune.units import GIB

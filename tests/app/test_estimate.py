@@ -10,8 +10,8 @@ from trl import GRPOConfig, SFTConfig
 
 import autotune
 from autotune.app.estimate import _traced_shape
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.errors import AutotuneError, InputError
 from autotune.userconfig.fields import configuration_of, user_plan
 from tests.small import VOCABULARY

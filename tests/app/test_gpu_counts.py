@@ -12,8 +12,8 @@ from autotune.app.notes import close_calls
 from autotune.app.options import checked_options
 from autotune.app.rent import divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.core.candidate import Choice
+from autotune.core.documents.rent import Offer
 from autotune.core.gpu import Gpu
-from autotune.core.rent import Offer
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from tests.reporting.rents import CHEAPEST, TOO_SMALL, UNPRICED, an_offer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.app.notes import host_notes
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.plan import Launch
 from autotune.units import GIB
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from autotune.app.offload import notes_on_offloading, notes_on_untried, with_last_resorts_if_nothing_fits
 from autotune.app.predictions import trace_before_search
 from autotune.app.problem import with_last_resorts
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
-from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache

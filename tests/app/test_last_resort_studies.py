@@ -17,10 +17,10 @@ from autotune.app.predictions import Predictions, trace_before_search
 from autotune.app.problem import with_last_resorts
 from autotune.app.search import Run, run_search, storage_of
 from autotune.core.events import ignore
+from autotune.core.jobs.protocol import ProbeRequest
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.traced import TraceRequest
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
 from autotune.probing.tracing import Traced

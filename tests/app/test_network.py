@@ -11,7 +11,7 @@ import pytest
 import autotune
 from autotune.app.notes import notes_on_processes
 from autotune.app.planned import machines_of, planned_machine
-from autotune.core.estimate import Plan
+from autotune.core.documents.estimate import Plan
 from autotune.core.plan import Launch
 from autotune.errors import InputError
 from autotune.inspection import machine as of_machine

@@ -11,7 +11,7 @@ import pytest
 import autotune
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.setting import Setting, Wishes
 from autotune.core.workload import Rollouts, Workload
 from autotune.planning.extrapolation.forecast import TRACED_ERROR

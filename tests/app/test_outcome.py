@@ -8,12 +8,12 @@ import pytest
 
 from autotune.app.outcome import RunFacts, result_of
 from autotune.core.candidate import Candidate
-from autotune.core.codec import decode, encode
+from autotune.core.documents.memory_timeline import Mark, MemoryTimeline
+from autotune.core.documents.result import Choosable, LaterFailure, Result, Smallest
+from autotune.core.files.codec import decode, encode
 from autotune.core.measurement import Measurement, OutOfMemory
-from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD, MICRO_BATCH
-from autotune.core.result import Choosable, LaterFailure, Result, Smallest
 from autotune.core.spread import mean_interval, mean_rate, prediction_interval
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part

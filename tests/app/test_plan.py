@@ -10,9 +10,9 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
-from autotune.core.estimate import MemoryEstimate, Origin
+from autotune.core.documents.estimate import MemoryEstimate, Origin
+from autotune.core.documents.explanation import Subject
 from autotune.core.events import Event, Ranked
-from autotune.core.explanation import Subject
 from autotune.errors import InputError
 from autotune.planning.tracing.cache import Cache
 from tests.small import long_tailed_texts, text_rows, write_rows

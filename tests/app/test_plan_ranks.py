@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.core.estimate import Estimate, Plan
+from autotune.core.documents.estimate import Estimate, Plan
 from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part

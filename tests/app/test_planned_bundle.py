@@ -12,12 +12,12 @@ from datasets import load_dataset
 
 import autotune
 from autotune.app.planned_bundle import bundle_folder
-from autotune.core.bundle import Basis
 from autotune.core.candidate import Choice
-from autotune.core.estimate import Plan
+from autotune.core.documents.bundle import Basis
+from autotune.core.documents.estimate import Plan
+from autotune.core.documents.verdict import Outcome
 from autotune.core.events import Event, StageStarted
 from autotune.core.machine import Hardware
-from autotune.core.verdict import Outcome
 from autotune.core.workload import DatasetSource
 from autotune.emit.bundle import write_planned_bundle
 from autotune.emit.figures import planned as handed_over

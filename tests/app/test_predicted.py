@@ -13,12 +13,12 @@ import pytest
 from autotune.app.arguments import ProbeArguments
 from autotune.app.predictions import Predictions, _measure, note_on_traced, predictions_of, trace_before_search
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, memory_key
+from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin, memory_key
 from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
+from autotune.core.jobs.protocol import OperatorsRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import OperatorsRequest
 from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError

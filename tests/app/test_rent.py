@@ -11,10 +11,10 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
+from autotune.core.documents.rent import BILLION, Offer, Rent
 from autotune.core.events import Event, Noted, StageStarted, Tracing
-from autotune.core.rent import BILLION, Offer, Rent
+from autotune.core.jobs.traced import GpuFigures, Replayed, TraceReply, TraceRequest
 from autotune.core.step_time import StepTime
-from autotune.core.traced import GpuFigures, Replayed, TraceReply, TraceRequest
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer

@@ -10,8 +10,8 @@ import pytest
 
 import autotune
 from autotune.app.report import read_result, report, write_result
-from autotune.core.codec import encode
-from autotune.core.result import BaseFile, Result, Timelines
+from autotune.core.documents.result import BaseFile, Result, Timelines
+from autotune.core.files.codec import encode
 from autotune.emit.document import json_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.units import MIB

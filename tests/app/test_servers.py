@@ -16,11 +16,11 @@ from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine
 from autotune.app.problem import problem_of
 from autotune.app.servers import check_server, set_aside, split_of
-from autotune.core.bundle import ServerSplit
 from autotune.core.candidate import Choice
-from autotune.core.estimate import Origin
-from autotune.core.lengths import LengthDistribution
-from autotune.core.verdict import Outcome
+from autotune.core.documents.bundle import ServerSplit
+from autotune.core.documents.estimate import Origin
+from autotune.core.documents.verdict import Outcome
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.errors import InputError
 from tests.settings import workload
 from tests.small import write_rows

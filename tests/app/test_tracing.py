@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from autotune.core.events import Event, Tracing, ignore
-from autotune.core.exchange import write_reply, write_request
+from autotune.core.files.scratch import scratch_folder
+from autotune.core.jobs.exchange import write_reply, write_request
+from autotune.core.jobs.protocol import LOG_FILE, Failure, Job
+from autotune.core.jobs.traced import Peak, TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import LOG_FILE, Failure, Job
-from autotune.core.scratch import scratch_folder
-from autotune.core.traced import Peak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace

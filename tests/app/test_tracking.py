@@ -9,7 +9,7 @@ import pytest
 
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, memory_key, smallest_changes
+from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin, distinct, memory_key, smallest_changes
 from autotune.core.events import Event, Noted, Ranked, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB, format_bytes

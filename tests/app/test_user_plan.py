@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from trl import DistillationConfig, DPOConfig, GRPOConfig, KTOConfig, RewardConfig, RLOOConfig, SFTConfig
 from trl.experimental.online_dpo import OnlineDPOConfig
 
-from autotune.core.batch_geometry import Layout
+from autotune.core.rows.batch_geometry import Layout
 from autotune.errors import InputError
 from autotune.step.objects import config as traced_config
 from autotune.step.objects import peft_config as traced_peft_config

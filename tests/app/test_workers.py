@@ -22,9 +22,9 @@ from autotune.app.workers.worker import deserialize, serialize
 from autotune.core.candidate import Candidate
 from autotune.core.events import REPEATED, Event, Noted, ProbeFinished, ignore
 from autotune.core.gpu import GpuSpeeds
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import Wishes
 from autotune.errors import AutotuneError, InputError
 from autotune.planning.tracing.cache import Cache

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from autotune.app.notes import TIME_ERROR_HELD
-from autotune.core.codec import decode
-from autotune.core.protocol import PrepareRequest
+from autotune.core.files.codec import decode
+from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.workload import Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source

@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS
+from autotune.core.files.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.planning.predictor import PlannedPredictor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.codec import decode
+from autotune.core.files.codec import decode
 from autotune.core.status import ProbeStatus
 from autotune.units import MIB
 from benchmarks.gpu.accuracy import Outcome

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.documents.result import Choosable
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.result import Choosable
 from autotune.core.spread import Interval, prediction_interval
 from autotune.core.status import ProbeStatus
 from autotune.emit.document import json_text

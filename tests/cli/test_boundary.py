@@ -16,11 +16,11 @@ import pytest
 
 from autotune.cli.boundary import run
 from autotune.cli.programs import resume_command
-from autotune.core.catalogue import CatalogueRow
-from autotune.core.codec import decode
+from autotune.core.documents.catalogue import CatalogueRow
+from autotune.core.documents.length_report import length_report
+from autotune.core.documents.result import Result
 from autotune.core.events import StageStarted
-from autotune.core.length_report import length_report
-from autotune.core.result import Result
+from autotune.core.files.codec import decode
 from autotune.core.status import Ending, RunStatus
 from autotune.errors import InputError
 from autotune.reporting.words import short_path

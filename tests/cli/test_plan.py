@@ -16,10 +16,10 @@ import pytest
 
 import autotune
 from autotune.cli.boundary import run
-from autotune.core.codec import decode
-from autotune.core.estimate import Origin, Plan
+from autotune.core.documents.estimate import Origin, Plan
+from autotune.core.files.codec import decode
 from autotune.core.gpu import Gpu
-from autotune.core.traced import TraceRequest
+from autotune.core.jobs.traced import TraceRequest
 from autotune.inspection.gpus import gpus
 from autotune.probing.tracing import Untraceable
 from tests.planning.stand_in import AnalyticTracer

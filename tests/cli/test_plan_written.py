@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from autotune.cli.boundary import run
-from autotune.core.bundle import PlannedBundle
-from autotune.core.codec import decode
-from autotune.core.estimate import Plan
+from autotune.core.documents.bundle import PlannedBundle
+from autotune.core.documents.estimate import Plan
+from autotune.core.files.codec import decode
 from autotune.errors import InputError, UnwrittenError
 from tests.emit.planned_bundles import a_bundle
 from tests.reporting.plans import a_plan

@@ -35,7 +35,7 @@ def with_an_api(words: list[str]) -> list[str]:
     """Return the command with functions in the place of the API's, which need torch and minutes."""
     script = (
         "import sys, types\n"
-        "from autotune.core.length_report import length_report\n"
+        "from autotune.core.documents.length_report import length_report\n"
         "from tests.reporting.examples import a_result, a_workload\n"
         "probe = sys.modules['autotune.api.probe'] = types.ModuleType('autotune.api.probe')\n"
         "probe.probe = lambda **options: types.SimpleNamespace(document=a_result(notes=('Größe',)))\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.boundary import run
-from autotune.core.catalogue import CatalogueRow
-from autotune.core.codec import decode
+from autotune.core.documents.catalogue import CatalogueRow
+from autotune.core.files.codec import decode
 from autotune.trainers import trainers
 
 

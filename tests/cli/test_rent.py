@@ -14,8 +14,8 @@ import pytest
 from autotune.app.arguments import PlanArguments, RentArguments
 from autotune.cli.boundary import run
 from autotune.cli.commands.plan import run as run_plan
-from autotune.core.codec import decode
-from autotune.core.rent import Rent
+from autotune.core.documents.rent import Rent
+from autotune.core.files.codec import decode
 from autotune.errors import InputError
 from tests.reporting.rents import TOO_SMALL, a_rent
 

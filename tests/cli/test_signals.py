@@ -20,7 +20,7 @@ import signal, sys, time, types
 from pathlib import Path
 for number in {ignored!r}:
     signal.signal(number, signal.SIG_IGN)
-from autotune.core.scratch import scratch_folder
+from autotune.core.files.scratch import scratch_folder
 
 def waiting(**options):
     with scratch_folder() as folder:

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.step.data.profile import model_profile

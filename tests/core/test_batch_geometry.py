@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
-from autotune.core.heaviest import Loads, heaviest
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.rows.heaviest import Loads, heaviest
 
 
 def worst(lengths: list[int], rows: int, *, padded: bool = True, multiple: int = 1) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotune.core.blocks import RECORD, blocks_of, worst_blocks
+from autotune.core.rows.blocks import RECORD, blocks_of, worst_blocks
 
 
 class Block(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.api.probe import ProbeResult
-from autotune.core.verdict import Outcome, Verdict
+from autotune.core.documents.verdict import Outcome, Verdict
 from tests.reporting.examples import a_result
 from tests.reporting.plans import a_plan
 from tests.reporting.rents import a_rent

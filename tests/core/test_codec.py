@@ -10,13 +10,13 @@ from dataclasses import fields
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.files.codec import DecodeError, decode, encode
 from autotune.core.gpu import Gpu
-from autotune.core.lengths import LengthDistribution
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD
-from autotune.core.protocol import ProbeRequest
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Base
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
@@ -87,7 +87,7 @@ def test_what_fingerprints_are_made_of_has_no_sets_whose_order_differs_between_p
 _FIRST_DECODED_BY_THREADS = """
 import sys, threading
 from dataclasses import make_dataclass
-from autotune.core.codec import decode
+from autotune.core.files.codec import decode
 
 sys.setswitchinterval(1e-6)
 for _ in range(8):

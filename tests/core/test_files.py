@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.files import written_atomically
+from autotune.core.files.atomic import written_atomically
 
 
 def write_folder(folder: Path, text: str) -> None:

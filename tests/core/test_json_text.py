@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.app.report import report
-from autotune.core.codec import DecodeError, decode
-from autotune.core.json_text import read_json
+from autotune.core.files.codec import DecodeError, decode
+from autotune.core.files.json_text import read_json
 from autotune.core.spread import Interval
 from autotune.errors import InputError
 from autotune.inspection.model import model_source

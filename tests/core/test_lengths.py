@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.core.codec import decode, encode
-from autotune.core.documents import UNKEPT, Documents
-from autotune.core.length_report import MOST_BINS, LengthReport, length_report, limit
-from autotune.core.lengths import LengthDistribution
+from autotune.core.documents.length_report import MOST_BINS, LengthReport, length_report, limit
+from autotune.core.files.codec import decode, encode
+from autotune.core.rows.documents import UNKEPT, Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.trainers.geometry import unpacked
 from tests.reporting.examples import a_workload
 

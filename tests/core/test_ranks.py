@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from autotune.core.jobs.ranks import reserved_port
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement, combine_ranks
-from autotune.core.ranks import reserved_port
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
 

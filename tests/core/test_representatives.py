@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.core import representatives as module
-from autotune.core.batch_geometry import Shape, Typical
-from autotune.core.representatives import MOST, distribution_of_sum
+from autotune.core.rows import representatives as module
+from autotune.core.rows.batch_geometry import Shape, Typical
+from autotune.core.rows.representatives import MOST, distribution_of_sum
 
 SOURCE = random.Random(3)
 LONG_TAILED = [min(6000, 50 + round(SOURCE.lognormvariate(6.0, 1.0))) for _ in range(40)]

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.core.codec import DecodeError, decode, encode
-from autotune.core.documents import Documents
-from autotune.core.length_report import length_report
-from autotune.core.lengths import LengthDistribution
-from autotune.core.table import Table
+from autotune.core.documents.length_report import length_report
+from autotune.core.files.codec import DecodeError, decode, encode
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
+from autotune.core.rows.table import Table
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers import find_trainer
 from tests.reporting.examples import a_workload

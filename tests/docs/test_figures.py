@@ -29,7 +29,7 @@ from autotune.techniques import context_parallel
 from autotune.techniques.packing import PACKED_AT_ONCE
 from autotune.techniques.vllm import SUPPORTED
 from autotune.units import GIB, MIB
-from autotune.virtual.varied import SHARES
+from autotune.virtual.steps.varied import SHARES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -17,19 +17,37 @@ from run import commands
 
 import autotune
 from autotune.cli.parser import build_parser, read_arguments
-from autotune.core import dry_run
-from autotune.core.bundle import PlannedBundle, ServerSplit
-from autotune.core.dry_run import CommandExit, DryRun, FailedAllocation, Followed, Loader, Refused, SourceLine, Span
-from autotune.core.epoch import Epoch
-from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Counts, Estimate, MemoryEstimate, Origin, Plan
-from autotune.core.explanation import Explanation, PartPeak, PartTime, TracedPoint
+from autotune.core.documents import dry_run
+from autotune.core.documents.bundle import PlannedBundle, ServerSplit
+from autotune.core.documents.dry_run import (
+    CommandExit,
+    DryRun,
+    FailedAllocation,
+    Followed,
+    Loader,
+    Refused,
+    SourceLine,
+    Span,
+)
+from autotune.core.documents.estimate import (
+    ALIKE_MEMORY,
+    ALIKE_SPEED,
+    Change,
+    Counts,
+    Estimate,
+    MemoryEstimate,
+    Origin,
+    Plan,
+)
+from autotune.core.documents.explanation import Explanation, PartPeak, PartTime, TracedPoint
+from autotune.core.documents.length_report import LengthLimit
+from autotune.core.documents.memory_timeline import Mark, MemoryTimeline
+from autotune.core.documents.rent import Offer, Rent
+from autotune.core.documents.result import BaseFile, Choosable, Contribution, LaterFailure, Result, Smallest, Trial
+from autotune.core.documents.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
 from autotune.core.gpu import Gpu, GpuSpeeds
-from autotune.core.length_report import LengthLimit
-from autotune.core.memory_timeline import Mark, MemoryTimeline
-from autotune.core.rent import Offer, Rent
-from autotune.core.result import BaseFile, Choosable, Contribution, LaterFailure, Result, Smallest, Trial
+from autotune.core.rows.epoch import Epoch
 from autotune.core.setting import GLOBAL_BATCH
-from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
 from autotune.techniques import catalogue
 from tests.docs.pages import ROOT, code, pages, python_of
 

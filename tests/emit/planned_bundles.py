@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.bundle import Basis, PlannedBundle, ServerSplit
 from autotune.core.candidate import Candidate
+from autotune.core.documents.bundle import Basis, PlannedBundle, ServerSplit
 from autotune.core.plan import Completions, Launch, TrainingPlan
 from autotune.emit.serving import serve_command, with_server_address
 from autotune.units import GIB

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.core.codec import decode
-from autotune.core.lengths import LengthDistribution
+from autotune.core.documents.result import Result
+from autotune.core.files.codec import decode
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.result import Result
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 from autotune.emit.bundle import write_bundle

@@ -14,8 +14,8 @@ from accelerate.commands.config import config_args
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
+from autotune.core.documents.result import Result
 from autotune.core.plan import Completions, Launch, TrainingPlan
-from autotune.core.result import Result
 from autotune.emit.bundle import write_bundle
 from autotune.trainers import find_trainer
 from tests.reporting.examples import a_result, a_workload

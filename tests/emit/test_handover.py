@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Workload
 from autotune.emit.bundle import write_bundle
 from autotune.probing import JobServer

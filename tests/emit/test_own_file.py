@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.api.probe import ProbeResult
-from autotune.core.result import BaseFile, Result
+from autotune.core.documents.result import BaseFile, Result
 from autotune.core.workload import DatasetSource
 from autotune.emit.bundle import write_bundle
 from tests.reporting.examples import a_result, a_workload

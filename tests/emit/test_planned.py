@@ -19,8 +19,8 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
-from autotune.core.bundle import PlannedBundle, ServerSplit
-from autotune.core.codec import decode
+from autotune.core.documents.bundle import PlannedBundle, ServerSplit
+from autotune.core.files.codec import decode
 from autotune.core.machine import Hardware
 from autotune.core.plan import Launch
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 SPECIFICATION = '''
 """A trainer that exists in a test only: two sequences of a row in one padded batch, scored once in a step."""
 
-from autotune.core.batch_geometry import Layout
+from autotune.core.rows.batch_geometry import Layout
 from autotune.core.program import StepProgram
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from autotune import check
-from autotune.core.verdict import Outcome, Source
+from autotune.core.documents.verdict import Outcome, Source
 from autotune.probing import JobServer
 from tests.brief import LONG
 from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train, until

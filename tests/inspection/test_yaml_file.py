@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.confidential import PLACEHOLDER as SHOWN
-from autotune.core.json_text import MAX_DEPTH
+from autotune.core.files.json_text import MAX_DEPTH
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import MAX_BYTES, MAX_NODES, Node, YamlFile, parse_yaml, read_yaml
 from autotune.inspection.yaml_secrets import mask_secrets

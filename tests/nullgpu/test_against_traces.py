@@ -168,7 +168,7 @@ BUILT = """
     from transformers import AutoConfig
     from autotune.step.models.loading import virtual_model
     from autotune.virtual import trace
-    from autotune.virtual.replay import replay
+    from autotune.virtual.recording.replay import replay
     how = {"dtype": "float32", "attn_implementation": "sdpa", **json.loads(sys.argv[2])}
     config, kept = AutoConfig.from_pretrained(sys.argv[1]), []
     def build(device):
@@ -222,7 +222,7 @@ RISING_IN_A_TRACE = (
     RISING
     + """
     from autotune.virtual import trace
-    from autotune.virtual.replay import replay, short_of_memory
+    from autotune.virtual.recording.replay import replay, short_of_memory
     traced = trace(rise)
     free = replay(traced)
     short = short_of_memory(free, lambda limit_bytes: replay(traced, limit_bytes=limit_bytes))
@@ -283,7 +283,7 @@ ATTENDED_IN_A_TRACE = (
     ATTENDED
     + """
     from autotune.virtual import trace
-    from autotune.virtual.replay import replay
+    from autotune.virtual.recording.replay import replay
     found, capability = [], tuple(json.loads(sys.argv[1]))
     for case in CASES:
         traced = trace(lambda device: attend(device, *case), capability=capability)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from autotune.core.codec import encode
-from autotune.core.dry_run import CommandExit, Followed, Loader, Refused
+from autotune.core.documents.dry_run import CommandExit, Followed, Loader, Refused
+from autotune.core.files.codec import encode
 from autotune.nullgpu import command as module
 from autotune.nullgpu.build import SONAMES
 from autotune.nullgpu.command import CommandResult, run

@@ -28,7 +28,7 @@ TRACED = """
     import json, torch
     from transformers import AutoModelForCausalLM, LlamaConfig
     from autotune.virtual import phase, trace
-    from autotune.virtual.replay import replay
+    from autotune.virtual.recording.replay import replay
     config = LlamaConfig(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=4,
                          num_attention_heads=8)
     def training(device):

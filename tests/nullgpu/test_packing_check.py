@@ -13,7 +13,7 @@ pytestmark = [*NEEDS_CUDA_BUILD, pytest.mark.nightly]
 
 CHECK = """
     import json, sys
-    from autotune.core.protocol import CheckPackingRequest
+    from autotune.core.jobs.protocol import CheckPackingRequest
     from autotune.core.workload import ModelSource
     from autotune.step.jobs.check_packing import check_packing
     request = CheckPackingRequest("sft", ModelSource(sys.argv[1]), "cuda", ("flex_attention",))

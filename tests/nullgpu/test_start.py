@@ -116,7 +116,7 @@ def test_a_process_ends_well_whose_autograd_thread_runs_only_when_all_else_sleep
 FORKED = """
     import json, tempfile, threading
     from pathlib import Path
-    from autotune.core.protocol import Job, SpeedsRequest
+    from autotune.core.jobs.protocol import Job, SpeedsRequest
     from autotune.probing import JobServer
     seen = set()
     with JobServer("cpu") as server, tempfile.TemporaryDirectory() as folder:

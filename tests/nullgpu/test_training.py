@@ -128,8 +128,8 @@ SCALED = """
 GROUPED = """
     import json, torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from autotune.virtual.cuda import scratch
-    from autotune.virtual.records import Capabilities
+    from autotune.virtual.kernels.cuda import scratch
+    from autotune.virtual.recording.records import Capabilities
     q, k, v = (torch.randn(2, heads, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
                for heads in (8, 2, 2))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -147,7 +147,7 @@ GROUPED = """
 OPERATORS = """
     import functools, json, torch
     from autotune.virtual import trace
-    from autotune.virtual.calls import arguments_of
+    from autotune.virtual.operators.calls import arguments_of
     from tests.virtual.cuda_cases import run_case
     if __name__ == "__main__":
         traced = trace(functools.partial(run_case, "llama, checkpointed"), capability=(9, 0))
@@ -209,7 +209,7 @@ def test_bitsandbytes_quantises_and_optimises(machine: NullMachine) -> None:
 
 def test_gradients_in_bfloat16_are_not_scaled(shown: list[Any]) -> None:
     found = dict(shown[1])
-    # Where this is empty, a release has a kernel for it: the refusal of `autotune.virtual.unsupported` can go.
+    # Where this is empty, a release has a kernel for it: the refusal of `autotune.virtual.patches.unsupported` can go.
     assert "not implemented for 'BFloat16'" in found.pop("torch.bfloat16")
     assert set(found.values()) == {""}
 

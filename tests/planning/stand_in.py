@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from autotune.core.jobs.traced import GpuFigures, Peak, Replayed, TraceReply, TraceRequest
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import GpuFigures, Peak, Replayed, TraceReply, TraceRequest
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.units import MIB
 

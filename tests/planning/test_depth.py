@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from autotune.core.jobs.traced import Peak, TraceReply
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import Peak, TraceReply
 from autotune.planning.extrapolation.fit import Fit, layer_weights, match_from_end, match_from_start
 from autotune.planning.extrapolation.forecast import Aligned
 from autotune.planning.single import depths_of, traced_depths

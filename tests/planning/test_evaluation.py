@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
-from autotune.core.lengths import LengthDistribution
+from autotune.core.jobs.traced import TraceReply
 from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.program import EVALUATE, PRECOMPUTE
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Wishes
 from autotune.core.timeline import Occurrence, Part
-from autotune.core.traced import TraceReply
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.estimate import Origin, distinct, smallest_changes
+from autotune.core.documents.estimate import Origin, distinct, smallest_changes
 from autotune.core.setting import Wishes
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import Shape
-from autotune.core.codec import decode, encode
-from autotune.core.estimate import Estimate
-from autotune.core.explanation import Explanation, Subject
+from autotune.core.documents.estimate import Estimate
+from autotune.core.documents.explanation import Explanation, Subject
+from autotune.core.files.codec import decode, encode
+from autotune.core.rows.batch_geometry import Shape
 from autotune.core.timeline import Occurrence
 from autotune.planning.evaluator import explain
 from autotune.planning.single import TracedPlan

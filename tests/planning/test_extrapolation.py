@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.documents import Documents
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import Documents
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit

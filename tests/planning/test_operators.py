@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.jobs.traced import Peak, TracedOperator, TraceReply
 from autotune.core.machine import DeviceKind
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import Peak, TracedOperator, TraceReply
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.operators import OperatorTimes, form_of

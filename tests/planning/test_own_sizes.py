@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from autotune.app.planned import planned_machine
-from autotune.core.batch_geometry import BatchGeometry, Layout
-from autotune.core.documents import Documents
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.events import ignore
-from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
 from autotune.planning.single import PlanTracer, SizedPlan
@@ -28,7 +28,7 @@ from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import GENERATION, NO_REWARD
-from autotune.virtual.phases import step_name
+from autotune.virtual.steps.phases import step_name
 from tests.settings import setting, workload
 from tests.small import small_config, small_tokenizer, write_small_model
 from tests.virtual.reference import run_on_cpu

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.tracing.cache import Cache, digest_of
@@ -139,7 +139,7 @@ def test_gpus_that_share_a_trace_are_in_machines_with_the_same_network(tmp_path:
 @pytest.mark.parametrize(
     "file",
     [
-        "virtual/device.py",
+        "virtual/engine/device.py",
         "virtual/cuda_kernels.yaml",
         "virtual/kernels/flash.py",
         "step/jobs/trace.py",

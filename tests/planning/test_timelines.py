@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin
-from autotune.core.memory_timeline import MOST_MOMENTS, OUTSIDE_TENSORS, Mark, MemoryTimeline
+from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.documents.memory_timeline import MOST_MOMENTS, OUTSIDE_TENSORS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.evaluator import Evaluator

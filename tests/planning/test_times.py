@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.estimate import Estimate
+from autotune.core.documents.estimate import Estimate
 from autotune.core.machine import Machine
 from autotune.core.setting import Wishes
 from autotune.core.step_time import StepTime

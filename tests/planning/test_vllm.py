@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.app.servers import generating_gpus, server_error, server_of
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache, ModelProfile

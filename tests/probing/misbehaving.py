@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.core.jobs.protocol import RANK_FOLDER, REPLY_FILE, Job, ProbeRequest
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import RANK_FOLDER, REPLY_FILE, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.codec import decode
-from autotune.core.exchange import (
+from autotune.core.files.codec import decode
+from autotune.core.jobs.exchange import (
     ExchangeError,
     read_reply,
     read_request,
@@ -16,9 +16,9 @@ from autotune.core.exchange import (
     write_reply,
     write_request,
 )
+from autotune.core.jobs.protocol import Failure, InputProblem, Job, ProbeRequest
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import FORWARD
-from autotune.core.protocol import Failure, InputProblem, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from tests.probing.misbehaving import request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.exchange import write_reply
+from autotune.core.jobs.exchange import write_reply
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch
 from autotune.core.status import ProbeStatus

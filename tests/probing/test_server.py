@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.core import exchange
+from autotune.core.jobs import exchange
+from autotune.core.jobs.protocol import Job
 from autotune.core.machine import Share
-from autotune.core.protocol import Job
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.core.protocol import LOG_FILE, REPLY_FILE, Job
+from autotune.core.jobs.protocol import LOG_FILE, REPLY_FILE, Job
 from autotune.probing import JobServer, probe
 from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request

@@ -8,16 +8,16 @@ from typing import Any
 
 from autotune.app.outcome import shorter_limits
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.length_report import histogram
-from autotune.core.lengths import LengthDistribution
+from autotune.core.documents.length_report import histogram
+from autotune.core.documents.memory_timeline import Mark, MemoryTimeline
+from autotune.core.documents.result import Choosable, Contribution, LaterFailure, Result, Trial
+from autotune.core.documents.unsearched import LeftOut, Unlockable
 from autotune.core.machine import Hardware
-from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import Choosable, Contribution, LaterFailure, Result, Trial
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
-from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Workload
 from autotune.trainers import find_trainer, length_limit
 from autotune.units import GIB

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.core.estimate import Plan
-from autotune.core.result import Result
+from autotune.core.documents.estimate import Plan
+from autotune.core.documents.result import Result
 from autotune.reporting.document import Document
 from autotune.reporting.page.html import html_page
 from autotune.reporting.page.markdown import markdown_page

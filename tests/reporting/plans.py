@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import Candidate
-from autotune.core.epoch import Epoch
-from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.documents.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.documents.unsearched import LeftOut, Unlockable
 from autotune.core.gpu import Gpu
-from autotune.core.unsearched import LeftOut, Unlockable
+from autotune.core.rows.epoch import Epoch
 from autotune.units import GIB, MIB
 from tests.reporting.examples import BASELINE
 

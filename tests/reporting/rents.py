@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import Candidate
-from autotune.core.rent import Offer, Rent
+from autotune.core.documents.rent import Offer, Rent
 from autotune.inspection.gpus import find_gpu
 from autotune.units import GIB
 from tests.reporting.plans import LONGEST, an_estimate

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.core.estimate import MemoryEstimate
-from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict, headline
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict, headline
 from autotune.reporting.check import fixed_report, verdict_report
 from autotune.reporting.document import Listing, Paragraph
 from autotune.reporting.terminal import show

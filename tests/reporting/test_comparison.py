@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.documents.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.comparison import (
     comparison_of_search,

@@ -8,8 +8,8 @@ from html import unescape
 
 import pytest
 
-from autotune.core.estimate import Plan
-from autotune.core.result import Result
+from autotune.core.documents.estimate import Plan
+from autotune.core.documents.result import Result
 from autotune.reporting import document as doc
 from autotune.reporting.plan import plan_report
 from autotune.reporting.probe import probe_report

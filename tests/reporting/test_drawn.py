@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.catalogue import CatalogueOption, CatalogueRow
-from autotune.core.length_report import length_report
-from autotune.core.result import Result
+from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
+from autotune.core.documents.length_report import length_report
+from autotune.core.documents.result import Result
 from autotune.reporting.catalogues import techniques_report
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.probe import probe_report

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.dry_run import (
+from autotune.core.documents.dry_run import (
     CommandExit,
     DryOutcome,
     DryRun,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
-from autotune.core.estimate import Plan
-from autotune.core.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
+from autotune.core.documents.estimate import Plan
+from autotune.core.documents.explanation import Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Facts
 from autotune.reporting.plan import plan_report

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from autotune.core.documents import Documents
-from autotune.core.images import ImageLimit, ImageProfile
-from autotune.core.length_report import LengthReport, length_report
-from autotune.core.lengths import LengthDistribution
+from autotune.core.documents.length_report import LengthReport, length_report
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.images import ImageLimit, ImageProfile
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.reporting.lengths import LIMITED, lengths_report
 from autotune.reporting.terminal import show
 from tests.reporting.examples import a_workload

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.images import ImageProfile
-from autotune.core.lengths import LengthDistribution
+from autotune.core.documents.unsearched import LeftOut
 from autotune.core.plan import Launch
+from autotune.core.rows.images import ImageProfile
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import Ending, ProbeStatus, RunStatus
-from autotune.core.unsearched import LeftOut
 from autotune.reporting.outlook import (
     allow_lines,
     interrupted_text,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from html import unescape
 
 from autotune.core.candidate import Candidate
+from autotune.core.documents.result import BaseFile, Contribution, Result
 from autotune.core.events import WorkloadReady
-from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
 from autotune.reporting.comparison import costs, headline, runs_text
 from autotune.reporting.document import Code, Diff

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from autotune.core.result import Result
+from autotune.core.documents.result import Result
 from tests.reporting.examples import a_result, nothing_fits
 from tests.reporting.pages import html, markdown
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.result import BaseFile
+from autotune.core.documents.result import BaseFile
 from autotune.units import GIB
 from tests.reporting.examples import traced
 from tests.reporting.pages import html

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.estimate import Estimate, Origin, Plan
+from autotune.core.documents.estimate import Estimate, Origin, Plan
 from autotune.reporting.document import Candidates, Charts, Facts, Paragraph, Point, Table, Tone, Verdict
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import choices_text, headline, plan_report

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.result import Result
+from autotune.core.documents.result import Result
 from autotune.core.status import RunStatus
 from autotune.reporting.document import (
     Bar,

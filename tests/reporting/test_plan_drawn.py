@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.estimate import Plan
+from autotune.core.documents.estimate import Plan
 from autotune.inspection.gpus import gpus
 from autotune.reporting.catalogues import gpus_report
 from autotune.reporting.plan import plan_report

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.estimate import Change
-from autotune.core.length_report import LengthLimit
+from autotune.core.documents.estimate import Change
+from autotune.core.documents.length_report import LengthLimit
 from autotune.reporting.document import Candidates, Plane
 from autotune.reporting.plan import (
     candidate_counts_text,

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Documents
 from autotune.core.events import (
     CandidateVetoed,
     Event,
@@ -23,9 +22,10 @@ from autotune.core.events import (
     Tracing,
     WorkloadReady,
 )
-from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import ProbeStatus
 from autotune.reporting.progress import PlainListener, Progress
 from autotune.reporting.watch import Display, watching

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.rent import Offer, Rent
+from autotune.core.documents.rent import Offer, Rent
 from autotune.inspection.gpus import find_gpu
 from autotune.reporting.document import Table
 from autotune.reporting.rent import best_text, rent_report, unfit_lines

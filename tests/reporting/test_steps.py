@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.memory_timeline import OUTSIDE_TENSORS, MemoryTimeline
+from autotune.core.documents.memory_timeline import OUTSIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
 from autotune.reporting.document import Bar, Charts, Step, Table
 from autotune.reporting.page.charts import COLOURS, charts, shown_levels, step_charts, stretches

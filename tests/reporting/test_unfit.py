@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.documents.result import LaterFailure
 from autotune.core.machine import DeviceKind
-from autotune.core.result import LaterFailure
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.reporting.outlook import nothing_fits_text
 from autotune.units import GIB

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from autotune.core.events import ignore
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 

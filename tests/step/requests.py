@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.core.jobs.protocol import PrepareRequest, ProbeRequest
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.plan import TrainingPlan
-from autotune.core.traced import TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext
 from autotune.step.jobs.build import build

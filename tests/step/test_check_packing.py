@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2PreTrainedModel, LlamaForCausalLM
 
-from autotune.core.protocol import CheckPackingRequest
+from autotune.core.jobs.protocol import CheckPackingRequest
 from autotune.core.workload import ModelSource, PackingCheck
 from autotune.emit.document import json_text
 from autotune.errors import InputError

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.core.jobs.protocol import CheckPackingRequest, SpeedsRequest
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION
-from autotune.core.protocol import CheckPackingRequest, SpeedsRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource, Workload
 from autotune.errors import InputError

@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer

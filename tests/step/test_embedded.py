@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from tests.small import small_tokenizer, write_rows, write_small_model

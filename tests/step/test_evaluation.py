@@ -13,11 +13,11 @@ import pytest
 import torch
 from trl import SFTTrainer
 
-from autotune.core.batch_geometry import BatchGeometry, Shape
+from autotune.core.jobs.protocol import PrepareRequest, ProbeRequest
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, SAVE
-from autotune.core.protocol import PrepareRequest, ProbeRequest
+from autotune.core.rows.batch_geometry import BatchGeometry, Shape
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError

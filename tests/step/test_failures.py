@@ -13,10 +13,10 @@ import pytest
 import torch
 from datasets.config import DATASET_STATE_JSON_FILENAME
 
-from autotune.core.exchange import read_reply, write_request
+from autotune.core.jobs.exchange import read_reply, write_request
+from autotune.core.jobs.protocol import Failure, InputProblem, ProbeRequest
 from autotune.core.measurement import OutOfMemory
 from autotune.core.program import CONSTRUCTION
-from autotune.core.protocol import Failure, InputProblem, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.configuration import ReadCommand
-from autotune.core.protocol import ReadCommandRequest
+from autotune.core.jobs.protocol import ReadCommandRequest
 from autotune.step.fields import mismatch, same
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import absent_entries

@@ -14,11 +14,11 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+from autotune.core.jobs.traced import TraceReply
 from autotune.core.measurement import Schedule
 from autotune.core.plan import Completions, Launch, TrainingPlan
 from autotune.core.program import MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
-from autotune.core.traced import TraceReply
 from autotune.planning.single import trace_request
 from autotune.probing import JobServer, trace
 from autotune.step.job import JobContext

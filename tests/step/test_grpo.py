@@ -15,12 +15,12 @@ from transformers.models.llama import modeling_llama
 from trl import GRPOTrainer, RLOOTrainer
 
 import autotune
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Schedule
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.protocol import ProbeRequest
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import Rollouts
 from autotune.errors import InputError

@@ -15,8 +15,8 @@ from trl import DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, SFTConfig
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from autotune.core.images import ImageLimit
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
+from autotune.core.rows.images import ImageLimit
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.limits import image_limits

@@ -18,8 +18,8 @@ from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from autotune.core.documents import UNKEPT
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
+from autotune.core.rows.documents import UNKEPT
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import ImageSize, image_sizes

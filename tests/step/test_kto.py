@@ -14,12 +14,12 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import AutoModelForCausalLM
 from trl import KTOConfig, KTOTrainer
 
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.blocks import block_rows, blocks_of
-from autotune.core.heaviest import heaviest_blocks
+from autotune.core.jobs.protocol import PrepareRequest, ProbeRequest
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareRequest, ProbeRequest
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.blocks import block_rows, blocks_of
+from autotune.core.rows.heaviest import heaviest_blocks
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.step.run.meters import CpuMeter

@@ -18,8 +18,8 @@ from PIL import ExifTags
 from PIL import Image as Pillow
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
+from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.step.data.dataset import LoadedRows

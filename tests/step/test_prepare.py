@@ -15,8 +15,8 @@ from datasets import Dataset, load_dataset, load_from_disk
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from autotune.core.lengths import LengthDistribution
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows

@@ -15,10 +15,10 @@ from datasets import load_dataset, load_from_disk
 from trl.trainer.utils import is_async_callable
 
 from autotune.app.notes import notes_on_prompts
-from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
-from autotune.core.protocol import ProbeRequest
+from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.core.setting import Setting
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import NO_DATA, DroppedRows, Rollouts, Workload

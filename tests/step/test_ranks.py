@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from autotune.core.exchange import write_reply
+from autotune.core.jobs.exchange import write_reply
+from autotune.core.jobs.protocol import RANK_FOLDER, Job, ProbeRequest
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import SAVE
-from autotune.core.protocol import RANK_FOLDER, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.traced import TraceRequest
 from autotune.core.workload import ModelSource, Workload
 from autotune.probing import JobServer, probe, server, trace
 from autotune.step.distributed.group import planned_engine

@@ -11,7 +11,7 @@ from datasets import Dataset, load_from_disk
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.trainers import find_trainer

@@ -13,9 +13,9 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import PRECOMPUTE
+from autotune.core.rows.blocks import block_rows
 from autotune.step.rows import quantile_indices
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
@@ -25,7 +25,7 @@ from autotune.trainers import find_trainer
 from autotune.trainers.dpo import REFERENCE_PASS
 from autotune.trainers.kto import REFERENCE_KL
 from autotune.virtual import trace
-from autotune.virtual.costs import Kind
+from autotune.virtual.cost.roofline import Kind
 from tests.small import small_config, small_tokenizer
 
 TRAINERS = pytest.mark.parametrize("name", ["dpo", "kto"])

@@ -11,9 +11,9 @@ from datasets import Dataset
 from transformers import AutoConfig
 from trl import RewardConfig, RewardTrainer
 
+from autotune.core.jobs.protocol import CheckPackingRequest, ProbeRequest
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import CheckPackingRequest, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.configuration import Configuration
-from autotune.core.protocol import SmokeTestRequest
+from autotune.core.jobs.protocol import SmokeTestRequest
 from autotune.step.job import JobContext
 from autotune.step.jobs.smoke_test import smoke_test
 from autotune.trainers import trainers

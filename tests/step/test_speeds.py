@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.protocol import OperatorsRequest, SpeedsRequest
+from autotune.core.jobs.protocol import OperatorsRequest, SpeedsRequest
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.step.job import JobContext
 from autotune.step.jobs.measure_operators import measure_operators as measure_operators_here

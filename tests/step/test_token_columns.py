@@ -10,7 +10,7 @@ from datasets import Dataset, Features, List, Value, load_dataset, load_from_dis
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.step.job import JobContext

@@ -13,11 +13,11 @@ import pytest
 
 from autotune.core.events import ignore
 from autotune.core.gpu import AchievedRates
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
 from autotune.core.step_time import USUAL_PACE
 from autotune.core.timeline import Occurrence, Part
-from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.traced import TraceReply
+from autotune.core.jobs.traced import TraceReply
 from autotune.errors import AutotuneError
 from autotune.probing import JobServer, trace
 from autotune.probing.jobs import build

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.core.gpu import Gpu
-from autotune.core.traced import TraceReply
+from autotune.core.jobs.traced import TraceReply
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace
 from tests.small import VOCABULARY, write_small_model

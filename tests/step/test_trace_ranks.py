@@ -13,11 +13,11 @@ import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.gpu import AchievedRates
+from autotune.core.jobs.traced import GpuFigures, TraceReply, TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import GpuFigures, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import find_gpu

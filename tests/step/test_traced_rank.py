@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.traced import TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.step.run.traced_training import TraceFacts
 from tests.step.plans import zero

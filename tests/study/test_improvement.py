@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank_key
+from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin, rank_key
 from autotune.study.improvement import nearest_legal, search_by_traces
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Reordered, Table, legal_candidates, read_table
 from tests.settings import GPU, problem, setting, workload

@@ -12,8 +12,8 @@ import optuna
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.codec import decode
 from autotune.core.events import Event, Noted, StageStarted
+from autotune.core.files.codec import decode
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study.durations import Clock

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.candidate import Choice
-from autotune.core.codec import encode
 from autotune.core.events import StageStarted
+from autotune.core.files.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.study import roster
 from autotune.study.problem import ProbeRun, Sharing

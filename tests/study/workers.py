@@ -18,7 +18,7 @@ from pathlib import Path
 import optuna
 
 from autotune.core.candidate import Candidate
-from autotune.core.codec import decode
+from autotune.core.files.codec import decode
 from autotune.study.problem import Purpose, SearchOutcome
 from tests.study.replayed import TableProblem
 from tests.study.running import probed

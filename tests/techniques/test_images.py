@@ -9,8 +9,8 @@ import pytest
 
 from autotune.app.notes import notes_on_images
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Base, Setting, Wishes
 from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible

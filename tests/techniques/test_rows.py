@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Base
 from autotune.core.workload import Workload
 from autotune.techniques import find

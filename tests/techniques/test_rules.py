@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLES
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Base, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError

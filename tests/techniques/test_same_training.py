@@ -11,8 +11,8 @@ from datasets import Dataset
 from trl import pack_dataset
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.techniques import find
 from autotune.techniques.packing import documents_per_row, packed_documents

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache
 from autotune.errors import InputError

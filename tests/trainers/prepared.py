@@ -11,11 +11,11 @@ from typing import Any
 
 from datasets import Dataset, load_from_disk
 
-from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.jobs.protocol import PrepareRequest, ProbeRequest
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareRequest, ProbeRequest
+from autotune.core.rows.batch_geometry import BatchGeometry
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.step.job import JobContext

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.core.blocks import block_rows
 from autotune.core.candidate import Choice
+from autotune.core.rows.blocks import block_rows
 from autotune.step.run.worst import worst_order
 from autotune.trainers import find_trainer
 from autotune.virtual import phase

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Documents
+from autotune.core.documents.result import Choosable, Result
 from autotune.core.machine import Machine
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE
-from autotune.core.result import Choosable, Result
+from autotune.core.rows.documents import Documents
 from autotune.emit.bundle import config_text, script_text, write_bundle
 from autotune.emit.figures import measured
 from autotune.emit.launch import launch_keys

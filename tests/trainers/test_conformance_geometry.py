@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.candidate import Choice
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
 from autotune.techniques.max_length import KEEP_END, TRUNCATION

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import Trainer as TransformersTrainer
 
-from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.measurement import Schedule
 from autotune.core.program import MICRO_BATCH
+from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
 from autotune.planning.single import trace_request
@@ -25,8 +25,8 @@ from autotune.step.run.traced_training import TraceFacts, traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import Trainer, trainers
 from autotune.virtual import trace
-from autotune.virtual.phases import inside, step_name
-from autotune.virtual.records import Trace
+from autotune.virtual.recording.records import Trace
+from autotune.virtual.steps.phases import inside, step_name
 from tests.small import small_config, small_tokenizer
 from tests.step.requests import probed_here
 from tests.trainers.prepared import LIKE_GRPO, Prepare, Prepared, refused_by_trl

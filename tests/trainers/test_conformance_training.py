@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from autotune.core.candidate import Candidate
-from autotune.core.protocol import CheckPackingRequest
+from autotune.core.jobs.protocol import CheckPackingRequest
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext

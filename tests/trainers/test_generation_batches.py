@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.batch_geometry import Layout
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, Launch, TrainingPlan
+from autotune.core.rows.batch_geometry import Layout
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING

@@ -11,12 +11,12 @@ from statistics import fmean
 import pytest
 from datasets import Dataset
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape, mean_shape
 from autotune.core.candidate import Candidate
-from autotune.core.codec import decode, encode
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
+from autotune.core.files.codec import decode, encode
 from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Recompiled, Shape, mean_shape
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import unpacked

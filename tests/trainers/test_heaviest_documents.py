@@ -7,8 +7,8 @@ from itertools import combinations, product
 
 import pytest
 
-from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.documents import Documents
+from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import Documents
 from autotune.trainers.geometry import packed, unpacked
 
 PROMPTS_MOSTLY, ANSWERS_MOSTLY = [[1, 200]] * 3, [[1, 1000], [1, 1000], [1, 800]]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import PRECOMPUTE
-from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.meters import CpuMeter

@@ -10,13 +10,13 @@ from math import comb
 import numpy as np
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry
-from autotune.core.documents import Documents
-from autotune.core.heaviest import Loads
-from autotune.core.images import ImageProfile
-from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.table import Table
+from autotune.core.rows.batch_geometry import BatchGeometry
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.heaviest import Loads
+from autotune.core.rows.images import ImageProfile
+from autotune.core.rows.lengths import LengthDistribution
+from autotune.core.rows.table import Table
 from autotune.core.workload import Workload
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry

@@ -11,8 +11,8 @@ import torch
 from autotune.core.program import CONSTRUCTION, EVALUATE, MICRO_BATCH, StepProgram
 from autotune.trainers.prompts import GENERATION
 from autotune.virtual import trace
-from autotune.virtual.phases import inside, step_name
-from autotune.virtual.records import Trace
+from autotune.virtual.recording.records import Trace
+from autotune.virtual.steps.phases import inside, step_name
 from tests.virtual.reference import run_on_cpu
 
 # Of the peak of each phase, and of all that is allocated in a step without generation.

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from autotune.virtual import trace
-from autotune.virtual.replay import replay
+from autotune.virtual.recording.replay import replay
 from tests.virtual.models import config_of
 
 ROWS, WIDTH = 256, 1024

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.virtual import adopt, is_tracing, phase, trace
-from autotune.virtual.records import Place
-from autotune.virtual.tracing import Target
+from autotune.virtual.engine.tracing import Target
+from autotune.virtual.recording.records import Place
 from tests.virtual.reference import phases_on_cpu
 
 Step = Callable[[torch.device], None]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from autotune.core.codec import decode, encode
+from autotune.core.files.codec import decode, encode
 from autotune.core.plan import TrainingPlan
 from autotune.probing import JobServer
-from autotune.virtual.phases import step_name
+from autotune.virtual.steps.phases import step_name
 from tests.virtual.alone import apart
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _traced(case: Case, rank: int) -> dict[str, Measured]:
     from autotune.step.run.traced_training import TraceFacts
     from autotune.virtual import trace
     from autotune.virtual.ranks import World
-    from autotune.virtual.steady import steady
+    from autotune.virtual.steps.steady import steady
 
     steps = _steps(case, TraceFacts(), once=case.once)
     traced = trace(steps, target="cpu", world=World(case.plan.launch.processes, rank))

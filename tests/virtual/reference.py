@@ -37,7 +37,7 @@ class RealPhase:
 def run_on_cpu(
     fn: Callable[[torch.device], object], *, phases: str | tuple[str, ...] = "optimizer step"
 ) -> dict[str, RealPhase]:
-    """Run ``fn`` on the real CPU and return the record of each :func:`~autotune.virtual.tracing.phase`, by name.
+    """Run ``fn`` on the real CPU and return the record of each :func:`~autotune.virtual.engine.tracing.phase`, by name.
 
     Of phases with the same name, the first is returned.
 

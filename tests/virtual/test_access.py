@@ -13,9 +13,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from autotune.core.step_time import Caller
-from autotune.virtual import flash, flex, trace
-from autotune.virtual.costs import Access, Kind
-from autotune.virtual.work import operator_work
+from autotune.virtual import trace
+from autotune.virtual.cost.roofline import Access, Kind
+from autotune.virtual.kernels import flash, flex
+from autotune.virtual.operators.work import operator_work
 
 ROWS, WIDTH = 256, 512
 DEFINED = flash, flex

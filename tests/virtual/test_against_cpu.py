@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.program import SAVE
+from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
+from autotune.virtual.steps.phases import step_name
 from tests.small import small_config, small_tokenizer
 from tests.virtual.compared import assert_as_on_cpu
 from tests.virtual.models import ARCHITECTURES, config_of

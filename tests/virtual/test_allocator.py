@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from autotune.units import GIB, KIB, MIB
-from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
-from autotune.virtual.blocks import Block
+from autotune.virtual.allocator.blocks import Block
+from autotune.virtual.allocator.caching import CachingAllocator, OutOfMemoryError
 
 SIZES = (1, 512, 513, 5 * KIB, 700 * KIB, MIB, MIB + 1, 3 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 33 * MIB, 64 * MIB)
 

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from autotune.virtual import UnsupportedError, trace
-from autotune.virtual.autocast import listed_operators
-from autotune.virtual.costs import Kind
+from autotune.virtual.cost.roofline import Kind
+from autotune.virtual.patches.autocast import listed_operators
 
 HALF = torch.bfloat16
 

@@ -15,15 +15,17 @@ from torch import nn
 
 from autotune.probing import JobServer
 from autotune.step.job import JobContext
-from autotune.virtual import apart, phase, trace
-from autotune.virtual.dispatch import UnknownShapeError
-from autotune.virtual.records import Trace
+from autotune.virtual import phase, trace
+from autotune.virtual.engine import apart
+from autotune.virtual.engine.dispatch import UnknownShapeError
+from autotune.virtual.recording.records import Trace
 from tests.virtual import alone
 
 ROOT = Path(__file__).parents[2]
 _TRAIN = """
 import torch
-from autotune.virtual import apart, phase, trace
+from autotune.virtual.engine import apart
+from autotune.virtual import phase, trace
 
 WIDTH = 64
 
@@ -104,7 +106,7 @@ def forked_beside_gpus(job_server: JobServer, tmp_path: Path, monkeypatch: pytes
         return SimpleNamespace(returncode=ended.code)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr("autotune.virtual.apart.subprocess.run", run)
+    monkeypatch.setattr("autotune.virtual.engine.apart.subprocess.run", run)
 
 
 @pytest.mark.usefixtures("forked_beside_gpus")

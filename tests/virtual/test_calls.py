@@ -12,8 +12,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
-from autotune.virtual.calls import arguments_of
-from autotune.virtual.tensors import tensors_of
+from autotune.virtual.operators.calls import arguments_of
+from autotune.virtual.recording.tensors import tensors_of
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 

@@ -13,8 +13,8 @@ from autotune.core.step_time import Caller, Pace
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu, gpus
 from autotune.units import GIB
-from autotune.virtual.callers import caller_of
-from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_seconds
+from autotune.virtual.cost.roofline import Access, Kind, Work, operator_seconds, step_seconds
+from autotune.virtual.operators.callers import caller_of
 
 # Round figures, so that the expected times can be read off: 1e12 bytes/s, 100e12 in bfloat16, 10e12 in float32.
 SPEEDS = GpuSpeeds(bandwidth=1e12, fp32=1e13, fp16=1e14, bf16=1e14, tf32=5e13, pcie=1e10, nvlink=None, source="")

@@ -14,8 +14,8 @@ import torch
 
 from autotune.probing import JobServer
 from autotune.units import MIB
-from autotune.virtual.device import COMPOSITE, KERNELS, has_kernel
-from autotune.virtual.replay import workspace_bytes
+from autotune.virtual.engine.device import COMPOSITE, KERNELS, has_kernel
+from autotune.virtual.recording.replay import workspace_bytes
 from tests.virtual.alone import apart
 from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH, traced_cases
 

@@ -27,7 +27,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
+from autotune.virtual.steps.phases import step_name
 
 CASES = {
     "stored": {},

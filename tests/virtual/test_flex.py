@@ -22,8 +22,8 @@ from transformers.masking_utils import (
 )
 
 from autotune.virtual import adopt, trace
-from autotune.virtual.block_mask import UnknownMaskError, count_blocks
-from autotune.virtual.flex import KEEPS_ARGUMENTS, Versions, guards_of
+from autotune.virtual.kernels.block_mask import UnknownMaskError, count_blocks
+from autotune.virtual.kernels.flex import KEEPS_ARGUMENTS, Versions, guards_of
 
 BATCH, QUERIES = 2, 700
 BLOCK = (128, 128)

@@ -19,9 +19,9 @@ from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
+from autotune.core.rows.images import ChosenRows
 from autotune.core.workload import Rollouts
 from autotune.step.data.profile import layer_kinds
 from autotune.step.images.tokens import image_elements
@@ -32,8 +32,8 @@ from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import find_adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
-from autotune.virtual.steady import steady
+from autotune.virtual.steps.phases import step_name
+from autotune.virtual.steps.steady import steady
 from tests.virtual.compared import assert_as_on_cpu
 from tests.virtual.reference import run_on_cpu
 from tests.vision import FAMILIES, picture, small_processor, small_vision_config

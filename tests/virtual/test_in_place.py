@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from autotune.virtual import adopt, phase, trace
-from autotune.virtual.costs import Kind
-from autotune.virtual.records import Category
+from autotune.virtual.cost.roofline import Kind
+from autotune.virtual.recording.records import Category
 from tests.virtual.reference import run_on_cpu
 
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.probing import JobServer
 from autotune.virtual import adopt, trace
-from autotune.virtual.known import Knowledge, known, set_known
+from autotune.virtual.operators.known import Knowledge, known, set_known
 from tests.virtual.alone import apart
 
 _NOT_BEFORE = torch.ops.aten.ge.Tensor

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from autotune.core.gpu import AchievedRates, GpuSpeeds
 from autotune.core.plan import Launch
 from autotune.inspection.gpus import find_gpu
-from autotune.virtual.links import Collective, mesh_groups, network_load, sending_seconds
+from autotune.virtual.cost.links import Collective, mesh_groups, network_load, sending_seconds
 from autotune.virtual.ranks import World, process_group
 
 GBIT = 1e9 / 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.virtual import memo
+from autotune.virtual.operators import memo
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from autotune.virtual import phase, trace
-from autotune.virtual.records import Category, Trace
+from autotune.virtual.recording.records import Category, Trace
 from tests.virtual.reference import run_on_cpu
 
 Build = Callable[[], nn.Module]

@@ -9,8 +9,8 @@ import torch
 
 from autotune.inspection.gpus import gpus
 from autotune.virtual import trace
-from autotune.virtual.costs import Kind
-from autotune.virtual.recency import _MAX_BYTES, Recency
+from autotune.virtual.cost.roofline import Kind
+from autotune.virtual.recording.recency import _MAX_BYTES, Recency
 
 COUNT = 1000
 SIZE = 4 * COUNT

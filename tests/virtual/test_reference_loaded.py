@@ -17,8 +17,8 @@ from autotune.step.run.virtual_trainer import TracedRows, build_virtual
 from autotune.step.trainers import find_adapter
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
-from autotune.virtual.records import EMPTY_CACHE
+from autotune.virtual.recording.records import EMPTY_CACHE
+from autotune.virtual.steps.phases import step_name
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 

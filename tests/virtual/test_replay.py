@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from autotune.units import MIB
-from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES, CachingAllocator, OutOfMemoryError
-from autotune.virtual.costs import Kind, Work
-from autotune.virtual.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Place, Trace
-from autotune.virtual.replay import replay, short_of_memory
+from autotune.virtual.allocator.caching import (
+    LARGE_BUFFER_BYTES,
+    SMALL_BUFFER_BYTES,
+    CachingAllocator,
+    OutOfMemoryError,
+)
+from autotune.virtual.cost.roofline import Kind, Work
+from autotune.virtual.recording.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Place, Trace
+from autotune.virtual.recording.replay import replay, short_of_memory
 
 
 def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecord, ...] = ()) -> Trace:

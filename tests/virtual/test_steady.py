@@ -16,11 +16,11 @@ from autotune.core.timeline import Occurrence, Section
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
-from autotune.virtual.phases import micro_batches, step_name
-from autotune.virtual.records import Place, Trace
-from autotune.virtual.sections import sections
-from autotune.virtual.steady import steady
-from autotune.virtual.tracing import _running
+from autotune.virtual.engine.tracing import _running
+from autotune.virtual.recording.records import Place, Trace
+from autotune.virtual.steps.phases import micro_batches, step_name
+from autotune.virtual.steps.sections import sections
+from autotune.virtual.steps.steady import steady
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.virtual import trace
 from autotune.virtual.ranks import World, process_group
-from autotune.virtual.streams import Stream
+from autotune.virtual.recording.streams import Stream
 
 
 def test_the_current_stream_is_the_same_by_either_name() -> None:

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from autotune.virtual import phase, trace
-from autotune.virtual.costs import Kind
-from autotune.virtual.dispatch import UnknownShapeError
-from autotune.virtual.records import Category, Place
+from autotune.virtual.cost.roofline import Kind
+from autotune.virtual.engine.dispatch import UnknownShapeError
+from autotune.virtual.recording.records import Category, Place
 from tests.virtual.reference import phases_on_cpu, run_on_cpu
 
 

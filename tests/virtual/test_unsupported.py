@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import autotune
 from autotune import virtual
 from autotune.virtual import UnknownShapeError, UnsupportedError, adopt, trace
-from autotune.virtual.tracing import Target
+from autotune.virtual.engine.tracing import Target
 
 OUTER = torch.zeros(4, 8)
 MADE_BEFORE = torch.compile(lambda given: given.square().sum())

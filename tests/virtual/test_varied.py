@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from autotune.virtual import phase, trace
-from autotune.virtual.phases import MICRO_BATCH
-from autotune.virtual.records import Place, Trace
-from autotune.virtual.replay import replay
-from autotune.virtual.varied import MicroBatch, steps_before, varied
+from autotune.virtual.recording.records import Place, Trace
+from autotune.virtual.recording.replay import replay
+from autotune.virtual.steps.phases import MICRO_BATCH
+from autotune.virtual.steps.varied import MicroBatch, steps_before, varied
 
 # The gradient of an embedding is sorted from 3,073 tokens on, in blocks that do not go with the tokens.
 ROWS, TOKENS, WIDTH, VOCABULARY = 12, 256, 512, 6000

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.traced import TraceRequest
+from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import trace as trace_job
@@ -24,9 +24,9 @@ from autotune.trainers.distillation import TEACHER
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, NO_REWARD, SYNCHRONISATION
 from autotune.virtual import trace
-from autotune.virtual.phases import step_name
-from autotune.virtual.records import Trace
-from autotune.virtual.sections import sections
+from autotune.virtual.recording.records import Trace
+from autotune.virtual.steps.phases import step_name
+from autotune.virtual.steps.sections import sections
 from tests.small import VOCABULARY, small_config, small_tokenizer, write_small_model
 from tests.step.plans import needs_deepspeed, zero
 from tests.virtual.reference import RealPhase, run_on_cpu

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotune.virtual import flash
-from autotune.virtual.costs import Kind, Work
-from autotune.virtual.work import operator_work
+from autotune.virtual.cost.roofline import Kind, Work
+from autotune.virtual.kernels import flash
+from autotune.virtual.operators.work import operator_work
 
 aten = torch.ops.aten
 BF16 = 2

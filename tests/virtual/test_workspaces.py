@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from autotune.virtual import cpu, flex
-from autotune.virtual.cuda import scratch
-from autotune.virtual.flash import backward_workspace
-from autotune.virtual.records import Capabilities
+from autotune.virtual.kernels import cpu, flex
+from autotune.virtual.kernels.cuda import scratch
+from autotune.virtual.kernels.flash import backward_workspace
+from autotune.virtual.recording.records import Capabilities
 
 _aten = torch.ops.aten
 _on_ampere = partial(scratch, gpus=Capabilities((8, 0)))

@@ -13,10 +13,10 @@ from autotune.app.check.remembered import CACHED_OUTCOMES, judged_for_budget, ke
 from autotune.app.check.task import Task
 from autotune.app.planned import CPU, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
+from autotune.core.documents.verdict import Finding, Outcome, Severity, Verdict, has_error
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch
-from autotune.core.verdict import Finding, Outcome, Severity, Verdict, has_error
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu

@@ -17,14 +17,14 @@ from autotune.app.notes import host_notes, notes_on_assumptions
 from autotune.app.options import MOST_TOKENS, Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
-from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
+from autotune.core.documents.verdict import Finding, Outcome, Remedy, Severity, Verdict, has_error
 from autotune.core.events import TRACING, StageStarted
+from autotune.core.files.nested import Key
 from autotune.core.machine import Machine
-from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, has_error
 from autotune.core.workload import CUSTOM_CODE, Workload
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
@@ -73,7 +73,7 @@ _ENDS_A_STEP = {
     # deepspeed/runtime/config.py, config_utils.py; a document of ZeRO-3 is read before.
     "DeepSpeedConfigError: ": "DeepSpeed refuses its document.",
     "validation error for DeepSpeed": "DeepSpeed refuses its document.",
-    # autotune/virtual/unsupported.py
+    # autotune/virtual/patches/unsupported.py
     "CUDA does not scale gradients in bfloat16": (
         "fp16 fails in the first step of trained weights in bfloat16: those of dtype: bfloat16, or TRL's adapters on a"
         " quantised model. Write bf16: true instead or, for a GPU without bf16, bf16: false."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.core.nested import mapping
-from autotune.core.verdict import Fixed, Severity
+from autotune.core.documents.verdict import Fixed, Severity
+from autotune.core.files.nested import mapping
 from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.requests import request_of
-from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.result import Choosable, Result
+from autotune.core.documents.verdict import Need, Outcome, Source, outcome_for
 from autotune.core.effort import EFFORTS
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.files.nested import merge
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
-from autotune.core.nested import merge
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import Choosable, Result
+from autotune.core.rows.batch_geometry import BatchGeometry
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.core.verdict import Need, Outcome, Source, outcome_for
 from autotune.core.workload import Workload
 from autotune.emit.bundle import RESULT
 from autotune.inspection.machine import environment

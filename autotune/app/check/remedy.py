@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from autotune.app.check.need import memory_near
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import MemoryEstimate
-from autotune.core.nested import Key, set_or_remove
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.files.nested import Key, set_or_remove
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, SizedPlan, UntraceableError, VllmError

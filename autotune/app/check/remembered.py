@@ -12,9 +12,9 @@ from pathlib import Path
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
 from autotune.app.planned import state_of
-from autotune.core.json_text import read_json
+from autotune.core.documents.verdict import Outcome, Verdict, headline, outcome_for
+from autotune.core.files.json_text import read_json
 from autotune.core.machine import Machine
-from autotune.core.verdict import Outcome, Verdict, headline, outcome_for
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection.machine import environment

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import SERVED, notes_on_images
-from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.configuration import DISPATCHING, Configuration
-from autotune.core.nested import mapping
+from autotune.core.documents.verdict import Finding, Severity
+from autotune.core.files.nested import mapping
 from autotune.core.plan import BEST_METRIC, TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout
 from autotune.core.setting import Setting
-from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.base import CrashReason, UnsearchedReason, facts, refused_or_ignored

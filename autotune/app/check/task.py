@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from autotune.app.arguments import CheckArguments
 from autotune.confidential import hidden_words
+from autotune.core.documents.verdict import Finding, Need, Outcome, Severity, Verdict, headline
 from autotune.core.machine import Machine
-from autotune.core.verdict import Finding, Need, Outcome, Severity, Verdict, headline
 from autotune.errors import AutotuneError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.app.check.check import check_each
     from autotune.cli.console import stderr_console, stdout_console, write_json
-    from autotune.core.verdict import Verdicts
+    from autotune.core.documents.verdict import Verdicts
     from autotune.reporting.check import verdict_report
     from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching

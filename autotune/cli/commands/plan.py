@@ -11,7 +11,7 @@ from autotune.cli.arguments import add_json, add_options, options_of, trainer_na
 from autotune.errors import InputError, UnwrittenError
 
 if TYPE_CHECKING:
-    from autotune.core.estimate import Plan
+    from autotune.core.documents.estimate import Plan
 
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (

@@ -9,9 +9,9 @@ from statistics import fmean
 
 import numpy as np
 
+from autotune.core.jobs.traced import TraceReply
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.forecast import Aligned, Figures, Forecast, Stretch, mixed_times
 
 _UNUSED_GROWTH = 0.3

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.core.estimate import FRAGMENTATION, MemoryEstimate
+from autotune.core.documents.estimate import FRAGMENTATION, MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import DeviceKind
 from autotune.core.program import OPTIMIZER_STEP
@@ -228,7 +228,7 @@ within 5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whol
 to 16.9 % below; those below by more than this error are within it once ``MemoryEstimate.varied_bytes`` is added."""
 
 _OUTLIER = "outlier"
-"""Category whose bytes may be between zero and twice as many: :class:`autotune.virtual.records.Category`."""
+"""Category whose bytes may be between zero and twice as many: :class:`autotune.virtual.recording.records.Category`."""
 
 PROCESS_BYTES = 128 * MIB
 _PROCESS_SHARE = 0.25

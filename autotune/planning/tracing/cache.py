@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.core.codec import decode, encode
-from autotune.core.exchange import write_document
-from autotune.core.files import cache_directory
-from autotune.core.json_text import read_json
+from autotune.core.files.atomic import cache_directory
+from autotune.core.files.codec import decode, encode
+from autotune.core.files.json_text import read_json
+from autotune.core.jobs.exchange import write_document
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
 

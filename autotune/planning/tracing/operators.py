@@ -10,9 +10,9 @@ from functools import cache
 from math import inf, log
 from typing import Any
 
+from autotune.core.jobs.traced import TracedOperator, TraceReply, tensors_in
 from autotune.core.machine import DeviceKind
 from autotune.core.timeline import Section
-from autotune.core.traced import TracedOperator, TraceReply, tensors_in
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import Traced

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.gpu import Gpu
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.operators import OperatorTimes

@@ -8,7 +8,7 @@ from html import escape
 from itertools import accumulate, pairwise
 from typing import Any
 
-from autotune.core.memory_timeline import AT_REST, OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
+from autotune.core.documents.memory_timeline import AT_REST, OUTSIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Charts, Document, Plane, Point, Step, memory_axis

@@ -20,7 +20,7 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
 
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file

@@ -17,9 +17,9 @@ import torch
 from torch.nn import ModuleList
 from transformers.pytorch_utils import Conv1D
 
-from autotune.core.documents import Documents
-from autotune.core.lengths import LengthDistribution
-from autotune.core.protocol import PrepareRequest
+from autotune.core.jobs.protocol import PrepareRequest
+from autotune.core.rows.documents import Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import DatasetProfile, KeyValueCache, ModelProfile, ModelSource
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.data.remarks import remarks

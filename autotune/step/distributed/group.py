@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from autotune.core.jobs.ranks import rank_variables
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
-from autotune.core.ranks import rank_variables
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
 from autotune.units import counted

@@ -16,8 +16,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
 from autotune.virtual import UnsupportedError, assume, holds, is_tracing
-from autotune.virtual.records import Category
-from autotune.virtual.tracing import moving_gradients
+from autotune.virtual.engine.tracing import moving_gradients
+from autotune.virtual.recording.records import Category
 
 
 @contextmanager

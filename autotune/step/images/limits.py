@@ -10,8 +10,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from autotune.core.images import ImageLimit
-from autotune.core.lengths import LengthDistribution
+from autotune.core.rows.images import ImageLimit
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import blank_image, count_elements
 

@@ -14,8 +14,8 @@ import torch
 from datasets import Dataset
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
-from autotune.core.images import ImageProfile
-from autotune.core.table import Table
+from autotune.core.rows.images import ImageProfile
+from autotune.core.rows.table import Table
 from autotune.errors import InputError, first_line
 from autotune.step.images.sizes import COLUMNS, NO_LIST, ImageSize, image_column, image_sizes, names_files
 from autotune.step.rows import Counts, distribution

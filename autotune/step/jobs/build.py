@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from autotune.core.configuration import Built
+from autotune.core.jobs.traced import TraceRequest
 from autotune.core.plan import allocator_settings
-from autotune.core.traced import TraceRequest
 from autotune.errors import InputError, causes, first_line, one_line
 from autotune.step.distributed.zero import traceable_deepspeed
 from autotune.step.job import JobContext

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from autotune.core.jobs.protocol import CheckPackingRequest
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import CheckPackingRequest
 from autotune.core.workload import PackingCheck
 from autotune.errors import first_line
 from autotune.step.job import JobContext

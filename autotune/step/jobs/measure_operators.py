@@ -8,12 +8,12 @@ from statistics import median
 
 import torch
 
+from autotune.core.jobs.protocol import OperatorsRequest
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import OperatorsRequest
 from autotune.step.distributed.group import select_device
 from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
-from autotune.virtual.calls import arguments_of
+from autotune.virtual.operators.calls import arguments_of
 
 # An operator is repeated after an uncounted first run, so often and for so long; either maximum ends it. The first runs
 # of some wait for new pages of memory, which a training keeps.

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.core.gpu import GpuSpeeds
+from autotune.core.jobs.protocol import SpeedsRequest
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import SpeedsRequest
 from autotune.core.step_time import Pace
 from autotune.step.distributed.group import select_device
 from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS
-from autotune.virtual.callers import CountedCallers
+from autotune.virtual.operators.callers import CountedCallers
 
 # Large enough to be compute-bound, small enough to be repeated many times.
 _MATRIX_SIDE = 256

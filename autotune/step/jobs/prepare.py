@@ -15,9 +15,9 @@ from datasets import Dataset
 from jinja2 import TemplateError
 from trl import ModelConfig
 
-from autotune.core.files import written_atomically
+from autotune.core.files.atomic import written_atomically
+from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import CHAT_TEMPLATE, DatasetProfile, DroppedRows, ModelProfile, ModelSource, Workload
 from autotune.errors import InputError, UnreadError, one_line
 from autotune.step.data.dataset import SPLIT_HINT, LoadedRows, load_rows

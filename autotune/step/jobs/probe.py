@@ -14,10 +14,10 @@ import torch
 from datasets.config import DATASET_STATE_JSON_FILENAME
 
 from autotune.confidential import hidden
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan, allocator_settings
-from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError, causes
 from autotune.step.distributed.group import prepare_rank, wait_for_ranks

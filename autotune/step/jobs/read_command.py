@@ -17,10 +17,10 @@ from transformers.integrations import get_available_reporting_integrations
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden_values, is_secret, secrets_in
-from autotune.core.codec import decode, encode
 from autotune.core.configuration import TRACKERS, Fault, Launched, ReadCommand, read_object
+from autotune.core.files.codec import decode, encode
 from autotune.core.gpu import AMPERE
-from autotune.core.protocol import ReadCommandRequest
+from autotune.core.jobs.protocol import ReadCommandRequest
 from autotune.errors import one_line
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
 from autotune.step.fields import excerpt, mismatch, overrides, plain

@@ -17,8 +17,8 @@ from transformers import LlamaConfig, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
 
 from autotune.core.configuration import TRACKERS
+from autotune.core.jobs.protocol import SmokeTestRequest
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
-from autotune.core.protocol import SmokeTestRequest
 from autotune.errors import one_line
 from autotune.step.job import JobContext
 from autotune.step.models.loading import empty_tokenizer, model_class

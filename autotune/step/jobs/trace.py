@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.gpu import GpuSpeeds
+from autotune.core.jobs.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.job import JobContext
 from autotune.step.models.loading import cached_vocabularies, load_config, processor_for
@@ -27,14 +27,14 @@ from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import find_adapter
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.virtual import trace as run_virtually
-from autotune.virtual.costs import Kind, operator_seconds, step_seconds
-from autotune.virtual.phases import micro_batches, step_name
+from autotune.virtual.cost.roofline import Kind, operator_seconds, step_seconds
 from autotune.virtual.ranks import World
-from autotune.virtual.records import OperatorRecord, Trace
-from autotune.virtual.replay import replay, short_of_memory, workspace_bytes
-from autotune.virtual.sections import sections
-from autotune.virtual.steady import steady
-from autotune.virtual.varied import MicroBatch, steps_before, varied
+from autotune.virtual.recording.records import OperatorRecord, Trace
+from autotune.virtual.recording.replay import replay, short_of_memory, workspace_bytes
+from autotune.virtual.steps.phases import micro_batches, step_name
+from autotune.virtual.steps.sections import sections
+from autotune.virtual.steps.steady import steady
+from autotune.virtual.steps.varied import MicroBatch, steps_before, varied
 
 _TIME_FIELDS = {
     Kind.MATMUL: "matmul_seconds",

@@ -238,7 +238,7 @@ def virtual_model(
     if warms_up:
         _warm_up_allocator(model, device, quantizer)
     if quantizer is not None:
-        from autotune.virtual.quantized import fill_quantized
+        from autotune.virtual.patches.quantized import fill_quantized
 
         fill_quantized(model, dtype, device)
         quantizer.postprocess_model(model)

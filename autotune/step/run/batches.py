@@ -9,8 +9,8 @@ from itertools import chain, islice
 
 import numpy as np
 
-from autotune.core.blocks import block_rows
 from autotune.core.measurement import Schedule
+from autotune.core.rows.blocks import block_rows
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.run.worst import next_narrower, unpadded, worst_order
 from autotune.step.trainers.base import Collation, Drawing

@@ -27,10 +27,10 @@ from autotune.step.run.worst import worst_order
 from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Adapter, Drawing
 from autotune.virtual import assume, for_real, phase
-from autotune.virtual.generation import short_generation
+from autotune.virtual.engine.generation import short_generation
+from autotune.virtual.engine.tracing import compiled_again_for
+from autotune.virtual.patches.unsupported import COMPILED, HUB_KERNELS
 from autotune.virtual.ranks import World
-from autotune.virtual.tracing import compiled_again_for
-from autotune.virtual.unsupported import COMPILED, HUB_KERNELS
 
 
 @dataclass

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
 
-from autotune.core.blocks import block_rows
-from autotune.core.nested import mapping
+from autotune.core.files.nested import mapping
+from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
-from autotune.core.protocol import ProbeRequest
+from autotune.core.rows.blocks import block_rows
 from autotune.step.data.profile import grouped_heads
 from autotune.step.distributed.group import join_group
 from autotune.step.distributed.state import on_device

@@ -16,9 +16,9 @@ from accelerate.utils import recursively_apply, send_to_device
 from datasets import Dataset, load_from_disk
 from transformers import BitsAndBytesConfig, TrainerCallback
 
-from autotune.core.batch_geometry import Recompiled
-from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import Recompiled
+from autotune.core.rows.images import ChosenRows
 from autotune.core.workload import ModelSource
 from autotune.step.distributed.state import loading_device, on_device, until_update
 from autotune.step.images.tokens import image_elements
@@ -29,8 +29,8 @@ from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
 from autotune.techniques.traits import MOST_TRACED
 from autotune.virtual import adopt, for_real, phase, settled
-from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
-from autotune.virtual.tensors import map_tree, tensors_of
+from autotune.virtual.recording.tensors import map_tree, tensors_of
+from autotune.virtual.steps.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
 STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
@@ -45,17 +45,17 @@ code cannot be traced."""
 
 @dataclass(frozen=True)
 class TracedRows:
-    """The rows of a trace; see :class:`autotune.core.traced.TraceRequest`.
+    """The rows of a trace; see :class:`autotune.core.jobs.traced.TraceRequest`.
 
     Attributes:
         worst: tokens of each row, in each part of the trainer's specification.
         trainable: share of the tokens that the loss counts.
         once: run a single optimizer step that calls the optimizer twice, from which
-            :func:`autotune.virtual.steady.steady` derives a second step; else two steps are run.
+            :func:`autotune.virtual.steps.steady.steady` derives a second step; else two steps are run.
         alike: the first micro-batch of a step represents all others, so that a step of ``once`` runs it alone, and
             ``steady`` adds the others; else steps run two micro-batches, or the plan's only one.
         chosen: dataset rows with images, in place of ``worst``; None: rows of text.
-        again: see :func:`autotune.virtual.tracing.compiled_again_for`.
+        again: see :func:`autotune.virtual.engine.tracing.compiled_again_for`.
     """
 
     worst: Sequence[tuple[int, ...]]

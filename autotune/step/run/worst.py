@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.core.blocks import block_rows
-from autotune.core.heaviest import heaviest, heaviest_blocks
+from autotune.core.rows.blocks import block_rows
+from autotune.core.rows.heaviest import heaviest, heaviest_blocks
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation
 
@@ -15,7 +15,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
     Each has its rows with the most image data last.
 
-    See :mod:`autotune.core.heaviest`.
+    See :mod:`autotune.core.rows.heaviest`.
     """
     loads = sizes.loads
     if collation.blocks:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from autotune.core.blocks import block_rows
+from autotune.core.rows.blocks import block_rows
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes
 from autotune.step.trainers.reference import OnTokenizedRows, WithReference

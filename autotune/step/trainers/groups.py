@@ -17,7 +17,7 @@ from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.virtual import assume, for_real, is_tracing, phase
-from autotune.virtual.dispatch import UnknownShapeError
+from autotune.virtual.engine.dispatch import UnknownShapeError
 
 
 class _GroupTrainer(OnTokenizedPrompts):

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.blocks import block_rows, blocks_of, worst_blocks
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Collation, InPhase

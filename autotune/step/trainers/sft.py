@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from autotune.core.documents import UNKEPT
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.documents import UNKEPT
 from autotune.core.workload import IGNORED_LABEL, Rollouts
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import image_column

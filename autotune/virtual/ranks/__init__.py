@@ -18,10 +18,10 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.core.ranks import rank_variables
-from autotune.virtual.ledger import Ledger
-from autotune.virtual.libraries import Patches
-from autotune.virtual.records import Category
+from autotune.core.jobs.ranks import rank_variables
+from autotune.virtual.patches.libraries import Patches
+from autotune.virtual.recording.ledger import Ledger
+from autotune.virtual.recording.records import Category
 
 # Methods that compute with the ranks of a mesh, which are real tensors.
 _MESH_METHODS = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_mesh")

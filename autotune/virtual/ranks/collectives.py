@@ -11,10 +11,10 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autotune.virtual.costs import Kind, Work
-from autotune.virtual.known import known
-from autotune.virtual.links import Collective
-from autotune.virtual.tensors import tensors_of
+from autotune.virtual.cost.links import Collective
+from autotune.virtual.cost.roofline import Kind, Work
+from autotune.virtual.operators.known import known
+from autotune.virtual.recording.tensors import tensors_of
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
 # Collectives by the share of the largest tensor that each of n ranks sends, the factors of NCCL's bus bandwidth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autotune.core.verdict import Outcome
+from autotune.core.documents.verdict import Outcome
 
 HEAD = """\
 # {name}

@@ -11,8 +11,8 @@ import pytest
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check, check_options, check_written
+from autotune.core.documents.verdict import Verdict
 from autotune.core.events import ignore
-from autotune.core.verdict import Verdict
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from tests.app.check.configurations import beginning

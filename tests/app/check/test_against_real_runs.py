@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.verdict import Outcome
+from autotune.core.documents.verdict import Outcome
 from tests.app.check.configurations import SHORT, beginning
 from tests.app.check.conftest import Checked
 

@@ -38,7 +38,7 @@ from trl import (
 import autotune
 from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
-from autotune.core.verdict import Outcome, Verdict, WillNotFit
+from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
 from autotune.units import GIB
 from autotune.userconfig.fields import configuration_of

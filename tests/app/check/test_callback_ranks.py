@@ -26,7 +26,7 @@ from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.configuration import Configuration
-from autotune.core.verdict import Finding, Outcome, Severity, Verdict, WillNotFit
+from autotune.core.documents.verdict import Finding, Outcome, Severity, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.fields import configuration_of

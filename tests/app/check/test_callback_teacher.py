@@ -15,7 +15,7 @@ from trl import DistillationConfig, DistillationTrainer
 import autotune
 from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
-from autotune.core.verdict import Outcome, Verdict, WillNotFit
+from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
 from autotune.userconfig.fields import configuration_of
 
 

@@ -21,9 +21,9 @@ from autotune.app.check import check as of_check
 from autotune.app.check import fitting
 from autotune.app.check.fix import fix_legacy
 from autotune.app.planned import planned_machine
-from autotune.core.codec import decode, encode
 from autotune.core.configuration import ReadCommand
-from autotune.core.verdict import Outcome, Severity, Source, Verdict, WillNotFit
+from autotune.core.documents.verdict import Outcome, Severity, Source, Verdict, WillNotFit
+from autotune.core.files.codec import decode, encode
 from autotune.errors import InputError, JobLostError
 from autotune.inspection.software import installed_packages
 from tests.app.check.conftest import Checked, Write

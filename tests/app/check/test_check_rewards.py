@@ -13,7 +13,7 @@ import pytest
 
 import autotune
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.core.verdict import Outcome, Severity
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.script import Script

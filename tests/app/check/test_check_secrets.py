@@ -11,8 +11,8 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check
 from autotune.app.check.fix import fix_legacy
 from autotune.confidential import PLACEHOLDER
-from autotune.core.codec import encode
-from autotune.core.verdict import Outcome
+from autotune.core.documents.verdict import Outcome
+from autotune.core.files.codec import encode
 from autotune.emit.document import json_text
 from autotune.userconfig.written import read_written
 from tests.app.check.conftest import Checked, Write, cache_of

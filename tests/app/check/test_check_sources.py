@@ -12,7 +12,7 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.scripts.utils import DatasetConfig
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
-from autotune.core.verdict import Outcome, Severity
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.sources import Sources, sources

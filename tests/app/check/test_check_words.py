@@ -13,7 +13,7 @@ from trl.cli.commands.training import TrainingCommand
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import _target_machine
-from autotune.core.verdict import Outcome, Severity
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.userconfig.written import read_written
 from tests.app.check.conftest import Checked, Write
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.configuration import Fault, ReadCommand
-from autotune.core.verdict import EXIT_CODES, Outcome, Severity
+from autotune.core.documents.verdict import EXIT_CODES, Outcome, Severity
 from autotune.trainers import trainers
 from autotune.userconfig.problems import problems
 from autotune.userconfig.written import read_written

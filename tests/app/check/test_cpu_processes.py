@@ -9,7 +9,7 @@ import pytest
 from autotune.app.check import fitting
 from autotune.app.check.need import CheckAnswer
 from autotune.app.planned import planned_machine
-from autotune.core.verdict import Outcome, Verdict
+from autotune.core.documents.verdict import Outcome, Verdict
 from autotune.errors import InputError
 from tests.app.check.conftest import Checked, Write
 

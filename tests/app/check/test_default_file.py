@@ -14,7 +14,7 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
-from autotune.core.verdict import Outcome
+from autotune.core.documents.verdict import Outcome
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
 from autotune.userconfig.problems import of_launch

@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import BitsAndBytesConfig
 from trl import SFTConfig, SFTTrainer
 
-from autotune.core.verdict import Outcome, Severity
+from autotune.core.documents.verdict import Outcome, Severity
 from tests.app.check.configurations import FITS
 from tests.app.check.conftest import Checked, Write
 from tests.step.plans import needs_deepspeed

@@ -16,8 +16,8 @@ from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from packaging.version import Version
 
 from autotune.core.configuration import Configuration
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.core.plan import TrainingPlan
-from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.deepspeed import deepspeed_document

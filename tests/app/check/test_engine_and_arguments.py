@@ -16,7 +16,7 @@ import yaml
 from packaging.version import Version
 
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.core.verdict import Outcome, Severity
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain

@@ -17,7 +17,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from packaging.version import Version
 
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.core.verdict import Severity
+from autotune.core.documents.verdict import Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parse_yaml

@@ -17,8 +17,8 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from autotune.core.configuration import Configuration
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.core.plan import TrainingPlan
-from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.step.objects import config
 from autotune.userconfig.engine import engine_args, process_groups

@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, Image, List
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from autotune.core.verdict import Outcome, Severity, Verdict
+from autotune.core.documents.verdict import Outcome, Severity, Verdict
 from tests.app.check.conftest import Checked
 from tests.step.test_images_tokenised import of_answers, of_pairs, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model

@@ -14,7 +14,7 @@ from autotune.app.check.remembered import key_of
 from autotune.app.check.task import Task
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
-from autotune.core.verdict import Outcome, Severity
+from autotune.core.documents.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parse_yaml

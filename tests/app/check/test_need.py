@@ -10,9 +10,9 @@ import pytest
 from autotune.app.check.need import judge_by_study, judge_by_traces
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
+from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.setting import Wishes
-from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.emit.document import json_text
 from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, SizedPlan

@@ -13,12 +13,12 @@ from autotune.app.check import check, fitting
 from autotune.app.check.need import judge_by_probe
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.documents.verdict import Outcome
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.status import ProbeStatus
-from autotune.core.verdict import Outcome
 from autotune.errors import InputError
 from autotune.planning.single import SizedPlan
 from autotune.probing import JobServer

@@ -20,7 +20,7 @@ from autotune.api import ranks
 from autotune.api.launched import launching_of
 from autotune.api.preflight import _FirstRankReply
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
-from autotune.core.verdict import Need, Outcome, Source, Verdict
+from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
 from autotune.errors import AutotuneError
 
 ENDED = "its connection ended"

@@ -10,7 +10,7 @@ import pytest
 from trl import SFTConfig
 
 from autotune.app.check import fitting
-from autotune.core.verdict import Outcome, Verdict
+from autotune.core.documents.verdict import Outcome, Verdict
 from autotune.errors import InputError
 from autotune.userconfig.base import sources_of
 from autotune.userconfig.fields import configuration_of, reading_of, user_plan

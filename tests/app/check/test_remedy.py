@@ -12,10 +12,10 @@ import yaml
 
 from autotune.app.check.remedy import Changed, Remedies
 from autotune.core.configuration import Configuration
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.verdict import Outcome
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.verdict import Outcome
 from autotune.inspection.space_file import default_file, load
 from autotune.inspection.yaml_edit import Edit, apply_edits
 from autotune.inspection.yaml_file import read_yaml

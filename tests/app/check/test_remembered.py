@@ -12,8 +12,8 @@ import yaml
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import judged_for_budget, key_of
 from autotune.app.planned import planned_machine
-from autotune.core.estimate import MemoryEstimate
-from autotune.core.verdict import Need, Outcome, Source, Verdict
+from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.trainers.distillation import TEACHER
 from autotune.units import GIB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.verdict import Outcome, Severity, Verdict
+from autotune.core.documents.verdict import Outcome, Severity, Verdict
 from tests.app.check.conftest import Checked, Write
 from tests.small import write_rows
 

@@ -18,10 +18,10 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from autotune.app.check.silent import of_dispatching, silent_findings
 from autotune.core.candidate import Choice
 from autotune.core.configuration import Configuration
-from autotune.core.lengths import LengthDistribution
+from autotune.core.documents.verdict import Finding, Severity
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Setting
-from autotune.core.verdict import Finding, Severity
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import NearestCandidate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.verdict import Outcome
+from autotune.core.documents.verdict import Outcome
 from autotune.trainers.distillation import TEACHER, TEACHER_LOADING
 from tests.app.check.configurations import HEAD
 from tests.app.check.conftest import Checked

@@ -13,9 +13,9 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import _device_per_process
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.documents.verdict import Severity
 from autotune.core.machine import Hardware
 from autotune.core.plan import Launch
-from autotune.core.verdict import Severity
 from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.inspection import machine as of_machine
 from autotune.inspection.command_line import read_command_line

@@ -29,7 +29,7 @@ class ProcessRecorder:
     """Records one process through hooks of PyTorch.
 
     Attributes:
-        record: content of ``process-PID.json``: the fields of ``Followed`` in ``autotune/core/dry_run.py``.
+        record: content of ``process-PID.json``: the fields of ``Followed`` in ``autotune/core/documents/dry_run.py``.
     """
 
     def __init__(self, folder: Path, request: dict[str, Any]) -> None:

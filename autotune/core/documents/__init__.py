@@ -1,0 +1,1 @@
+"""Public documents: the results of the commands, as they are written to JSON."""

@@ -1,0 +1,1 @@
+"""Reads and writes files: JSON, YAML, nested mappings, whole files at once, temporary folders."""

@@ -1,0 +1,127 @@
+"""Chooses the rows of the worst micro-batches, which may need the most memory, from the sizes of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from autotune.core.rows.batch_geometry import rounded_up
+from autotune.core.rows.blocks import block_rows, blocks_of, worst_blocks
+
+if TYPE_CHECKING:
+    from autotune.core.rows.table import Numbers
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The sizes of rows on which the memory of a micro-batch depends; each of shape (rows,).
+
+    Attributes:
+        widest, shortest: tokens of each row's longest and shortest sequence.
+        trainable: tokens that the loss counts.
+        image_elements: numbers that the vision tower gets; None for rows of text.
+        beside: tokens of each row's sequence in a second tensor, which depends on the rows of its micro-batch; None
+            without one.
+    """
+
+    widest: Numbers
+    shortest: Numbers
+    trainable: Numbers
+    image_elements: Numbers | None = None
+    beside: Numbers | None = None
+
+    def cut_to(self, length: int | None) -> Loads:
+        """Return the sizes after sequences are cut to a length, in tokens; None: they are not cut.
+
+        All tokens cut from the longest sequence of a row are assumed to be in the loss, and none of the others'.
+        """
+        if length is None:
+            return self
+        widest, shortest = self.widest.clip(max=length), self.shortest.clip(max=length)
+        trainable = (self.trainable - (self.widest - widest)).clip(min=0)
+        return replace(self, widest=widest, shortest=shortest, trainable=trainable)
+
+
+def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
+    """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
+
+    One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
+    shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in a second
+    micro-batch, the longest shorter row, if any, replaces one of the longest. It is returned first, since its tensors
+    took at least as many bytes in all measurements and traces of both.
+
+    Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
+
+    Among rows of equal length, rows that also have a shorter sequence come first, then those with the most trainable
+    tokens. Further micro-batches have more trainable tokens than the widest, or a larger sum of both: on a GPU, TRL
+    computes logits of trainable tokens only (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a
+    short answer may need less than narrower rows that consist of answers. Others have more image data, on which a
+    vision tower's memory depends.
+
+    Args:
+        rows: of a micro-batch. If the dataset has fewer, they are repeated, as in a probe.
+        padded: whether sequences are padded to the longest of their micro-batch, instead of being laid end to end.
+        multiple: the padded length is rounded up to a multiple of this.
+    """
+    import numpy as np
+
+    longest_first = np.lexsort((-loads.trainable, loads.shortest, -loads.widest))
+    longest, most = np.resize(longest_first, rows), loads.widest[longest_first[0]]
+    widest = [longest]
+    if padded and loads.shortest[longest].min() == rounded_up(most, multiple):
+        shorter = longest_first[loads.widest[longest_first] < most][:1]
+        # In a micro-batch of one row, a shorter row needs padding and is as large only if rounding up makes it as long.
+        if len(shorter) and (rows > 1 or rounded_up(loads.widest[shorter[0]], multiple) >= most):
+            widest = [np.append(longest[:-1], shorter), longest]
+    both = loads.widest / max(1, loads.widest.max()) + loads.trainable / max(1, loads.trainable.max())
+    further = [np.argsort(-both, kind="stable")]
+    for load in (loads.trainable, loads.image_elements):
+        if load is not None:
+            further = [*_with_widest(longest_first[0], np.lexsort((-loads.widest, -load))), *further]
+    return (*widest, *further_heavy(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
+
+
+def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ...]:
+    """Return the rows of the blocks of ``rows`` successive rows that may need the most memory, the widest first.
+
+    They are :func:`autotune.core.rows.blocks.worst_blocks` and the block with the most trainable tokens; see
+    :func:`heaviest`.
+    """
+    import numpy as np
+
+    every = block_rows(len(loads.widest), rows)
+    known = blocks_of(loads.widest, loads.beside, rows, multiple, loads.image_elements)
+    worst = [every[place] for place in worst_blocks(known)]
+    # Tokens of an incomplete last block count once, although its rows are repeated when it runs.
+    trainable = np.add.reduceat(loads.trainable, every[:, 0])
+    return (*worst, *further_heavy(loads, worst, [every[trainable.argmax()]]))
+
+
+def _with_widest(widest: int, order: Numbers) -> list[Numbers]:
+    """Return an order of rows twice: after the widest row, to which the others are then padded, and unchanged."""
+    import numpy as np
+
+    return [np.concatenate([[widest], order[order != widest]]), order]
+
+
+def further_heavy(
+    loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
+) -> list[Numbers]:
+    """Return the further micro-batches that no other equals or exceeds in trainable tokens, size and image data.
+
+    The size is the tokens of the widest row if rows are padded, and of all rows if they are laid end to end.
+    """
+
+    def needs(rows: Numbers) -> tuple[int, ...]:
+        pictured = 0 if loads.image_elements is None else int(loads.image_elements[rows].sum())
+        tokens = loads.widest[rows].max() if padded else loads.widest[rows].sum()
+        return int(loads.trainable[rows].sum()), int(tokens), pictured
+
+    found: list[Numbers] = []
+    for rows in further:
+        wanted = needs(rows)
+        known = map(needs, (*chosen, *found))
+        if not any(all(have >= want for have, want in zip(others, wanted, strict=True)) for others in known):
+            found.append(rows)
+    return found

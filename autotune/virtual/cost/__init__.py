@@ -1,0 +1,1 @@
+"""Time of operators, launches, copies and communication on a GPU."""

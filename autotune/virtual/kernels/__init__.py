@@ -1,0 +1,1 @@
+"""Workspaces and allocations of kernels on a GPU and on a CPU."""

@@ -1,0 +1,1 @@
+"""Patches for code that behaves differently on fake tensors."""

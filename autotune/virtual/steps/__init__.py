@@ -1,0 +1,1 @@
+"""Optimizer steps of a trace: their phases, memory levels, repetitions and scaled copies."""
