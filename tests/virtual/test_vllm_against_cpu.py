@@ -39,7 +39,10 @@ SIZES: dict[str, dict[str, object]] = {
     # Its trainer looks for vLLM itself, which is not installed here.
     "distillation": {"max_completion_length": 8},
 }
-TRAINERS = pytest.mark.parametrize("name", list(SIZES))
+# RLOO has vLLM generate as GRPO does (TRL's ``VLLMGeneration``).
+TRAINERS = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "rloo" else name for name in SIZES]
+)
 # TRL has two ways to send weights: online DPO's own, and that of the others.
 MERGES = pytest.mark.parametrize(
     "name",
@@ -89,7 +92,7 @@ def on_cpu(name: str) -> dict[str, RealPhase]:
     return run_on_cpu(steps_of(name, COLOCATED), phases=("optimizer step", GENERATION))
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", pytest.param("rloo", marks=pytest.mark.nightly)])
 def test_traced_peaks_are_those_of_the_cpu(name: str) -> None:
     traced, real = with_vllm(name), on_cpu(name)
     for number in (0, 1):
