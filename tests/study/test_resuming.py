@@ -141,7 +141,7 @@ def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
     changed = {**FINGERPRINT, "dataset": "other", "choices": "new"}
     with pytest.raises(
         StudyMismatchError,
-        match="something else: dataset is other here and b there; choices is new here and not given there",
+        match="another search: dataset is other here and b there; choices is new here and not given there",
     ):
         durable(ReplayedTable(), resume=True, fingerprint=changed)
     with pytest.raises(StudyMismatchError, match="dataset is other here and b there"):
