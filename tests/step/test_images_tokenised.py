@@ -200,7 +200,7 @@ def test_text_beside_prompts_with_images_is_refused_as_trl_may_take_all_for_text
     tmp_path: Path,
 ) -> None:
     rows = of_prompts([[picture(9, 9)]] * 2).add_column("completion", ["a cat"] * 2)
-    with pytest.raises(InputError, match="rows has text in completion, and messages in prompt: TRL reads all columns of a row"):
+    with pytest.raises(InputError, match="text in completion, and messages in prompt: TRL reads all columns of a row"):
         prepared("gemma3", rows, tmp_path, "grpo")
 
 
