@@ -122,6 +122,28 @@ def test_the_figures_of_several_gpus_are_those_of_the_rows() -> None:
     assert f"{-min(seconds):.0f} % too short to {max(seconds):.0f} % too long" in accuracy
 
 
+def test_the_figures_of_trained_recommendations_are_those_of_their_page() -> None:
+    page = (ROOT / "benchmarks" / "probe" / "soak.md").read_text(encoding="utf-8")
+    percent = r"\+(\d+)% in the"
+    (within,), (rates,), (peaks,), (again,) = (
+        re.findall(pattern, page)
+        for pattern in (
+            r"(\d+) of these within the budget",
+            r"(\d+ of \d+ rates) are within the promised range",
+            rf"{percent} median",
+            rf"{percent} first",
+        )
+    )
+    text = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
+    for figure in (
+        f"{within} stayed within the budget",
+        f"{rates} were in the promised range",
+        f"Peaks were {peaks} % above",
+        f"keep freed memory, {again} %",
+    ):
+        assert figure in text
+
+
 def test_the_figures_of_published_speeds_are_those_of_their_page() -> None:
     page = " ".join((ROOT / "benchmarks" / "published" / "speeds.md").read_text(encoding="utf-8").split())
     accuracy = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
