@@ -1,6 +1,6 @@
 """The effect of another process on a core: on a search's recommendation, and on its promised speed.
 
-python -m benchmarks.probe.busy FOLDER [--searches 10] [--further 2]
+python -m benchmarks.probe.busy FOLDER [--searches 10] [--further 2] [--precision float32]
 
 A 13M Llama is searched once on an idle machine, and then by further seeds while a process computes half of the time on
 the first core. Right after each of these searches, and beside the same process, its ``train.py`` runs for about 15
@@ -57,12 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="of the workload, the bundles and the rates")
     parser.add_argument("--searches", type=int, default=10, help="beside the other process (default: 10)")
     parser.add_argument("--further", type=int, default=2, help="real runs after each search (default: 2)")
+    parser.add_argument("--precision", help="of all candidates, on a CPU without instructions for TRL's default bf16")
     options = parser.parse_args(arguments)
     model, data = workload(options.folder)
-    searches = [searched(model, data, options.folder, 0)]
+    fix = {"precision": options.precision} if options.precision else {}
+    searches = [searched(model, data, options.folder, 0, fix)]
     with another_process():
         for seed in range(1, options.searches + 1):
-            searches.append(searched(model, data, options.folder, seed))
+            searches.append(searched(model, data, options.folder, seed, fix))
             rates = read_rates(options.folder / f"busy-{seed}.json")
             while len(rates) < options.further:
                 rates.append(real_rate(searches[-1]))
@@ -93,11 +95,11 @@ def another_process() -> Iterator[None]:
             process.kill()
 
 
-def searched(model: Path, data: Path, folder: Path, seed: int) -> Result:
-    """Return the result in the folder of a seed, of a search now unless it is there."""
+def searched(model: Path, data: Path, folder: Path, seed: int, fix: Mapping[str, str]) -> Result:
+    """Return the result in the folder of a seed, of a search now, with some choices fixed, unless it is there."""
     output = folder / f"search-{seed}"
     if not (output / "result.json").exists():
-        autotune.probe(model, data, memory_budget=_BUDGET, effort="quick", seed=seed, output=output)
+        autotune.probe(model, data, memory_budget=_BUDGET, effort="quick", seed=seed, fix=fix, output=output)
     return found([str(output)], output, argparse.Namespace())
 
 
