@@ -144,6 +144,24 @@ def test_the_figures_of_trained_recommendations_are_those_of_their_page() -> Non
         assert figure in text
 
 
+def test_the_figures_of_measured_spaces_are_those_of_their_page() -> None:
+    page = " ".join((ROOT / "benchmarks" / "replay" / "planned_search.md").read_text(encoding="utf-8").split())
+    accuracy = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
+    rows = re.findall(
+        r"\| `\w+\.json\.gz` \| [^|]+ \| (\d+) \| [^|]*\| [^|]*\| [^|]*\| [^|]*\| ([\d.]+), ([\d.]+) % \|", page
+    )
+    sizes, correlations, errors = zip(*rows, strict=True)
+    (with_them, without), *_ = re.findall(
+        r"To within 2 % of the best.*?: (\d+) probes with predictions and (\d+)", page
+    )
+    assert f"a rank correlation of {listed(correlations)} with the measured ones" in accuracy
+    assert f"a median error of {listed(f'{error} %' for error in errors)} after one probe" in accuracy
+    assert all(
+        f"{size} of {kind}" in accuracy for size, kind in zip(sizes, ("SFT", "SFT with LoRA", "DPO"), strict=True)
+    )
+    assert f"after {with_them} probes in the median, and after {without} without predictions" in accuracy
+
+
 def test_the_figures_of_published_speeds_are_those_of_their_page() -> None:
     page = " ".join((ROOT / "benchmarks" / "published" / "speeds.md").read_text(encoding="utf-8").split())
     accuracy = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
