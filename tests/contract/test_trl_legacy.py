@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from autotune.core.files.nested import mapping
 from autotune.inspection.legacy import SHARED, legacy_of
 from tests.inspection.released import RECORDED, TRAINERS
 from tests.inspection.test_legacy import rows
 
+ENV = "env"
 # Values of keys whose field has no default that could stand for one.
 VALUES: Mapping[str, Any] = {
     "use_liger": True,
@@ -39,6 +42,12 @@ VALUES: Mapping[str, Any] = {
     "warmup_ratio": 0.1,
     "no_cuda": True,
     "use_transformers_paged": True,
+    "hub_model_revision": "v1.0",
+    "preprocessing_num_workers": 4,
+    "target_modules": "all-linear",
+    "use_flash_attention_2": True,
+    "wandb_entity": "an entity",
+    "wandb_project": "a project",
 }
 
 
@@ -121,19 +130,22 @@ def replacements() -> Iterator[tuple[str, str, Any]]:
 
 @pytest.mark.parametrize(("trainer", "key", "value"), list(replacements()))
 def test_what_the_table_says_to_write_is_taken_by_trl_s_parser(
-    trainer: str, key: str, value: object, tmp_path: Path
+    trainer: str, key: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # TRL's parser sets the variables under `env`.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     known = fields(trainer)
     if value is None:
         row = next(row for name, row in rows_of(trainer) if name == key and row.get("write"))
         target = next(iter(row["write"]))
-        value = VALUES.get(key, known[target].default)
+        value = VALUES[key] if key in VALUES else known[target].default
     found = legacy_of(trainer, key, value)
     assert found is not None
     assert found.write
-    assert found.write.keys() <= known.keys()
+    assert found.write.keys() <= {*known, ENV}
     result = parsed(trainer, found.write, tmp_path)
-    for name, wanted in found.write.items():
+    assert mapping(found.write.get(ENV)).items() <= os.environ.items()
+    for name, wanted in ((name, wanted) for name, wanted in found.write.items() if name != ENV):
         got = result[name]
         held = (
             {part: getattr(got, part) for part in wanted}
