@@ -28,14 +28,18 @@ _REDIRECTION = re.compile(r"\d*[<>]")
 TRL, TORCHRUN, DEEPSPEED, ACCELERATE = "trl", "torchrun", "deepspeed", "accelerate"
 """The programs that launch the processes of a script; ``trl`` does so through accelerate."""
 _LAUNCHERS = frozenset({TRL, ACCELERATE, TORCHRUN, DEEPSPEED})
-# The same programs as modules for `python -m`.
-_MODULES = {
-    **{name: (name,) for name in _LAUNCHERS},
+# Other names of the same programs: modules for `python -m`, and a program with a command.
+_ALIASES = {
+    "accelerate-launch": (ACCELERATE, "launch"),
+    "trl.cli.main": (TRL,),
     "torch.distributed.run": (TORCHRUN,),
     "torch.distributed.launch": (TORCHRUN,),
     "deepspeed.launcher.runner": (DEEPSPEED,),
+    "accelerate.commands.accelerate_cli": (ACCELERATE,),
     "accelerate.commands.launch": (ACCELERATE, "launch"),
 }
+# Packages of these programs that Python does not run.
+_WITHOUT_MAIN = frozenset({*_LAUNCHERS, "trl.cli"})
 # Options that name a module instead of a script; launchers have them as flags.
 _MODULE_OPTIONS = frozenset({"-m", "--module"})
 _COMMANDS_WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
@@ -132,8 +136,10 @@ def read_command_line(words: Sequence[str], *, anywhere: bool = False) -> Comman
     refused = InputError(f"{' '.join(words) or 'An empty text'} is not a command that trains with TRL.", hint=_HINT)
     errors = []
     for folder, part in _commands(words):
-        # The name of a program may also be the value of a wrapper's option: `uv run --with trl trl dpo`.
-        for start in (index for index, word in enumerate(part) if launches(word)):
+        # The name of a program may also be the value of a wrapper's option: `uv run --with trl trl dpo`. A module is
+        # read with the program before it.
+        before = ("", *part)
+        for start in (i for i, word in enumerate(part) if launches(word) and before[i] not in _MODULE_OPTIONS):
             try:
                 if not anywhere:
                     _check_folder(folder)
@@ -204,12 +210,14 @@ def _is_separator(token: str) -> bool:
 def launches(word: str) -> bool:
     """Return whether a word of a command is a launcher or Python."""
     name = PurePath(word).name
-    return name in _LAUNCHERS or PYTHON.fullmatch(name) is not None
+    return name in _LAUNCHERS or name in _ALIASES or PYTHON.fullmatch(name) is not None
 
 
 def _parse_program(words: Sequence[str], env: Mapping[str, str]) -> Command:
     """Return the command of words that begin with a launcher or Python."""
     name, rest = PurePath(words[0]).name, tuple(words[1:])
+    if name in _ALIASES:
+        return _parse_program([*_ALIASES[name], *rest], env)
     if name == TRL:
         return _parse_trl(rest, env)
     if name == ACCELERATE:
@@ -245,8 +253,8 @@ def _parse_script(words: Sequence[str], env: Mapping[str, str], launcher: str) -
         raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
     if script in _MODULE_OPTIONS:
         module, *own = own or [""]
-        if not launcher and module in _MODULES:
-            return _parse_program([*_MODULES[module], *own], env)
+        if not launcher and module in _ALIASES:
+            return _parse_program([module, *own], env)
         launch, script = (*launch, script), _module_file(module)
     if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
         return Command(PurePath(script).stem, tuple(own), launch, env, launcher=launcher)
@@ -267,11 +275,15 @@ def _module_file(module: str) -> str:
     """Return the path of a module's file, relative to the working directory.
 
     Raises:
+        InputError: it is a launcher's package, which Python does not run.
         UnreadError: there is no such file, and the module is not one of TRL's scripts.
     """
     path = module.replace(".", "/")
     files = [f"{path}.py", f"{path}/__main__.py"]
     found = next((file for file in files if path.startswith(_TRL_SCRIPTS) or is_file(Path(file))), None)
+    if found is None and module in _WITHOUT_MAIN:
+        program = module.partition(".")[0]
+        raise InputError(f"Python cannot run {module} as a module.", hint=f"Write {program} in place of -m {module}.")
     if found is None:
         raise UnreadError(f"There is no {files[0]} here, so the module {module or 'of -m'} cannot be read.")
     return found

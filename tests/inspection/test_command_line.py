@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.command_line import options_of, read_command_line
+from autotune.inspection.command_line import _ALIASES, _WITHOUT_MAIN, options_of, read_command_line
 
 SCRIPT = """\
 import os
@@ -53,10 +54,6 @@ def test_trl_s_own_scripts_are_known_by_their_place() -> None:
     assert (found.trainer, found.script) == ("reward", None)
 
 
-def test_a_module_is_the_same_as_the_command() -> None:
-    assert read_command_line(["python", "-m", "trl", "grpo", "--config", "c.yaml"]).trainer == "grpo"
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -70,6 +67,9 @@ def test_a_module_is_the_same_as_the_command() -> None:
         (["accelerate", "launch", "--num_processes", "2"], "There is no script"),
         (["python", "nowhere.py"], "nowhere.py cannot be read"),
         (["bash", "-c", "trl 'sft"], "The text for the shell cannot be read: No closing quotation"),
+        (["python", "-m", "trl", "sft"], "Python cannot run trl as a module"),
+        (["python", "-m", "trl.cli", "sft"], "Python cannot run trl.cli as a module"),
+        (["python", "-m", "accelerate", "launch", "train.py"], "Python cannot run accelerate as a module"),
     ],
 )
 def test_what_trains_nothing_is_refused_with_its_name(words: list[str], said: str) -> None:
@@ -111,9 +111,16 @@ def test_the_value_of_an_option_before_it_is_not_taken_for_the_command(words: st
     assert (found.trainer, found.words) == ("sft", ("--config", "c.yaml"))
 
 
-def test_the_options_of_a_launcher_begin_behind_the_module_that_it_is() -> None:
-    words = "python -u -m accelerate.commands.launch --num_processes 2 trl/scripts/sft.py"
-    found = read_command_line(words.split())
+@pytest.mark.parametrize(
+    "start",
+    [
+        "python -u -m accelerate.commands.launch",
+        "python -m accelerate.commands.accelerate_cli launch",
+        "accelerate-launch",
+    ],
+)
+def test_the_options_of_a_launcher_begin_behind_its_other_name(start: str) -> None:
+    found = read_command_line([*start.split(), "--num_processes", "2", "trl/scripts/sft.py"])
     assert (found.launcher, found.launch) == ("accelerate", ("--num_processes", "2"))
 
 
@@ -131,6 +138,24 @@ def test_a_job_that_is_named_like_a_launcher_is_not_taken_for_it(
 ) -> None:
     found = read_command_line([*words.split(), "trl/scripts/sft.py"])
     assert (found.launcher, found.launch) == (launcher, launch)
+
+
+def test_trl_s_own_program_is_a_module_too() -> None:
+    found = read_command_line(["python", "-m", "trl.cli.main", "sft", "--config", "c.yaml"])
+    assert (found.trainer, found.launcher, found.words) == ("sft", "trl", ("--config", "c.yaml"))
+
+
+@pytest.mark.parametrize("module", sorted(_ALIASES.keys() - {"accelerate-launch"}))
+def test_a_launcher_s_module_is_one_that_python_runs(module: str) -> None:
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert 'if __name__ == "__main__":' in Path(spec.origin).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("module", sorted(_WITHOUT_MAIN))
+def test_python_runs_no_launcher_s_package(module: str) -> None:
+    assert find_spec(module) is None or find_spec(f"{module}.__main__") is None
 
 
 def test_the_value_of_a_launcher_s_option_is_not_taken_for_a_launcher(script: Path) -> None:
