@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.errors import InputError
 from autotune.inspection.gpus import gpus, listed_gpu
 from autotune.inspection.paths import user_path
-from autotune.inspection.yaml_file import load_document, read_text
+from autotune.inspection.yaml_file import check_unique, load_document, read_text
 
 _EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
 
@@ -64,7 +64,8 @@ def _checked_price(price: object, what: str) -> float:
 
 
 def _read_yaml(path: Path, text: str) -> Iterator[tuple[object, object]]:
-    _, document = load_document(text, path)
+    root, document = load_document(text, path)
+    check_unique(root, path)
     if document is not None and not isinstance(document, Mapping):
         raise InputError(f"{path} does not map names of GPUs to prices.", hint=_EXAMPLE)
     yield from (document or {}).items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.core.candidate import Choice
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import Node, excerpt, location, read_yaml
+from autotune.inspection.yaml_file import Node, check_unique, excerpt, location, read_yaml
 from autotune.space import SpaceFile
 from autotune.techniques import find
 from autotune.techniques.base import OFF, ON, Technique
@@ -31,9 +31,11 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
         techniques: the trainer's techniques.
 
     Raises:
-        InputError: it cannot be read, is not YAML, or has an unknown technique or choice; the message has the line.
+        InputError: it cannot be read, is not YAML, repeats a key, or has an unknown technique or choice; the message
+            has the line.
     """
     file = read_yaml(path)
+    check_unique(file.root, path)
     sections = {key: (value, node) for key, value, node in _entries(path, file.values, file.root, "")}
     for key, (value, node) in sections.items():
         if key not in ("trainer", "techniques", "recipes"):

@@ -71,7 +71,7 @@ def apply_edits(file: YamlFile, edits: Sequence[Edit]) -> str:
         why = f"the result would not be valid: {error.message}"
         raise InputError(f"{location(file.path)} cannot be edited automatically: {why}", hint=_BY_HAND) from error
     if not _equal_with_types(values, wanted):
-        why = "an anchor, a merge or a text of several lines would change other values"
+        why = "a repeated key, an anchor, a merge or a text of several lines would change other values"
         raise InputError(f"{location(file.path)} cannot be edited automatically: {why}.", hint=_BY_HAND)
     return text
 

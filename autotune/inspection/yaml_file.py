@@ -67,8 +67,8 @@ class Node:
         return self.target if self.target is not None else self
 
     def own_entry(self, key: str) -> tuple[Node, Node] | None:
-        """Return the entry that the mapping itself has for a key, without merges."""
-        return next((entry for entry in self.entries if not entry[0].merge and entry[0].key == key), None)
+        """Return the last entry that the mapping itself has for a key, which counts, without merges."""
+        return next((entry for entry in reversed(self.entries) if not entry[0].merge and entry[0].key == key), None)
 
     def entry(self, key: str) -> tuple[Node, Node] | None:
         """Return the entry for a key, from the mapping itself or from a merge (``<<``)."""
@@ -85,6 +85,16 @@ class Node:
     def children(self) -> list[Node]:
         """The keys and values of a mapping, or the values of a sequence, as ordered in the text."""
         return [node for entry in self.entries for node in entry] or self.items
+
+    def repeated_keys(self) -> Iterator[tuple[Node, Node]]:
+        """Yield each key in it that the same mapping has before, and the first of these; the last one counts."""
+        first = dict[Hashable, Node]()
+        for key, _ in self.entries:
+            earlier = first.setdefault((type(key.key), key.key), key)
+            if earlier is not key:
+                yield key, earlier
+        for child in self.children:
+            yield from child.repeated_keys()
 
     def scalars(self) -> Iterator[Node]:
         """Yield the scalars and aliases in it, as ordered in the text."""
@@ -129,8 +139,8 @@ def read_yaml(path: Path) -> YamlFile:
     """Return the configuration in a file.
 
     Raises:
-        InputError: the file cannot be read, is not a YAML mapping with strings as keys, repeats a key, has a tag that
-            constructs an object, or exceeds a limit of size or depth. The message names the line.
+        InputError: the file cannot be read, is not a YAML mapping with strings as keys, has a tag that constructs an
+            object, or exceeds a limit of size or depth. The message names the line.
     """
     return parse_yaml(read_text(path), path)
 
@@ -157,8 +167,7 @@ def load_document(text: str, path: Path) -> tuple[Node | None, object]:
     """Return the root node of a YAML document, and its values as PyYAML loads them; ``path`` is for messages.
 
     Raises:
-        InputError: it is not YAML, repeats a key, has a tag that constructs an object, or exceeds a limit of size or
-            depth.
+        InputError: it is not YAML, has a tag that constructs an object, or exceeds a limit of size or depth.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _size_error(path, len(text))
@@ -175,6 +184,17 @@ def load_document(text: str, path: Path) -> tuple[Node | None, object]:
         raise _yaml_error(path, mark.line + 1 if mark is not None else None, message) from error
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{location(path)} cannot be loaded: {excerpt(str(error))}.") from error
+
+
+def check_unique(root: Node | None, path: Path) -> None:
+    """Check that no mapping has a key twice; ``path`` is for messages.
+
+    Raises:
+        InputError: one has.
+    """
+    for key, first in root.repeated_keys() if root is not None else ():
+        message = f"{_shortened(str(key.key))!r} is there twice; line {first.line} has it too"
+        raise _yaml_error(path, key.line, message, "Keep one; the last one counts.")
 
 
 class _Loader(yaml.SafeLoader):
@@ -260,14 +280,12 @@ class _Loader(yaml.SafeLoader):
         return value if isinstance(value, Hashable) else None
 
     def _check_keys(self, entries: list[tuple[Node, Node]]) -> None:
-        seen: dict[Hashable, Node] = {}
         for key, _ in entries:
             if key.resolved().kind != "scalar":
                 raise _yaml_error(self._path, key.line, "a key is a collection", "Keys are words.")
-            first = seen.setdefault((type(key.key), key.key), key)
-            if first is not key:
-                message = f"{_shortened(str(key.key))!r} is there twice; line {first.line} has it too"
-                raise _yaml_error(self._path, key.line, message, "Keep one; the last one counts.")
+        merges = [key for key, _ in entries if key.merge]
+        if merges[1:]:
+            raise _yaml_error(self._path, merges[1].line, "a mapping has two merges", "Write <<: [*a, *b].")
 
 
 def _yaml_error(path: Path, line: int | None, message: str, hint: str = "") -> InputError:

@@ -14,6 +14,7 @@ from autotune.core.plan import EPOCHS, STEPS
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of
+from autotune.inspection.yaml_file import excerpt
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
@@ -356,6 +357,9 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     config = read.configurations.get(find_trainer(written.trainer).config_class)
     resumed = config.values.get(_RESUMED) if config is not None and written.command.source is None else None
     if config is not None and resumed:
+    for last, first in written.file.root.repeated_keys() if written.file is not None else ():
+        message = f"{excerpt(str(last.key))} is there twice: line {first.line} has it too, and has no effect."
+        yield Finding(Severity.SILENT, message, str(last.key), written.place, last.line)
         place = config.values["output_dir"] if resumed is True else resumed
         message = f"A run without a checkpoint in {place}, such as the first run, fails: there is nothing to resume."
         yield finding(written, Severity.NOTE, _RESUMED, message)

@@ -69,6 +69,7 @@ def write(*path: str, **new: object) -> Edit:
         ("a: 1  # x\n# end\n", write("b", b=1), "a: 1  # x\nb: 1\n# end\n"),
         ("x: &x {a: 1}\ny: *x # y\n", write("y", z=2), "x: &x {a: 1}\nz: 2 # y\n"),
         ("a: 1\n", drop("b"), "a: 1\n"),
+        ("a: 1\nb: 2\na: 3  # counts\n", write("a", a=4), "a: 1\nb: 2\na: 4  # counts\n"),
     ],
 )
 def test_an_edit_changes_its_key_and_nothing_else(text: str, edit: Edit, wanted: str) -> None:
@@ -95,6 +96,7 @@ def test_several_edits_of_one_mapping_go_together() -> None:
         ("? a\n: 1\n", write("a", b=1), r"line 1: .*'\?' is before the key"),
         ("a: 1\n", write("a", "b", b=1), "the value of 'a' is not a mapping of its own"),
         ("a: |\n  x", write("b", b=1), "an anchor, a merge or a text of several lines"),
+        ("a: 1\na: 2\n", drop("a"), "a repeated key, an anchor"),
     ],
 )
 def test_an_edit_that_cannot_be_made_is_refused(text: str, edit: Edit, message: str) -> None:

@@ -12,7 +12,7 @@ import yaml
 from autotune.confidential import PLACEHOLDER as SHOWN
 from autotune.core.files.json_text import MAX_DEPTH
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import MAX_BYTES, MAX_NODES, Node, YamlFile, parse_yaml, read_yaml
+from autotune.inspection.yaml_file import MAX_BYTES, MAX_NODES, Node, YamlFile, check_unique, parse_yaml, read_yaml
 from autotune.inspection.yaml_secrets import mask_secrets
 
 HOSTILE_SECONDS = 1.0
@@ -82,8 +82,7 @@ def test_lines_count_whatever_ends_them(tmp_path: Path, end: str) -> None:
     [
         ("a: 1\nb: [1\nc: 2\n", "c.yaml, line 3: while parsing a flow sequence: expected ',' or ']'"),
         ("a: 1\n\tb: 1\n", "c.yaml, line 2: while scanning for the next token"),
-        ("a: 1\nb: 2\na: 3\n", "c.yaml, line 3: 'a' is there twice; line 1 has it too."),
-        ("a: {x: 1, x: 2}\n", "c.yaml, line 1: 'x' is there twice"),
+        ("a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\n", "c.yaml, line 4: a mapping has two merges."),
         (
             "a: !!python/object/apply:os.system [id]\n",
             "line 1: the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
@@ -108,6 +107,15 @@ def test_lines_count_whatever_ends_them(tmp_path: Path, end: str) -> None:
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     assert message in refused(tmp_path, text)
+
+
+def test_of_a_key_that_is_there_twice_the_last_one_counts(tmp_path: Path) -> None:
+    file = read(tmp_path, "a: 1\nb: {x: 1,\n  x: 2}\na: 3\n")
+    assert file.values == {"a": 3, "b": {"x": 2}} == yaml.safe_load(file.text)
+    assert (file.line("a"), file.line("b", "x")) == (4, 3)
+    assert [(key.key, key.line, first.line) for key, first in file.root.repeated_keys()] == [("a", 4, 1), ("x", 3, 2)]
+    with pytest.raises(InputError, match=r"c\.yaml, line 4: 'a' is there twice; line 1 has it too"):
+        check_unique(file.root, file.path)
 
 
 def test_a_file_that_is_not_there_is_a_directory_or_no_file_is_said_to_be_so(tmp_path: Path) -> None:
@@ -179,7 +187,7 @@ def test_messages_carry_no_terminal_escapes(tmp_path: Path) -> None:
     file = tmp_path / "\x1b[31mred\n.yaml"
     file.write_text('"\\e[2J": 1\n"\\e[2J": 2\n')
     with pytest.raises(InputError) as caught:
-        read_yaml(file)
+        check_unique(read_yaml(file).root, file)
     assert str(caught.value).isprintable()
     assert "\\x1b[31mred\\n.yaml, line 2: '\\x1b[2J' is there twice" in str(caught.value)
 

@@ -78,6 +78,12 @@ CASES = (
     _case("sft: as many rows as fit", "auto_find_batch_size: true\n", FITS, {"global batch 10 % smaller": 0}),
     _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
     _case(
+        "sft: a key twice",
+        "max_length: 64\nmax_length: 32\n",
+        FITS,
+        {"max_length is there twice: line 8 has it too, and has no effect": 1, "max_length=32 cuts": 1},
+    ),
+    _case(
         "sft: packed",
         "packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n",
         FITS,
