@@ -40,6 +40,9 @@ _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 _NEAR_AS_BEST = 0.05
 _TEXT_NUMBER = re.compile(r"\d+[eE][-+]?\d+")
 """A number without a point, which YAML 1.1 takes for text."""
+_NO = re.compile(r"\bno\b")
+_SWITCH = re.compile(r"argument --(bf16|tf32): expected one argument")
+"""The error for an option that is no switch, since null is its default."""
 _REWARDS = "reward_funcs"
 _LOADING_FIELDS = (LOADING, TEACHER_LOADING)
 """Fields for mappings. TRL's classes also accept text there, but parse it only if it begins with a brace."""
@@ -83,7 +86,7 @@ def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mappi
     for name, error in ended.items():
         is_text = any(map(_TEXT_NUMBER.fullmatch, map(str, mapping(values.get(name)).values())))
         hint = " YAML takes a number such as 1e-6 for text: write 1.0e-6." if is_text else ""
-        message = f"{name} makes training fail: {_sentence(error)}{hint}"
+        message = f"{name} makes training fail: {_sentence(error)}{hint}{_remedy(written, error)}"
         yield finding(written, Severity.ERROR, name, message)
     for name in _LOADING_FIELDS:
         given = values.get(name)
@@ -240,8 +243,20 @@ def _follows(written: WrittenConfig, refusal: str, known: Iterable[Finding]) -> 
 
 def refusal_finding(written: WrittenConfig, refusal: str) -> Finding:
     """Return the finding that TRL refuses the configuration, at the first key in TRL's message."""
-    message = f"TRL refuses it: {_sentence(refusal)}"
+    message = f"TRL refuses it: {_sentence(refusal)}{_remedy(written, refusal)}"
     return finding(written, Severity.ERROR, mentioned(written, refusal), message)
+
+
+def _remedy(written: WrittenConfig, error: str) -> str:
+    """Return a sentence on what to write for some of TRL's errors, or an empty text."""
+    switch, trainer = _SWITCH.search(error), find_trainer(written.trainer)
+    if switch is not None:
+        return f" Write --{switch[1]} true."
+    # TRL 1.16, `TrainingCommand.run`
+    if written.command.launcher != TRL or not trainer.generates or "divisible" not in error:
+        return ""
+    start = f"accelerate launch -m trl.scripts.{trainer.name} {CONFIG} FILE"
+    return f" `trl` reads its file in one process before it starts several; `{start}` counts all of them."
 
 
 def of_error(written: WrittenConfig, error: InputError) -> Finding:
@@ -283,7 +298,9 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
         elif old is not None:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
-            yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
+            is_no = written.given.get(fault.key) is False and _NO.search(fault.message) is not None
+            hint = " YAML reads no without quotes as false: write 'no'." if is_no else ""
+            yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.{hint}")
         else:
             yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
 
@@ -340,6 +357,9 @@ def _quantised_twice(written: WrittenConfig, read: ReadCommand) -> Iterator[Find
 
 
 def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
+    for last, first in written.file.root.repeated_keys() if written.file is not None else ():
+        message = f"{excerpt(str(last.key))} is there twice: line {first.line} has it too, and has no effect."
+        yield Finding(Severity.SILENT, message, str(last.key), written.place, last.line)
     for item in read.overrides:
         message = f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
         yield finding(written, Severity.SILENT, item.key, message)
@@ -357,9 +377,6 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     config = read.configurations.get(find_trainer(written.trainer).config_class)
     resumed = config.values.get(_RESUMED) if config is not None and written.command.source is None else None
     if config is not None and resumed:
-    for last, first in written.file.root.repeated_keys() if written.file is not None else ():
-        message = f"{excerpt(str(last.key))} is there twice: line {first.line} has it too, and has no effect."
-        yield Finding(Severity.SILENT, message, str(last.key), written.place, last.line)
         place = config.values["output_dir"] if resumed is True else resumed
         message = f"A run without a checkpoint in {place}, such as the first run, fails: there is nothing to resume."
         yield finding(written, Severity.NOTE, _RESUMED, message)

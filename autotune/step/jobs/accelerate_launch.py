@@ -63,8 +63,10 @@ def read_launch(options: Sequence[str], gpus: int, default_file: str) -> Launche
         file = arguments.config_file or ("" if arguments.cpu else default_file)
         if arguments.training_script != SCRIPT:
             refuse(f"it takes {arguments.training_script} for the script")
-        if file:
-            read_yaml(Path(file))  # accelerate loads a file of any size and depth
+        # accelerate loads a file of any size and depth.
+        document = read_yaml(Path(file)).values if file else {}
+        if arguments.mixed_precision is None and isinstance(document.get("mixed_precision"), bool):
+            refuse("mixed_precision is true or false in its file: YAML reads no without quotes as false. Write 'no'")
         has_count, precision = bool(file) or arguments.num_processes is not None, arguments.mixed_precision
         with _emulated_gpus(max(gpus, arguments.num_processes or 1), default_file) as launchers:
             launch_command(arguments)

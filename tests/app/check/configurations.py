@@ -145,6 +145,12 @@ CASES = (
     _case("sft: the best by a metric of TRL's", f"{BEST}metric_for_best_model: eval_mean_token_accuracy\n", FITS),
     _case("dpo: the best by its rows", f"{BEST}metric_for_best_model: rewards/accuracies\n", FITS, nightly=True),
     _case("reward: the best by its accuracy", f"{BEST}metric_for_best_model: accuracy\n", FITS, nightly=True),
+    _case(
+        "sft: no without quotes",
+        "eval_strategy: no\n",
+        RUNS_NOT,
+        {"eval_strategy is false, and takes no, steps, epoch. YAML reads no without quotes as false: write 'no'": 0},
+    ),
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL fails with a KeyError": -5}),
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
@@ -334,7 +340,10 @@ CASES = (
     ),
     _case("grpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
     _case(
-        "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
+        "grpo: groups that do not divide",
+        "per_device_train_batch_size: 6\n",
+        RUNS_NOT,
+        {"must be divisible by": -2, "`accelerate launch -m trl.scripts.grpo --config FILE` counts all of them": -2},
     ),
     _case(
         "grpo: no rows, and trained on no time",

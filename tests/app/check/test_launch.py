@@ -303,6 +303,7 @@ FOR_TWO = "num_processes: 2\nnum_machines: 1\ndistributed_type: "
         ("distributed_type: DDP\nnum_processes: 8\n", "'DDP' is not a valid DistributedType"),
         ("", "own.yaml is empty; a configuration is a YAML mapping"),
         (f"{FOR_TWO}MULTI_GPU\nmixed_precision: bfloat16\n", "Unknown mixed_precision mode: bfloat16"),
+        (f"{FOR_TWO}DEEPSPEED\nmixed_precision: no\n", "mixed_precision is true or false in its file: .* Write 'no'"),
         (f"{FOR_TWO}DEEPSPEED\nmixed_precision: fp32\n", "Unknown mixed_precision mode: fp32"),
         (f"{FOR_TWO}'NO'\ndynamo_config: {{dynamo_backend: triton}}\n", "Unknown dynamo backend: TRITON"),
         (f"{FOR_TWO}FSDP\nfsdp_config: {{fsdp_version: 2, fsdp_sync_module_states: false}}\n", "set .*sync_module"),
