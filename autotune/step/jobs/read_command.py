@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -101,6 +101,8 @@ def _parse(request: ReadCommandRequest, *, starts_accelerate: bool) -> ReadComma
         except (*_MESSAGE_ERRORS, *_BARE_ERRORS) as error:
             refusal, kind = one_line(error), type(error).__name__
             refusal = refusal or kind if isinstance(error, _MESSAGE_ERRORS) else f"{kind}: {refusal}"
+            words = options_of(split_config(request.words)[1]).keys() - unreadable
+            faults += tuple(map(_unknown, sorted(filter(_without(parser, launcher), words))))
             return ReadCommand(faults=faults, names=names, refused=refusal)
     # A class may convert a value, such as one loss into a list of one.
     faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
@@ -227,6 +229,14 @@ def _unknown_options(launcher: argparse.ArgumentParser, words: Sequence[str]) ->
         for key in options or script:
             yield Fault(key, _READ_ONCE) if key == _ACCELERATE_CONFIG else _unknown(key)
         rest = parsed.training_script_args
+
+
+def _without(*parsers: argparse.ArgumentParser) -> Callable[[str], bool]:
+    """Return whether parsers have no option of a name, nor one that begins with it."""
+    options = {
+        word.lstrip("-").replace("-", "_") for each in parsers for item in each._actions for word in item.option_strings
+    }
+    return lambda name: not any(option.startswith(name) for option in options | _PARSER_KEYS)
 
 
 def _unknown(key: str) -> Fault:

@@ -78,6 +78,20 @@ def test_a_word_that_ends_trl_s_command_is_told_and_no_other(
         assert said in errors[0]
 
 
+def test_words_that_trl_has_not_are_told_beside_one_that_it_refuses(write: Write, checked: Checked) -> None:
+    own = (
+        "--config",
+        str(write("sft", "use_cpu: true\n")),
+        *["--max_seq_length", "32", "--no_remove_unused_columns", "--bf16"],
+    )
+    verdict = checked(command=("trl", "sft", *own), fits=False)
+    assert not trl_starts(own)
+    assert {item.key: item.message for item in verdict.findings if item.severity is Severity.ERROR} == {
+        "max_seq_length": "max_seq_length was removed in TRL 0.20.0: write max_length: 32.",
+        "bf16": "TRL refuses it: argument --bf16: expected one argument. Write --bf16 true.",
+    }
+
+
 @pytest.mark.parametrize("parser", ["trl import TrlParser", "transformers import HfArgumentParser"])
 def test_words_of_a_script_that_trl_has_not_may_be_the_script_s_own(
     parser: str, checked: Checked, tmp_path: Path
