@@ -19,6 +19,7 @@ from autotune.core.plan import (
 )
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
+from autotune.inspection.legacy import legacy_of
 from autotune.probing.jobs import read_command as run_job
 from autotune.probing.jobs import smoke_test
 from autotune.probing.server import JobServer
@@ -64,6 +65,8 @@ def read_command(
     if read.refused and mentioned(written, read.refused):
         return read
     kind, wrong = find_trainer(written.trainer).config_class, {fault.key for fault in read.faults}
+    old = (legacy_of(written.trainer, key, value) for key, value in written.given.items())
+    wrong |= {entry.key for entry in old if entry is not None and entry.of_value and not entry.accepted}
     as_written = Configuration(kind, {name: _in_json(value) for name, value in written.given.items()}, {})
     config, metric = read.configurations.get(kind, as_written), written.given.get(BEST_METRIC)
     # The user's own scripts and reward functions may report further metrics, and the rows determine metrics with a /.

@@ -42,11 +42,19 @@ def test_a_configuration_gets_its_verdict(case: Case, write: Write, checked: Che
         assert verdict.need.least_bytes < verdict.need.bytes < verdict.need.most_bytes
 
 
-def test_what_a_rule_says_is_not_said_again_in_trl_s_words(write: Write, checked: Checked) -> None:
-    file = write("kto", "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n")
-    verdict = checked(config=str(file), trainer="kto", gpu="H100-80GB")
+@pytest.mark.parametrize(
+    ("trainer", "body", "key"),
+    [
+        ("kto", "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n", "per_device_train_batch_size"),
+        ("sft", "packing: true\npacking_strategy: ffd\n", "packing_strategy"),
+    ],
+)
+def test_what_a_rule_says_is_not_said_again_in_trl_s_words(
+    trainer: str, body: str, key: str, write: Write, checked: Checked
+) -> None:
+    verdict = checked(config=str(write(trainer, body)), trainer=trainer, gpu="H100-80GB")
     (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
-    assert (found.key, verdict.reason) == ("per_device_train_batch_size", "1 thing is wrong")
+    assert (found.key, verdict.reason) == (key, "1 thing is wrong")
 
 
 WENT = (
