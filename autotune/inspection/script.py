@@ -32,6 +32,9 @@ _STEP_NAMES = (
 )  # fmt: skip
 _EVALUATION_NAMES = ("compute_metrics", "prediction_step")
 _SHARED_CLASSES = frozenset({MODEL_CONFIG, MIXTURE})
+_TRL = "trl"
+# Packages whose trainers are no changed copies of TRL's.
+_KNOWN_PACKAGES = (_TRL, "transformers")
 # Longer scripts are not read.
 _MAX_BYTES = 1 << 20
 
@@ -46,6 +49,7 @@ class Script:
         trainer: name of the only trainer whose class, or else whose configuration class, it uses; None without one.
         unsupported: TRL's class of an unsupported trainer that it uses instead; else empty.
         takes_more: whether it may accept keys that TRL does not have.
+        foreign: a trainer's class that it imports from neither TRL nor transformers; else empty.
     """
 
     path: str
@@ -53,6 +57,7 @@ class Script:
     trainer: str | None
     unsupported: str
     takes_more: bool
+    foreign: str = ""
 
     @property
     def parser(self) -> str:
@@ -71,7 +76,7 @@ class Script:
             evaluates: whether the training evaluates, so that evaluation counts too.
         """
         changing = (*_STEP_NAMES, *(_EVALUATION_NAMES if evaluates else ()))
-        return next((name for name in changing if name in self.names), "")
+        return next((name for name in changing if name in self.names), self.foreign)
 
     @property
     def reads_words(self) -> bool:
@@ -86,7 +91,7 @@ def read_script(path: str) -> Script:
         InputError: it cannot be read, is not Python, or has no code.
     """
     tree = _parse(Path(path))
-    imported, names = _imported_from_trl(tree), frozenset(_names_in(tree))
+    imported, names = _imported(tree, _TRL), frozenset(_names_in(tree))
     trainer, unsupported = _trainer_used(names, frozenset(imported.values()))
     own_keys = trainer is None or not _reads_only_trl(tree, imported, trainer.config_class)
     return Script(
@@ -95,6 +100,7 @@ def read_script(path: str) -> Script:
         trainer.name if trainer is not None else None,
         unsupported,
         takes_more=own_keys or not names.isdisjoint(_EXTRA_ARGUMENTS),
+        foreign=_first_public(set(_imported(tree)) - set(_imported(tree, *_KNOWN_PACKAGES)), "Trainer"),
     )
 
 
@@ -140,12 +146,13 @@ def _parse(script: Path) -> ast.Module:
     return tree
 
 
-def _imported_from_trl(tree: ast.Module) -> dict[str, str]:
-    """Return the classes that a script imports from TRL, by their name in the script."""
+def _imported(tree: ast.Module, *packages: str) -> dict[str, str]:
+    """Return the names that a script imports from some packages, or from any, by their name in the script."""
     return {
         alias.asname or alias.name: alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] == "trl"
+        if isinstance(node, ast.ImportFrom)
+        and (not packages or (node.module is not None and node.module.partition(".")[0] in packages))
         for alias in node.names
     }
 

@@ -154,6 +154,7 @@ def test_a_script_may_find_its_model_rows_and_rewards_by_itself(
             "not use ModelConfig, so the effect of use_peft",
         ),
         (f"{IMPORTS}class Own(SFTTrainer):\n    def compute_loss(self): ...\n", "", "uses compute_loss, so a step may"),
+        (f"{IMPORTS}from mine import FasterSFTTrainer\n", "", "uses FasterSFTTrainer, so a step may"),
         (f"{IMPORTS}SFTTrainer(data_collator=None)\n", "", "uses data_collator"),
         (f"{IMPORTS}SFTTrainer(compute_metrics=len)\n", EVALUATED, "uses compute_metrics"),
     ],
