@@ -16,7 +16,6 @@ from autotune.units import counted, format_bytes, format_count, format_duration
 _PURPOSES = {
     "confirmation": "confirming ",
     "comparison": "short run of ",
-    "contribution": "with one choice reverted: ",
 }
 _SILENT_SECONDS = 30.0
 
@@ -129,9 +128,12 @@ class Progress:
         assert_never(event)
 
     def candidate_text(self, candidate: Candidate, purpose: str) -> str:
-        """Return a candidate's differences from the baseline, with the purpose of the probe unless it is the search."""
-        shown = words.differences(candidate, self.baseline, self.name)
-        return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
+        """Return a candidate's differences from the baseline, or a contribution's from the best, with the purpose."""
+        if purpose == "baseline":
+            return self.name
+        if purpose == "contribution" and self.best is not None and self.best.candidate != candidate:
+            return f"the best so far with {words.differences(candidate, self.best.candidate)}"
+        return _PURPOSES.get(purpose, "") + words.differences(candidate, self.baseline, self.name)
 
     def finished_text(self, event: events.ProbeFinished) -> str:
         """Return the candidate and purpose of a finished probe, for a line with its number."""

@@ -152,6 +152,19 @@ def test_a_terminal_tells_a_candidate_that_runs_again_by_its_number() -> None:
     assert re.search(r"0 ok +- +- short run of TRL's default", shown)
 
 
+def test_a_choice_that_is_changed_back_is_the_only_one_shown() -> None:
+    without = WINNER.but(lora=BASELINE["lora"])
+    best = ProbeFinished(3, WINNER, "search", RAN, best=True)
+    started = ProbeStarted(4, without, "contribution", 16)
+    shown = f"the best so far with lora={BASELINE['lora']}"
+    for known in (best, StudyResumed(5, 2, 16, best)):
+        assert plain(READY, known, started)[-1].endswith(f"): {shown}")
+    slower = ProbeFinished(4, without, "contribution", RAN, best=False)
+    assert re.search(rf"4 ok .* {shown}\s", live(READY, best, slower))
+    faster = ProbeFinished(4, without, "contribution", RAN, best=True)
+    assert plain(READY, best, faster)[-1].endswith(f": {differences(without, BASELINE)} (best so far)")
+
+
 def test_a_terminal_is_cleared_of_the_bar_even_when_a_run_fails() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
