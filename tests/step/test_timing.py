@@ -50,6 +50,14 @@ def test_micro_batches_that_happen_to_be_small_do_not_make_a_step_short() -> Non
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
 
 
+def test_loading_is_no_longer_than_the_micro_batches_that_it_is_a_part_of() -> None:
+    # An image in the short rows takes most of their time to read, and the mean micro-batch has longer rows.
+    slow, fast = TimedMicroBatch(2.0, 50, False, 1.9), TimedMicroBatch(1.0, 120, False, 0.9)
+    known = estimate_timing(Timings([slow, fast] * 4, [UPDATE_SECONDS] * 4), STEP)
+    assert known.micro_batch_seconds == pytest.approx(2.0 - 50 / 70)
+    assert known.loading_seconds == pytest.approx(10 * known.micro_batch_seconds * (1.9 + 0.9) / (2.0 + 1.0))
+
+
 @pytest.mark.parametrize("disturbed", [255, 256])
 def test_a_disturbed_micro_batch_among_equal_ones_is_no_trend(disturbed: int) -> None:
     # 13 packed rows that are all but full, one of them slow; the mean of all rows is shorter than any of them. A line

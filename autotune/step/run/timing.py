@@ -166,7 +166,8 @@ def estimate_timing(timed: Timings, step: WholeStep) -> Timing:
         error = math.hypot(*errors) / step_seconds
     else:
         error = None
-    loading = float(np.mean([item.loading_seconds for item in micro_batches])) * step.micro_batches
+    # A share of the regressed time: the mean of the loading times may exceed it.
+    loading = all_micro_batches * sum(item.loading_seconds for item in micro_batches) / float(np.sum(seconds))
     return Timing(step_seconds, update, all_micro_batches / step.micro_batches, generation, loading, error)
 
 
