@@ -147,8 +147,9 @@ def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -
 
 def _exists(name: str, url: str) -> InputError:
     return InputError(
-        f"The study {name!r} already exists in {hidden_url(url)}.",
-        hint="Add --resume to continue or to join it, or choose another --output or --study.",
+        f"The search of an earlier run, the study {name!r}, already exists in {hidden_url(url)}.",
+        hint="Add --resume to continue or to join it. For another search, choose another --output or, with --storage,"
+        " another --study.",
     )
 
 

@@ -152,7 +152,7 @@ def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
 
 def test_an_existing_study_is_not_continued_unasked(durable: Run) -> None:
     durable(ReplayedTable(), trials=1)
-    with pytest.raises(InputError, match=r"already exists.*--resume"):
+    with pytest.raises(InputError, match=r"already exists.*--resume.*with --storage, another --study"):
         durable(ReplayedTable(), trials=1)
 
 
