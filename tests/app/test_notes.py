@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers import Trainer, trainers
-from tests.settings import GPU, contaminates, problem, setting, workload
+from tests.settings import GPU, contaminates, pictured_workload, problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 
@@ -27,6 +27,15 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
     for sentence in trainer.peculiarities:
         assert sentence in told
         assert sentence in written
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "kto"])
+def test_a_precomputed_reference_which_trl_refuses_for_images_is_no_note_on_them(trainer: str) -> None:
+    told = [
+        " ".join(notes_on(problem(setting(of=replace(of, trainer=trainer)), trainer=trainer)))
+        for of in (workload(), pictured_workload("prompt+chosen+rejected"))
+    ]
+    assert ["reference=precomputed" in notes for notes in told] == [True, False]
 
 
 def test_speeds_of_a_training_that_is_evaluated_are_without_that() -> None:
