@@ -77,10 +77,14 @@ def test_json_is_all_that_is_on_stdout(
     assert b"Tokenising" in err
 
 
-def test_without_json_nothing_is_on_stdout(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_the_report_is_on_stdout_and_progress_is_not(
+    api: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     api(probe=finding(a_result()))
     run(PROBE)
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert ("the speed of TRL's default" in out, "Tokenising" in out) == (True, False)
+    assert ("the speed of TRL's default" in err, "Tokenising" in err) == (False, True)
 
 
 def test_choices_reach_the_api_in_its_own_types(api: Callable[..., None]) -> None:
@@ -225,8 +229,8 @@ def test_an_interrupted_result_prints_the_command_too(
 ) -> None:
     api(probe=finding(interrupted()))
     run(PROBE)
-    err = capsys.readouterr().err
-    assert "Interrupted before any candidate" in err
+    out, err = capsys.readouterr()
+    assert "Interrupted before any candidate" in out
     assert err.rstrip().endswith("probe M D --resume")
 
 

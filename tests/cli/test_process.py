@@ -105,8 +105,8 @@ def test_an_error_is_coloured_only_in_a_terminal() -> None:
 def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(with_an_api(["probe", "M", "D"]), check=False, capture_output=True, env=environment)
-    assert (done.returncode, b"2.30x (95 % CI 2.11 to 2.51) the speed" in done.stderr) == (0, True), done.stderr
-    assert "? recommended   ? TRL's default" in done.stderr.decode("ascii")
+    assert (done.returncode, b"2.30x (95 % CI 2.11 to 2.51) the speed" in done.stdout) == (0, True), done.stderr
+    assert "? recommended   ? TRL's default" in done.stdout.decode("ascii")
 
 
 def test_a_document_is_utf8_whatever_the_locale() -> None:

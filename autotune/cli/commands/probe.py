@@ -72,21 +72,21 @@ def run(arguments: argparse.Namespace) -> int:
         )
 
     from autotune.api.probe import probe
-    from autotune.cli.console import stderr_console, write_json
+    from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.cli.programs import program
     from autotune.reporting.probe import probe_report
     from autotune.reporting.terminal import show
     from autotune.reporting.watch import watching
 
-    console = stderr_console()
-    with watching(console) as listener:
+    progress = stderr_console()
+    with watching(progress) as listener:
         try:
             result, failure = probe(**options, listener=listener).document, None
         except UnwrittenError as error:
             result, failure = error.document, error
     # The search has ended: an interrupt only skips the report.
     with suppress(KeyboardInterrupt):
-        show(probe_report(result, program), console, apart=True)
+        show(probe_report(result, program), progress if as_json else stdout_console(), apart=True)
     if as_json:
         write_json(result)
     if failure is not None:
