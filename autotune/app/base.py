@@ -109,11 +109,15 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
 
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
-    """Return a plan that cuts no rows with the longest row's length as the maximum length; training stays the same."""
+    """Return a plan that cuts no rows with the choice of the longest row's length; training stays the same."""
     technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
-    if technique is None or plan.args.get(_LENGTH) is not None or facts(technique, trainer.name).changes:
+    if technique is None or facts(technique, trainer.name).changes:
         return plan
-    if plan.args.get("padding_free"):
+    length = plan.args.get(_LENGTH)
+    if workload.has_images:
+        # With images, that choice is written as no length.
+        return replace(plan, args={**plan.args, _LENGTH: None}) if workload.needs_no_limit(length) else plan
+    if length is not None or plan.args.get("padding_free"):
         return plan
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 

@@ -19,7 +19,7 @@ from autotune.reporting.outlook import left_out_lines
 from autotune.techniques.versions import accepted_versions
 from autotune.userconfig.reading import plan_of
 from tests.app.bases import a_base, disagreements, started
-from tests.settings import GPU, LENGTHS, TWO, problem, setting, workload
+from tests.settings import GPU, LENGTHS, TWO, pictured_workload, problem, setting, workload
 
 TYPICAL = """\
 learning_rate: 1e-4
@@ -177,6 +177,13 @@ def test_a_length_that_cuts_stays_and_one_that_does_not_is_searched(tmp_path: Pa
         assert keeps.illegal(keeps.normal(keeps.baseline.but(max_length=1885))) is not None
     asked = started(a_base(tmp_path, "max_length: 512\n"), token_coverage=0.99).problem
     assert len(asked.choices["max_length"]) > 1
+
+
+@pytest.mark.parametrize("length", ["null", str(pictured_workload().longest)])
+def test_rows_with_images_that_are_not_cut_are_trained_without_a_length(length: str, tmp_path: Path) -> None:
+    found = started(a_base(tmp_path, f"max_length: {length}\n"), of=pictured_workload())
+    assert found.plan.args["max_length"] is None
+    assert len(found.problem.choices["max_length"]) > 1
 
 
 def test_a_study_belongs_to_its_base(tmp_path: Path) -> None:
