@@ -180,10 +180,22 @@ REFUSED = """
 """
 
 
+# A network of convolutions, as for images; cuDNN normalises over the batch.
+CONVOLVED = """
+    import json, torch
+    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).cuda()
+    for layout in (torch.contiguous_format, torch.channels_last):
+        images = torch.randn(4, 3, 32, 32, device="cuda").to(memory_format=layout)
+        layers.to(memory_format=layout)(images).sum().backward()
+    print(json.dumps([each.grad is not None for each in layers.parameters()]))
+"""
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What a process prints that runs these one after another; the first counts what the process holds."""
-    return NullMachine(tmp_path_factory.mktemp("trained") / "table").run_all(LLAMA, SCALED, ATTENTION, GROUPED)
+    machine = NullMachine(tmp_path_factory.mktemp("trained") / "table")
+    return machine.run_all(LLAMA, SCALED, ATTENTION, GROUPED, CONVOLVED)
 
 
 def test_a_llama_trains_with_fused_adamw(shown: list[Any]) -> None:
@@ -244,6 +256,10 @@ def test_cudnns_frontend_asks_for_the_workspace_that_a_trace_counts(shown: list[
     peak, gradients, workspace = shown[3]
     # Blocks are multiples of 512 bytes.
     assert 0 <= peak - gradients - workspace < 1024
+
+
+def test_a_network_with_batch_normalisation_trains(shown: list[Any]) -> None:
+    assert shown[4] == [True] * 4
 
 
 @pytest.mark.nightly

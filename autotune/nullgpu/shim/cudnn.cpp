@@ -33,3 +33,16 @@ EXPORT int cudnnBackendGetAttribute(void *, int attribute, int type, int64_t wan
     if (values && wanted > 0 && attribute == ENGINE_GLOBAL_COUNT) memcpy(values, &MANY, sizeof MANY);
     return 0;
 }
+
+// Normalisation over a batch, which PyTorch calls by the older API.
+EXPORT int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void *, int, int, void *, void *, void *, void *, void *,
+                                                                    size_t *size) {
+    return *size = 0, 0;
+}
+EXPORT int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void *, int, int, void *, void *, void *, void *, void *, void *,
+                                                             void *, size_t *size) {
+    return *size = 0, 0;
+}
+EXPORT int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *, int, int, void *, void *, size_t *size) {
+    return *size = 0, 0;
+}
