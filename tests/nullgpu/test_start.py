@@ -21,6 +21,9 @@ BY_NVML = """
         "count": pynvml.nvmlDeviceGetCount(), "name": pynvml.nvmlDeviceGetName(card),
         "capability": pynvml.nvmlDeviceGetCudaComputeCapability(card),
         "memory": [memory.total, memory.reserved, memory.used], "free": free.value, "total": total.value,
+        "logged": [pynvml.nvmlDeviceGetTemperature(card, 0), pynvml.nvmlDeviceGetPowerUsage(card),
+                   pynvml.nvmlDeviceGetClockInfo(card, 0), pynvml.nvmlDeviceGetEnforcedPowerLimit(card),
+                   pynvml.nvmlDeviceGetPowerManagementLimit(card), pynvml.nvmlDeviceGetTotalEnergyConsumption(card)],
     }))
 """
 
@@ -51,6 +54,7 @@ def test_nvml_and_the_runtime_report_the_table(machine: NullMachine, name: str) 
     assert shown["capability"] == [device.major, device.minor]
     assert shown["memory"] == [device.total + device.reserved, device.reserved, 0]
     assert (shown["total"], shown["free"]) == (device.total, device.total - device.context)
+    assert shown["logged"] == [0] * 6
 
 
 def test_torch_reports_the_table_and_the_devices_that_are_visible(machine: NullMachine) -> None:

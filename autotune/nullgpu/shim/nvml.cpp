@@ -81,6 +81,13 @@ EXPORT int nvmlDeviceGetCudaComputeCapability(Handle, int *major, int *minor) {
 }
 EXPORT int nvmlDeviceIsMigDeviceHandle(Handle, unsigned *is) { return *is = 0, SUCCESS; }
 EXPORT int nvmlDeviceGetUtilizationRates(Handle, unsigned *out) { return out[0] = out[1] = 0, SUCCESS; }
+// What scripts log beside it: nothing is measured.
+EXPORT int nvmlDeviceGetTemperature(Handle, int, unsigned *out) { return *out = 0, SUCCESS; }
+EXPORT int nvmlDeviceGetClockInfo(Handle, int, unsigned *out) { return *out = 0, SUCCESS; }
+EXPORT int nvmlDeviceGetPowerUsage(Handle, unsigned *out) { return *out = 0, SUCCESS; }
+EXPORT int nvmlDeviceGetPowerManagementLimit(Handle, unsigned *out) { return *out = 0, SUCCESS; }
+EXPORT int nvmlDeviceGetEnforcedPowerLimit(Handle, unsigned *out) { return *out = 0, SUCCESS; }
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(Handle, uint64_t *out) { return *out = 0, SUCCESS; }
 EXPORT int nvmlDeviceGetP2PStatus(Handle, Handle, int, int *status) { return *status = 0, SUCCESS; }
 
 // nvmlMemory_t counts what the driver keeps for itself as used, nvmlMemory_v2_t tells it apart.
