@@ -128,6 +128,9 @@ def answer(ran: CommandResult, count: int, steps: int) -> DryRunAnswer:
         return DryRunAnswer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
     if not taken:
         return DryRunAnswer(DryOutcome.UNKNOWN, "the script ended without a step of a PyTorch optimizer")
+    if not any(each.spans for each in using):
+        reason = "PyTorch's caching allocator was not used; that of CUDA (cudaMallocAsync) is not followed"
+        return DryRunAnswer(DryOutcome.UNKNOWN, reason)
     return _judge_batches(using)
 
 
@@ -165,7 +168,8 @@ def _fatal_allocation(ran: CommandResult) -> FailedAllocation | None:
     # A command ended by the time limit or killed by the kernel had survived its failed allocations. A library without
     # memory aborts: signal 6.
     ended_from_outside = ran.ending.timed_out or ran.ending.signal == signal.SIGKILL
-    for each in ran.processes:
+    # A process that passes on the error of another has no failed allocation of its own (torch.multiprocessing.spawn).
+    for each in sorted(ran.processes, key=lambda each: not each.failed_allocations):
         of_memory = each.error is not None and each.error.out_of_memory
         died = not each.ended and ran.ending.code != 0 and not ended_from_outside
         if each.failed_allocations and (of_memory or died or (each.ended == "finished" and ran.ending.code)):

@@ -108,6 +108,7 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
          "the script failed after 1 of 3 steps: FileNotFoundError"),
         (ran(process(steps=1, ended=""), ending=CommandExit(None, 9)), "not known", "killed by signal 9"),
         (ran(process(steps=0, spans=(span(0),), ended="finished")), "not known", "without a step of a PyTorch"),
+        (ran(process(spans=())), "not known", "that of CUDA (cudaMallocAsync) is not followed"),
         (ran(), "not known", "used no GPU"),
         (ran(BEFORE_CUDA, ending=FAILED), "cannot run", "before it used memory of a GPU: FileNotFoundError"),
         (ran(replace(BEFORE_CUDA, uses_cuda=True), ending=FAILED), "cannot run", "FileNotFoundError"),
@@ -118,6 +119,13 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
 def test_the_end_of_a_command_is_an_answer(given: CommandResult, outcome: str, reason: str) -> None:
     found = answer(given, 2, 3)
     assert (found.outcome, reason in found.reason) == (outcome, True), found.reason
+
+
+def test_a_process_that_passes_on_an_error_does_not_hide_the_failed_allocation() -> None:
+    """``torch.multiprocessing.spawn`` catches the error of a rank, and raises it in the parent."""
+    passed_on = replace(BEFORE_CUDA, pid=99, error=ScriptError("ProcessRaisedException", "out of memory", True, OURS))
+    rank = process(steps=1, ended="finished", failed_allocations=(OUT_OF_MEMORY,))
+    assert answer(ran(passed_on, rank, ending=FAILED), 1, 3).failed == OUT_OF_MEMORY
 
 
 def test_the_exit_codes_are_those_of_a_check() -> None:
