@@ -76,8 +76,9 @@ REFUSALS = (
     Refusal(r"curand(?!GetErrorString)\w+", 101, "cuRAND's generators on the host"),
     Refusal(r"cuFile\w+", 5001, "GPUDirect Storage"),
     Refusal(r"nvshmem\w+", 1, "NVSHMEM"),
+    Refusal(r"ncclCommInitAll", 5, "several GPUs of one process, as DataParallel has them"),
     Refusal(
-        r"nccl(CommInitAll|CommShrink|CommGrow|CommWindow\w+|CommRegister|CommDeregister|MemAlloc|MemFree|DevComm\w+"
+        r"nccl(CommShrink|CommGrow|CommWindow\w+|CommRegister|CommDeregister|MemAlloc|MemFree|DevComm\w+"
         r"|Put\w+|Signal|WaitSignal|Get\w+Pointer|CommSuspend|CommResume|GroupSimulateEnd|CommMemStats)",
         5,
         "registered buffers and one-sided operations of NCCL",

@@ -85,6 +85,16 @@ def test_what_every_program_calls_is_not_refused(function: str) -> None:
     assert refusal(function) is None
 
 
+@pytest.mark.parametrize(
+    ("function", "feature"),
+    [("cudaGraphLaunch", "CUDA graphs"), ("ncclCommInitAll", "DataParallel"), ("ncclMemAlloc", "registered buffers")],
+)
+def test_a_refusal_names_what_a_script_used(function: str, feature: str) -> None:
+    refused = refusal(function)
+    assert refused is not None
+    assert feature in refused.belongs_to
+
+
 def test_one_error_names_all_that_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "torch_cuda_version", lambda: None)
     monkeypatch.setattr(
