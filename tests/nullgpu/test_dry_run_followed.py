@@ -38,23 +38,56 @@ SCRIPT = """
 """
 
 
-def test_a_script_is_ended_after_the_last_step_of_its_furthest_optimizer(tmp_path: Path) -> None:
-    folder = tmp_path / "records"
+# A loader of its own class, as torchdata's is, a worker that fails, and tracebacks of a library.
+BROKEN = """
+    import sys, torch
+    from torch.utils.data import DataLoader, Dataset, get_worker_info
+    class Rows(Dataset):
+        def __len__(self):
+            return 3
+        def __getitem__(self, index):
+            if get_worker_info() is not None:
+                raise ValueError(f"row {index} is broken")
+            return torch.ones((1, 3, 2)[index])
+    class Own(DataLoader):
+        def __iter__(self):
+            return self._get_iterator()
+    sys.excepthook = lambda *_: None
+    next(iter(Own(Rows(), num_workers=1)))
+"""
+
+
+def followed(tmp_path: Path, script: str, steps: int) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Run a script that is followed; return how it ended, and the folder of its records."""
+    folder, file = tmp_path / "records", tmp_path / "train.py"
     folder.mkdir()
-    (folder / "request.json").write_text(json.dumps({"steps": 4, "as_shuffled": False}))
-    script = tmp_path / "train.py"
-    script.write_text(dedent(SCRIPT))
+    (folder / "request.json").write_text(json.dumps({"steps": steps, "as_shuffled": False}))
+    file.write_text(dedent(script))
     hook = ROOT / "autotune" / "nullgpu" / "hook"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(tmp_path)],
+        [sys.executable, "-W", "ignore", str(file), str(tmp_path)],
         env={**os.environ, FOLDER: str(folder), "PYTHONPATH": str(hook)},
         capture_output=True,
         text=True,
         check=False,
     )
+    return done, folder
+
+
+def test_a_script_is_ended_after_the_last_step_of_its_furthest_optimizer(tmp_path: Path) -> None:
+    done, folder = followed(tmp_path, SCRIPT, steps=4)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(each.name for each in tmp_path.glob("[sb][te]*")) == ["step-0", "step-1", "step-2", "step-3"]
     assert {each.name for each in folder.iterdir()} == {"request.json", "stopped-0", "all-stopped"}
+
+
+def test_a_loader_of_its_own_class_is_ordered_and_the_error_of_its_worker_is_named(tmp_path: Path) -> None:
+    done, folder = followed(tmp_path, BROKEN, steps=3)
+    assert done.returncode == 1
+    (file,) = folder.glob("process-*.json")
+    record = json.loads(file.read_text())
+    assert [(each["order"], each["largest"]) for each in record["loaders"]] == [("largest first", 3)]
+    assert record["error"]["message"] == "row 1 is broken"
 
 
 def test_the_deepest_line_of_the_user_s_own_is_named_and_the_library_s_below_it(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch.optim import optimizer
+from torch.utils.data import dataloader
 
 from . import completions, longest, places
 
@@ -66,26 +66,22 @@ class ProcessRecorder:
         torch.cuda._lazy_call(self._on_cuda_start)
         for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
             self._wrap_reset(name)
-        iterate = torch.utils.data.DataLoader.__iter__
+        # Subclasses of DataLoader override __iter__ (torchdata's StatefulDataLoader), but make iterators of this class.
+        start_iterator = dataloader._BaseDataLoaderIter.__init__
 
-        def iterated(loader: Any) -> Any:
+        def started(iterator: Any, loader: Any) -> None:
             self._on_iteration(loader)
-            return iterate(loader)
+            start_iterator(iterator, loader)
 
-        torch.utils.data.DataLoader.__iter__ = iterated
-        excepthook = sys.excepthook
-
-        def excepted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self._on_exception(error, trace)
-            excepthook(kind, error, trace)
-
-        sys.excepthook = excepted
+        dataloader._BaseDataLoaderIter.__init__ = started
         atexit.register(self._on_exit)
         os.register_at_fork(after_in_child=self._reset_record)
 
     def _on_cuda_start(self) -> None:
         self.record["uses_cuda"] = True
-        torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
+        # CUDA's own allocator (cudaMallocAsync) has no observers.
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_attach_out_of_memory_observer(self._on_out_of_memory)
         self._write()
 
     def _wrap_reset(self, name: str) -> None:
@@ -124,8 +120,8 @@ class ProcessRecorder:
             except longest.UnorderedError as error:
                 entry |= {"order": "as it is", "reason": str(error)}
             except Exception as error:  # noqa: BLE001 - a dataset of the script may raise anything; the script goes on
-                text = " ".join(str(error).split())[:_REASON_CHARACTERS]
-                entry |= {"order": "as it is", "reason": f"measuring its rows fails ({type(error).__name__}: {text})"}
+                text = f"{type(error).__name__}: {_message(error)}"
+                entry |= {"order": "as it is", "reason": f"measuring its rows fails ({text})"}
         if entry not in self.record["loaders"]:
             self.record["loaders"].append(entry)
         if not self._has_iterated:
@@ -202,23 +198,24 @@ class ProcessRecorder:
             )
             self._write()
 
-    def _on_exception(self, error: BaseException, trace: TracebackType | None) -> None:
-        text = " ".join(str(error).split())[:_REASON_CHARACTERS]
-        place = places.of_traceback(trace)
+    def _on_exception(self, error: BaseException) -> None:
+        place = places.of_traceback(error.__traceback__)
         chain = [error]
         while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
             chain.append(cause)
         memory = any("out of memory" in str(each).lower() for each in chain)
-        self.record |= {
-            "ended": "error",
-            "error": {"kind": type(error).__name__, "message": text, "out_of_memory": memory, "place": place},
-        }
+        told = {"kind": type(error).__name__, "message": _message(error), "out_of_memory": memory, "place": place}
+        self.record |= {"ended": "error", "error": told}
         with contextlib.suppress(Exception):
             self._close_span(self.record["steps"] + int(self._has_iterated))
         self._write()
 
     def _on_exit(self) -> None:
-        if not self.record["ended"]:
+        # Python keeps the exception that ends a program here; scripts and libraries replace sys.excepthook.
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self._on_exception(error)
+        elif not self.record["ended"]:
             self.record["ended"] = "finished"
             with contextlib.suppress(Exception):
                 self._close_span(self.record["steps"] + int(self._has_iterated))
@@ -252,6 +249,14 @@ class ProcessRecorder:
         with contextlib.suppress(OSError):
             part.write_text(json.dumps(self.record), encoding="utf-8")
             part.replace(file)
+
+
+def _message(error: BaseException) -> str:
+    """Return the text of an error; of one that quotes the traceback of another process, the last line of that."""
+    text = str(error)
+    lines = text.strip().splitlines() if "Traceback (most recent call last):" in text else [text]
+    last = lines[-1].removeprefix(f"{type(error).__name__}: ")
+    return " ".join(last.split())[:_REASON_CHARACTERS]
 
 
 def _ranks() -> dict[str, int]:
