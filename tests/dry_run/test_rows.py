@@ -113,6 +113,14 @@ def test_a_loader_that_is_iterated_again_stays_in_order() -> None:
     assert len(loader) == 4
 
 
+def test_a_sampler_that_draws_any_row_without_end_is_not_drawn_from() -> None:
+    """As minGPT's, for 10 thousand million draws."""
+    sampler = RandomSampler(LENGTHS, replacement=True, num_samples=10**10)
+    loader = DataLoader(ids(LENGTHS), batch_size=2, sampler=sampler, collate_fn=list)
+    put_largest_first(loader)
+    assert len(next(iter(loader))[0]["input_ids"]) == 10
+
+
 def test_rows_that_a_sampler_leaves_out_stay_out() -> None:
     loader = DataLoader(ids(LENGTHS), batch_size=2, sampler=SubsetRandomSampler([0, 1, 2, 3]), collate_fn=list)
     put_largest_first(loader)
@@ -156,6 +164,14 @@ def test_what_cannot_be_ordered_is_named(loader: Any, reason: str) -> None:
          [4, 1], "messages", "bytes of text"),
         (Dataset.from_dict({"prompt": ["a", "ab"], "completion": ["abcd", "a"]}), [5, 3],
          "prompt + completion", "bytes of text"),
+        # Of an encoder and a decoder (T5, Whisper); of a decoder alone; classes.
+        (Dataset.from_dict({"input_ids": [[1], [1] * 3], "labels": [[1] * 9, [1, 1]]}), [10, 5], "input_ids + labels",
+         "tokens"),
+        (Dataset.from_dict({"input_features": [[0.5] * 8] * 2, "labels": [[1, 1], [1] * 4]}), [10, 12],
+         "input_features + labels", "elements"),
+        (Dataset.from_dict({"input_ids": [[1], [1, 1]], "labels": [[1], [1, 1]]}), [1, 2], "input_ids", "tokens"),
+        (Dataset.from_dict({"text": ["a", "ab"], "labels": [[0, 1], [1, 0]]}), [2, 2], "labels or text", "elements"),
+        ([{"x": torch.ones(4), "labels": torch.tensor(1)}], [4], "labels or x", "elements"),
         ([torch.ones(4), torch.ones(2, 3)], [4, 6], "", "elements"),
         ([{"input_ids": [1, 2, 3], "label": 1}, {"input_ids": [1], "label": 0}], [3, 1], "input_ids", "tokens"),
         ([([1, 2], 1), ([1], 0)], [2, 1], "", "elements"),

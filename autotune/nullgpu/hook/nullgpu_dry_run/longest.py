@@ -18,6 +18,8 @@ from .rows import Sizes, UnmeasuredError, measure_rows
 
 # Longest sampler that may be drawn from as a whole.
 _MOST_INDICES = 100_000_000
+# Samplers that can draw any row, so that none has to be drawn to find the largest.
+_OF_ANY_ROW = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
 
 
 class UnorderedError(Exception):
@@ -37,8 +39,7 @@ class LargestFirst:
 
     def _candidates(self) -> Sequence[int] | None:
         """Return the indices that the sampler can draw; None if they are known only after drawing."""
-        any_row = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
-        return range(len(self._sizes.rows)) if isinstance(self._sampler, any_row) else None
+        return range(len(self._sizes.rows)) if isinstance(self._sampler, _OF_ANY_ROW) else None
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -90,8 +91,8 @@ def put_largest_first(loader: Any) -> Sizes:
     sampler = holder.sampler
     if isinstance(sampler, LargestFirst):
         return sampler._sizes
-    if not hasattr(sampler, "__len__") or len(sampler) > _MOST_INDICES:
-        raise UnorderedError(f"its sampler, {type(sampler).__name__}, has no length")
+    if not isinstance(sampler, _OF_ANY_ROW) and (not hasattr(sampler, "__len__") or len(sampler) > _MOST_INDICES):
+        raise UnorderedError(f"its sampler, {type(sampler).__name__}, has no length, or a huge one")
     if not isinstance(sampler, data.SequentialSampler) and not all(
         hasattr(index, "__index__") for index in islice(sampler, 1)
     ):
@@ -116,6 +117,7 @@ def _innermost(loader: Any) -> Any:
         raise UnorderedError("it makes no batches (batch_size=None)")
     while hasattr(holder, "batch_sampler"):
         holder = holder.batch_sampler
-    if type(holder) is not data.BatchSampler:
+    # torchdata has a class of the same name that can be resumed.
+    if type(holder).__name__ != "BatchSampler" or not isinstance(holder, data.BatchSampler):
         raise UnorderedError(f"its batches are made by a custom batch sampler, {type(holder).__name__}")
     return holder

@@ -12,6 +12,8 @@ from typing import Any
 
 _TOKEN_IDS = re.compile(r"(.*_)?ids")
 _PROMPT = re.compile(r"prompt(_.*)?")
+# What a decoder is trained on, or the classes of a row.
+_TARGET = re.compile(r"label[s]")
 _COMPLETION = re.compile(r"(completion|chosen|rejected|answer|response)(_.*)?")
 # Reading a row may decode an image or tokenise a text.
 _MOST_SECONDS = 60.0
@@ -136,7 +138,8 @@ def _read_columns(dataset: Any) -> dict[str, Column]:
 def _combine_columns(columns: Mapping[str, Column], *, prompts_only: bool) -> Sizes:
     """Return the sizes of rows from the sizes of their fields.
 
-    Token ids count instead of text if there are any. A prompt and its longest completion make one sequence.
+    Token ids count instead of text if there are any. A prompt and its longest completion make one sequence. The
+    decoder's tokens add to the input of the encoder.
     """
     measured = {name: column for name, column in columns.items() if any(column.sizes)}
     tokens = {name for name in measured if _TOKEN_IDS.fullmatch(name)}
@@ -145,13 +148,29 @@ def _combine_columns(columns: Mapping[str, Column], *, prompts_only: bool) -> Si
         raise UnmeasuredError("its rows have no field with a length")
     prompts = sorted(name for name in chosen if _PROMPT.fullmatch(name))[:1]
     others = sorted(name for name in chosen if not prompts or (_COMPLETION.fullmatch(name) and not prompts_only))
-    units = {measured[name].unit for name in (*prompts, *others)}
-    parts = [[measured[name].sizes for name in names] for names in (prompts, others) if names]
+    targets = [] if prompts else _decoder_targets(measured, others)
+    others = [name for name in others if name not in targets]
+    units = {measured[name].unit for name in (*prompts, *others, *targets)}
+    parts = [[measured[name].sizes for name in names] for names in (prompts, others, targets) if names]
     rows = [array("q", map(max, *part)) if len(part) > 1 else part[0] for part in parts]
     total = array("q", map(sum, zip(*rows, strict=True))) if len(rows) > 1 else rows[0]
     unit = "tokens" if tokens else units.pop() if len(units) == 1 else _ELEMENTS
+    fields = " + ".join(filter(None, (*prompts, " or ".join(others), *targets)))
     unmeasured = any(column.unmeasured for column in columns.values())
-    return Sizes(total, " + ".join(filter(None, (*prompts, " or ".join(others)))), unit, unmeasured)
+    return Sizes(total, fields, unit, unmeasured)
+
+
+def _decoder_targets(measured: Mapping[str, Column], chosen: Sequence[str]) -> list[str]:
+    """Return the field of a decoder's tokens: lists of other lengths than all inputs have; none for a decoder alone."""
+    inputs = [measured[name] for name in chosen if not _TARGET.fullmatch(name)]
+    return [
+        name
+        for name, column in measured.items()
+        if _TARGET.fullmatch(name)
+        and inputs
+        and max(column.sizes) > 1
+        and all(column.unit == each.unit and column.sizes != each.sizes for each in inputs)
+    ]
 
 
 def _has_media(value: Any) -> bool:
