@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.nullgpu.build import SONAMES, build_library
 from autotune.nullgpu.devices import NullDevice
 
-_HOOK = Path(__file__).parent / "hook"
+_HOOKS = Path(__file__).parent / "hook"
 
 
 def environment(
@@ -41,8 +41,9 @@ def environment(
     # a preloaded library of that name before it looks at an RPATH; it finds the preloaded one by LD_LIBRARY_PATH.
     _prepend(variables, "LD_LIBRARY_PATH", str(folder))
     _prepend(variables, "LD_PRELOAD", *sonames)
-    _prepend(variables, "PYTHONPATH", str(_HOOK))
     variables["TRITON_LIBCUDA_PATH"] = str(folder)
+    # The library puts it into PYTHONPATH, which commands such as ``env PYTHONPATH=src python train.py`` replace.
+    variables["NULLGPU_HOOKS"] = str(_HOOKS)
     variables["NULLGPU_DEVICE"] = device.text()
     variables["NULLGPU_COUNT"] = str(count)
     variables["NULLGPU_ALONE"] = str(int(alone))

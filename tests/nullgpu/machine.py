@@ -42,7 +42,7 @@ class NullMachine:
     ) -> dict[str, str]:
         """Return the environment of a program on these GPUs."""
         found = environment(null_device(gpu, memory_bytes), count=count, table=self.table, alone=alone)
-        paths = [found["PYTHONPATH"], str(ROOT)]
+        paths = [*filter(None, [found.get("PYTHONPATH")]), str(ROOT)]
         return {**found, "PYTHONPATH": os.pathsep.join(paths), **further}
 
     def start(self, program: str, *arguments: str, variables: dict[str, str]) -> subprocess.Popen[str]:

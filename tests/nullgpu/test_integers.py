@@ -57,11 +57,34 @@ TESTS = """
     }))
 """
 
+# Memory that is used again holds numbers that are no index of anything, and no row's order may depend on the draws.
+USED = """
+    import json, torch
+    def used(count):
+        for each in [torch.full((1 << 15,), 1 << 40, device="cuda") for _ in range(count)]:
+            del each
+    used(16)
+    scores = torch.randn(1 << 14, 8, device="cuda")
+    indices = torch.topk(scores, 2).indices
+    counts = torch.zeros(1 << 14, 8, dtype=torch.long, device="cuda").scatter_(1, indices, 1).sum().item()
+    torch.manual_seed(0)
+    drawn = torch.randint(3, 9, (64,), device="cuda").tolist()
+    order = torch.randperm(64, device="cuda").tolist()
+    share = torch.rand(64, device="cuda").tolist()
+    of_rows = torch.rand(1).item()
+    print(json.dumps({
+        "indices": [indices.min().item(), indices.max().item()], "counts": counts,
+        "drawn": [min(drawn), max(drawn)], "order": sorted(order), "share": [min(share), max(share)],
+        "rows": of_rows == torch.rand(1, generator=torch.Generator().manual_seed(0)).item(),
+        "loss": torch.tensor(float("nan"), device="cuda").item(),
+    }))
+"""
+
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What a process prints that runs both."""
-    return NullMachine(tmp_path_factory.mktemp("computed") / "table").run_all(PROGRAM, TESTS)
+    """What a process prints that runs all."""
+    return NullMachine(tmp_path_factory.mktemp("computed") / "table").run_all(PROGRAM, TESTS, USED)
 
 
 def test_integers_and_small_tensors_are_computed_and_what_is_drawn_from_other_numbers_is_the_last(
@@ -90,6 +113,22 @@ def test_no_gradient_is_taken_for_infinite_so_that_no_update_is_skipped(computed
     }
 
 
+def test_indices_and_draws_are_within_bounds_and_a_loss_is_finite(computed: list[Any]) -> None:
+    found = computed[2]
+    assert (found["indices"], found["counts"]) == ([0, 0], 1 << 14)
+    assert 3 <= found["drawn"][0] <= found["drawn"][1] < 9
+    assert found["order"] == list(range(64))
+    assert 0 <= found["share"][0] <= found["share"][1] < 1
+    assert found["rows"]
+    assert found["loss"] == 0
+
+
+COUNT = "import json, torch; print(json.dumps(torch.arange(5, device='cuda').tolist()))"
+
+
 def test_arithmetic_can_be_left_out(machine: NullMachine) -> None:
-    program = "import json, torch; print(json.dumps(torch.arange(5, device='cuda').tolist()))"
-    assert machine.run(program, NULLGPU_INTEGERS="0") == [0, 0, 0, 0, 0]
+    assert machine.run(COUNT, NULLGPU_INTEGERS="0") == [0, 0, 0, 0, 0]
+
+
+def test_a_command_that_replaces_pythonpath_has_arithmetic(machine: NullMachine) -> None:
+    assert machine.run(COUNT, PYTHONPATH="src") == [0, 1, 2, 3, 4]

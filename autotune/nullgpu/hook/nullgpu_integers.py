@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ _OPERATORS = [
     "index_fill", "index_add", "flip", "roll", "unfold",
     "sort", "topk", "searchsorted", "bucketize", "nonzero", "nonzero_static", "masked_select", "unique_dim",
     "_unique2", "unique_consecutive", "repeat_interleave",
+    "random", "randperm", "uniform", "normal", "bernoulli", "exponential",
 ]
 # fmt: on
 # Operators whose output shape depends on values, so that the CUDA kernel's host code cannot run first.
@@ -60,6 +62,7 @@ _MAX_FLOATS = 1 << 15
 
 # Keeps the registrations alive.
 _libraries: list[Any] = []
+_generator = torch.Generator()
 _POLL_SECONDS, _MAX_WAIT_SECONDS = 0.02, 20.0
 
 
@@ -82,6 +85,8 @@ def install() -> int:
     for name, answer in _FINITE.items():
         overload, original = getattr(torch.ops.aten, name).default, torch.library.get_kernel(f"aten::{name}", "CUDA")
         _replace(library, f"aten::{name}", _constant_kernel(overload, original, answer))
+    read = torch.library.get_kernel("aten::_local_scalar_dense", "CUDA")
+    _replace(library, "aten::_local_scalar_dense", _finite_number_kernel(read))
     count = 0
     for name in dict.fromkeys(_OPERATORS):
         for operator in (name, f"{name}_"):
@@ -145,6 +150,11 @@ def _replace(library: Any, full_name: str, kernel: Callable[..., Any]) -> None:
 def _host_kernel(overload: Any, original: Any, *, data_dependent_shape: bool) -> Callable[..., Any]:
     """Return a kernel that computes small calls of an operator on the host and passes the others to the original."""
     takes_tensor = [str(argument.type) == "Tensor" for argument in overload._schema.arguments]
+    # The script's own generator of the CPU draws the order of its rows.
+    generator = {"generator": _generator} if "generator" in (each.name for each in overload._schema.arguments) else {}
+
+    def on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return overload(*_to_host(args), **{name: _to_host(each) for name, each in kwargs.items()} | generator)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         # PyTorch unwraps numbers that it had wrapped into tensors.
@@ -154,16 +164,16 @@ def _host_kernel(overload: Any, original: Any, *, data_dependent_shape: bool) ->
         )
         tensors = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if not _is_small(tensors):
-            return _set_reductions(original.call_boxed(keyset, *args, **kwargs), overload._schema.name == "aten::all")
+            return _set_results(original.call_boxed(keyset, *args, **kwargs), overload._schema.name == "aten::all")
         device = next((each.device for each in tensors if each.device.type == "cuda"), None)
         if data_dependent_shape:
-            host_result = overload(*_to_host(args), **{name: _to_host(each) for name, each in kwargs.items()})
+            host_result = on_host(args, kwargs)
             return torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: each.to(device), host_result)
         result = original.call_boxed(keyset, *args, **kwargs)
         results = list(_tensors(result))
         if not _is_small(results):
             return result
-        host_result = overload(*_to_host(args), **{name: _to_host(each) for name, each in kwargs.items()})
+        host_result = on_host(args, kwargs)
         if isinstance(result, bool):
             return host_result
         for to, value in zip(results, _tensors(host_result), strict=False):
@@ -175,12 +185,13 @@ def _host_kernel(overload: Any, original: Any, *, data_dependent_shape: bool) ->
     return kernel
 
 
-def _set_reductions(result: Any, is_all: bool) -> Any:
-    """Fill scalar and boolean results of large tensors: with true for ``aten::all``, else with zero."""
-    import torch
+def _set_results(result: Any, is_all: bool) -> Any:
+    """Fill scalars, integers and booleans from large tensors: with true for ``aten::all``, else with zero.
 
+    Zero is a valid index, such as that of an expert which has one of the largest scores.
+    """
     for each in _tensors(result):
-        if each.numel() == 1 or (each.dtype == torch.bool and each.numel() <= _MAX_INTEGERS):
+        if each.numel() == 1 or (not each.is_floating_point() and each.numel() <= _MAX_INTEGERS):
             _to_host(each).fill_(is_all)
     return result
 
@@ -196,6 +207,19 @@ def _constant_kernel(overload: Any, original: Any, answer: bool) -> Callable[...
         if result.numel() <= _MAX_INTEGERS:
             _to_host(result).fill_(answer)
         return result
+
+    return kernel
+
+
+def _finite_number_kernel(original: Any) -> Callable[..., Any]:
+    """Return a kernel that reads a number of the device and gives 0 in place of one that is not finite.
+
+    Scripts end themselves at a loss that is not finite, which uninitialised memory may be.
+    """
+
+    def kernel(keyset: Any, number: Any) -> Any:
+        value = original.call_boxed(keyset, number)
+        return 0.0 if isinstance(value, float) and not math.isfinite(value) else value
 
     return kernel
 
