@@ -75,8 +75,8 @@ def traceable_deepspeed(device: torch.device, plan: TrainingPlan) -> Iterator[No
         mock.patch.object(comm, "cdb", None),
         # It caches process groups for the whole process; those of this trace are destroyed at its end.
         mock.patch.dict(vars(groups)),
-        # `with_shares_of` scales the bytes of gradients to the whole model. With ZeRO-2, only the buffer grows with
-        # the model; a whole gradient lives just until it is copied, so it must not count as one.
+        # With ZeRO-2, a whole gradient lives only until it is copied to the buffer of the rank's share, which alone
+        # counts as gradients: those persist from one micro-batch to the next.
         moving_gradients() if zero_stage(plan) == 2 else nullcontext(),
     ):
         deepspeed.init_distributed(dist_backend="fake")
