@@ -26,7 +26,8 @@ from autotune.planning.vllm import engine_of
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import Prompted
-from autotune.userconfig.fields import configuration_of, peft_words, user_plan, with_nulls
+from autotune.userconfig.fields import user_plan, with_nulls
+from autotune.userconfig.objects import as_built, configuration_of, peft_words
 from autotune.userconfig.sources import teacher_of
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def estimate(
                 f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
                 hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
             )
-    found = configuration_of(config)
+    found = as_built(configuration_of(config), config)
     user = user_plan(found, peft_words(peft_config), evaluates=eval_shape is not None)
     plan, trainer = user.plan, find_trainer(user.plan.trainer)
     check_evaluation(trainer, evaluates=eval_shape is not None)

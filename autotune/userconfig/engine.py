@@ -29,6 +29,7 @@ _PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
 _CP_STRATEGY = "cp_comm_strategy"
 # Variables by which accelerate chooses an engine or groups of processes (accelerate 1.15, `Accelerator.__init__`).
 _CHOICES = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
+_USES_FSDP = "ACCELERATE_USE_FSDP"
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -70,6 +71,39 @@ def as_launched(config: Configuration, started: Launching) -> Configuration:
             hint=f"Write {wanted}: true, or mixed_precision: 'no' for accelerate.",
         )
     return replace(config, values={**values, wanted: True})
+
+
+def with_variables(started: Launching, config: Configuration) -> Launching:
+    """Return a launch in which FSDP that only a variable chooses is in accelerate's document.
+
+    A training leaves the variable in its process (accelerate 1.15, ``Accelerator.__init__``). It has no effect on a
+    CPU, on a single process without a rank, and beside DeepSpeed (``AcceleratorState.__init__``).
+
+    Raises:
+        UnreadError: it chooses FSDP in its first version.
+    """
+    document, values = started.document, config.values
+    chosen = values.get("fsdp") or document.get("distributed_type") == "FSDP"
+    if chosen or not _is_true(started.variables, _USES_FSDP):
+        return started
+    alone = started.processes == 1 and not started.is_ranked
+    deepspeed = values.get("deepspeed") or document.get("distributed_type") == "DEEPSPEED"
+    if alone or deepspeed or started.on_cpu or values.get("use_cpu"):
+        others = {name: value for name, value in started.variables.items() if name != _USES_FSDP}
+        return replace(started, variables=others)
+    if started.variables.get("FSDP_VERSION") != "2":
+        raise UnreadError(
+            f"{_USES_FSDP}, which an earlier training in this process may have set, chooses FSDP in its first version,"
+            " which is not traced.",
+            hint=f"Unset {_USES_FSDP}, or set FSDP_VERSION=2.",
+        )
+    kept = {name: value for name, value in document.items() if name != "fsdp_config"}
+    return replace(started, document={**kept, "distributed_type": "FSDP"})
+
+
+def _is_true(variables: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable is set to true (accelerate 1.15, ``Accelerator.__init__``)."""
+    return variables.get(name, "").lower() == "true"
 
 
 def engine_args(
@@ -115,7 +149,7 @@ def engine_args(
         found |= fsdp_args(fsdp_keys(document, config, variables))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine:
-        _check_engine(engine, document, config, stage)
+        _check_engine(engine, found, config, stage)
     parallel = process_groups(group_sizes(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
 
@@ -162,7 +196,7 @@ def check_choices(variables: Mapping[str, str], document: Mapping[str, object], 
     for kind in _CHOICES:
         name, field = f"ACCELERATE_USE_{kind}", kind.lower()
         in_files = document.get("distributed_type") == kind or document.get(field) or config.values.get(field)
-        if variables.get(name, "").lower() == "true" and not in_files:
+        if _is_true(variables, name) and not in_files:
             raise UnreadError(
                 f"{name} chooses an engine, which a check reads only from files. Name a file with accelerate_config, or"
                 " unset the variable, which an earlier training in this process may have set."
@@ -189,16 +223,16 @@ def _check_offload(started: Launching, config: Configuration) -> None:
 def _has_host_backend(started: Launching, config: Configuration) -> bool:
     """Return whether processes on GPUs start gloo as well (accelerate 1.15, ``PartialState.__init__``)."""
     launched = launched_fsdp(started.document, started.variables)
-    by_variable = started.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    chosen = by_variable or started.document.get("distributed_type") == "FSDP"
+    chosen = _is_true(started.variables, _USES_FSDP) or started.document.get("distributed_type") == "FSDP"
     adds = launched.get("cpu_offload") is True or launched.get(SAVED) == "FULL_STATE_DICT"
     return (chosen and adds) or "gloo" in str(config.values.get("ddp_backend"))
 
 
-def _check_engine(engine: str, document: Mapping[str, object], config: Configuration, stage: object) -> None:
+def _check_engine(engine: str, found: Mapping[str, object], config: Configuration, stage: object) -> None:
     """Check that transformers accepts the trainer's arguments with an engine.
 
     Args:
+        found: the engine's fields, as :func:`engine_args` returns them.
         stage: DeepSpeed's ZeRO stage; None with another engine.
 
     Raises:
@@ -211,7 +245,7 @@ def _check_engine(engine: str, document: Mapping[str, object], config: Configura
         refused = "auto_find_batch_size with ZeRO-3"
     elif values.get("save_only_model") and values.get("load_best_model_at_end"):
         refused = f"save_only_model and load_best_model_at_end with {engine}"
-    elif values.get("save_only_model") and fsdp_keys(document, config).get(SAVED) == SHARDED:
+    elif values.get("save_only_model") and mapping(found.get("fsdp_config")).get(SAVED) == SHARDED:
         refused = f"save_only_model with fsdp_{SAVED}: {SHARDED}, which is accelerate's default for FSDP2"
         hint = f"Write fsdp_{SAVED}: FULL_STATE_DICT, or leave save_only_model out."
     if refused:

@@ -7,12 +7,9 @@ replaces; 3. those without effect on memory and time of a step; 4. all others, w
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from math import inf
@@ -21,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from autotune.core.configuration import Configuration, read_object
+from autotune.core.configuration import Configuration
 from autotune.core.files.json_text import is_json
 from autotune.core.files.nested import mapping
 from autotune.core.plan import TrainingPlan
@@ -39,8 +36,6 @@ from autotune.trainers.prompts import Prompted
 ORDER, BY_LENGTH = "train_sampling_strategy", "group_by_length"
 """The field for the order of rows, and its value for rows of similar lengths together."""
 _IN_ORDER, _GENERATION = "sequential", "generation_kwargs"
-# DistillationTrainer passes None to `from_pretrained`, which then takes the type of the teacher's own configuration.
-_TEACHER_ALONE: Mapping[str, object] = {"dtype": None, "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
 _STORAGE, _STORED = "bnb_4bit_quant_storage", "uint8"
 # Keys of transformers' BitsAndBytesConfig that trl.ModelConfig has no field for, with their defaults.
@@ -96,7 +91,7 @@ def user_plan(
     without_effect |= fields_of_kind("evaluation", "traced")
     if not evaluates:
         without_effect |= fields_of_kind("evaluation")
-    _check(config, traced | without_effect | {ORDER}, tuple(fields_of_kind("training", "beginnings")))
+    check_understood(config, traced | without_effect | {ORDER}, tuple(fields_of_kind("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, fields_of_kind("generation"))
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
@@ -142,7 +137,7 @@ def reading_of(config: Configuration) -> Mapping[str, object]:
 def with_nulls(plan: TrainingPlan, config: Configuration) -> TrainingPlan:
     """Return a configuration's plan with the fields that the configuration sets to null, against TRL's default."""
     nulls = {name: None for name, value in config.values.items() if value is None is not config.defaults.get(name)}
-    return dataclasses.replace(plan, args={**nulls, **plan.args})
+    return replace(plan, args={**nulls, **plan.args})
 
 
 def smoke_test_arguments(config: Configuration, names: Collection[str]) -> Mapping[str, object]:
@@ -198,29 +193,6 @@ def trainer_of(config: Configuration) -> Trainer:
     return found
 
 
-def configuration_of(config: object) -> Configuration:
-    """Return the values of a configuration object, with the name of its TRL class.
-
-    A teacher gets the type and attention with which the class loads it; ``trl distillation`` uses the trained model's.
-
-    Raises:
-        InputError: it is not a configuration of TRL.
-    """
-    names = [kind.__name__ for kind in type(config).__mro__]
-    known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise InputError(
-            f"{names[0]} is not a supported configuration.",
-            hint="Give a YAML file, the words of a command, or one of TRL's configurations, such as a trl.DPOConfig.",
-        )
-    kind = next((name for name in names if name in known), names[0])
-    found = read_object(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
-    if TEACHER_LOADING not in found.values:
-        return found
-    loading = {**_TEACHER_ALONE, **mapping(found.values[TEACHER_LOADING])}
-    return dataclasses.replace(found, values={**found.values, TEACHER_LOADING: loading})
-
-
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
     """Return the fields that techniques of sizes, or all other techniques, write as a whole."""
     paths = [
@@ -232,7 +204,7 @@ def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
     return frozenset(path[1] for path in paths if path[0] == "args" and len(path) == 2)
 
 
-def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
+def check_understood(config: Configuration, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
     """Check that fields with an unknown effect are at their defaults.
 
     Raises:
@@ -374,26 +346,3 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
     computes = str(facts.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
     same = computes == dtype
     return words, () if same else (f"4-bit weights are expanded to {dtype}, as TRL would, not to {computes}",)
-
-
-def peft_words(peft_config: object | None) -> dict[str, object]:
-    """Return the fields of ``trl.ModelConfig`` that are equivalent to a PEFT configuration.
-
-    Raises:
-        InputError: it is not a LoRA configuration, or a trace does not support a setting.
-    """
-    if peft_config is None:
-        return {}
-    if type(peft_config).__name__ != "LoraConfig":
-        raise InputError(f"A {type(peft_config).__name__} is not supported.", hint="peft.LoraConfig is.")
-    config = configuration_of(peft_config)
-    _check(config, fields_of_kind("lora") | fields_of_kind("lora", "traced"))
-    given = {word: config.values[name] for name, word in tables()["lora"]["traced"].items()}
-    plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
-    # Without a task type, PEFT wraps any model unchanged; trl.ModelConfig's default is that of a language model.
-    words = {word: value for word, value in plain.items() if value is not None}
-    targets = words.get("lora_target_modules")
-    if isinstance(targets, list) and len(targets) == 1:
-        # trl.ModelConfig turns a list of one into text, which PEFT takes for a regular expression on whole names.
-        words["lora_target_modules"] = rf"(.*\.)?{re.escape(targets[0])}"
-    return {"use_peft": True, "lora_task_type": config.values["task_type"], **words}

@@ -7,8 +7,9 @@ from typing import Any
 from trl import SFTConfig
 
 from autotune.core.plan import TrainingPlan
-from autotune.userconfig.fields import UserPlan, configuration_of, peft_words
+from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.fields import user_plan as of_configuration
+from autotune.userconfig.objects import configuration_of, peft_words
 
 
 def sft(**options: Any) -> SFTConfig:

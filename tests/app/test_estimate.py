@@ -13,7 +13,8 @@ from autotune.app.estimate import _traced_shape
 from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.rows.batch_geometry import Layout, Shape
 from autotune.errors import AutotuneError, InputError
-from autotune.userconfig.fields import configuration_of, user_plan
+from autotune.userconfig.fields import user_plan
+from autotune.userconfig.objects import configuration_of
 from tests.small import VOCABULARY
 
 POSITIONS = 64

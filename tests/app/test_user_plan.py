@@ -19,8 +19,8 @@ from autotune.step.objects import config as traced_config
 from autotune.step.objects import peft_config as traced_peft_config
 from autotune.trainers import find_trainer
 from autotune.trainers.kto import POLICY_KL
-from autotune.userconfig.fields import configuration_of
 from autotune.userconfig.fields import user_plan as of_configuration
+from autotune.userconfig.objects import configuration_of
 from tests.app.configured import plan_of, sft, user_plan
 
 

@@ -18,7 +18,8 @@ from autotune.errors import InputError
 from autotune.step.data.profile import model_profile
 from autotune.step.trainers.prompts import reward_function
 from autotune.trainers import find_trainer
-from autotune.userconfig.fields import configuration_of, user_plan
+from autotune.userconfig.fields import user_plan
+from autotune.userconfig.objects import configuration_of
 from tests.contract.building import built
 from tests.small import write_small_model
 from tests.trainers.prepared import prepared_rows

@@ -25,9 +25,10 @@ from autotune.inspection.software import check_required, installed_packages
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.units import counted
-from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
-from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
+from autotune.userconfig.engine import as_launched, check_documents, engine_args, with_variables, without_engine
+from autotune.userconfig.fields import trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
+from autotune.userconfig.objects import as_built, configuration_of, peft_words
 from autotune.userconfig.problems import of_error, of_launch, of_precision, of_ranks, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
@@ -186,6 +187,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         if config is None:
             return task.wrong(found)
         found = (*found, *of_launch(task.written, read, started), *of_ranks(task.written, started, config, here=here))
+        started = with_variables(started, config)
         check_documents(started, config)
         _check_device(task, started, config)
         config = as_launched(config, started)
@@ -268,8 +270,6 @@ def check_object(args: CheckArguments, launched: Launching = ALONE) -> Verdict:
     started = time.monotonic()
     check_options(args)
     found = configuration_of(args.config)
-    # A training that already runs has resolved the fields that choose an engine.
-    found = as_launched(without_engine(found), launched) if launched.is_observed else found
     trainer = trainer_of(found)
     if args.model is None or args.dataset is None:
         raise InputError("A configuration object names no model and no data.", hint="Give model= and dataset=.")
@@ -280,6 +280,12 @@ def check_object(args: CheckArguments, launched: Launching = ALONE) -> Verdict:
     planned = planned_machine(args.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(args.memory_budget, planned.hardware)
     task = Task(args, text, planned, budget_bytes, started, processes=launched.processes)
+    try:
+        # A training that already runs has resolved the fields that choose an engine.
+        observed = launched.is_observed
+        found = as_launched(without_engine(found), launched) if observed else as_built(found, args.config)
+    except UnreadError as error:
+        return task.unknown(error)
     words = {**peft_words(args.peft_config), "model_name_or_path": str(args.model)}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     # TRL's class derives generation_batch_size from others, with which it refuses it.

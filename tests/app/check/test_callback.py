@@ -41,7 +41,7 @@ from autotune.app.arguments import CheckArguments
 from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
 from autotune.units import GIB
-from autotune.userconfig.fields import configuration_of
+from autotune.userconfig.objects import configuration_of
 from tests.app.check.conftest import cache_of
 from tests.small import messages_rows, small_config, write_rows
 from tests.step.test_reading import MARKED

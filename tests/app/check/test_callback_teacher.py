@@ -16,7 +16,7 @@ import autotune
 from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
 from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
-from autotune.userconfig.fields import configuration_of
+from autotune.userconfig.objects import configuration_of
 
 
 def distillation(model: Path, file: Path, folder: Path, budget: str, named: str | None) -> Any:

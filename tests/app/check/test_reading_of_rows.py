@@ -13,7 +13,8 @@ from autotune.app.check import fitting
 from autotune.core.documents.verdict import Outcome, Verdict
 from autotune.errors import InputError
 from autotune.userconfig.base import sources_of
-from autotune.userconfig.fields import configuration_of, reading_of, user_plan
+from autotune.userconfig.fields import reading_of, user_plan
+from autotune.userconfig.objects import configuration_of
 from tests.app.bases import a_base
 from tests.app.check.conftest import Checked
 from tests.small import messages_rows, prompt_completion_rows, write_rows, write_small_model
