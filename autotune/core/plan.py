@@ -13,7 +13,8 @@ from autotune.core.files.nested import lookup, mapping
 
 NO_EVALUATION = "no"
 """``eval_strategy`` of a training without evaluation, the default of ``transformers.TrainingArguments``."""
-
+SAVING, NO_CHECKPOINTS = "save_strategy", "no"
+"""The field of ``transformers.TrainingArguments`` for when to save checkpoints, and its value for never."""
 
 BEST_METRIC = "metric_for_best_model"
 """The field of ``transformers.TrainingArguments`` with the metric of evaluation that selects the best checkpoint."""
@@ -258,6 +259,11 @@ class TrainingPlan:
     def evaluates(self) -> bool:
         """Whether the training evaluates."""
         return self.args.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether checkpoints are saved; without them, TRL's scripts still save the model after training."""
+        return self.args.get(SAVING) != NO_CHECKPOINTS
 
     @property
     def fingerprint(self) -> str:

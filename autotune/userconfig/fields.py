@@ -21,7 +21,7 @@ import yaml
 from autotune.core.configuration import Configuration
 from autotune.core.files.json_text import is_json
 from autotune.core.files.nested import mapping
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import NO_CHECKPOINTS, SAVING, TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
 from autotune.inspection.paths import is_file
@@ -103,6 +103,9 @@ def user_plan(
         )
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
+    if args.get(SAVING) != NO_CHECKPOINTS:
+        # All other strategies save the same.
+        args.pop(SAVING, None)
     for name in sorted(_fields(trainer, only_sizes=True) & args.keys()):
         size = args[name]
         if isinstance(size, int) and not isinstance(size, bool) and size < 1:

@@ -54,6 +54,7 @@ ADAPTER = "use_peft: true\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\nlor
         "model_init_kwargs: {dtype: bfloat16, attn_implementation: eager}\n",
         "dtype: auto\nbf16: false\n",
         "report_to: comet_ml\n",
+        "save_strategy: 'no'\nmax_grad_norm: null\n",
     ],
 )
 def test_the_baseline_trains_as_trl_does_by_the_file(text: str, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_what_a_step_depends_on_reaches_the_traced_trainer(options: dict[str, An
     [
         {"learning_rate": 1.0, "lr_scheduler_type": "cosine", "warmup_steps": 10},
         {"dataset_num_proc": 4, "eos_token": "</s>", "dataset_text_field": "words"},
-        {"logging_steps": 1, "save_strategy": "no", "run_name": "x", "seed": 3, "output_dir": "elsewhere"},
+        {"logging_steps": 1, "save_strategy": "epoch", "run_name": "x", "seed": 3, "output_dir": "elsewhere"},
         {"dataloader_num_workers": 2, "ddp_timeout": 60, "hub_model_id": "a/b"},
     ],
     ids=str,
@@ -229,6 +229,13 @@ def test_gradients_that_are_summed_in_each_micro_batch_are_traced_so_and_other_s
 
 def test_a_checkpoint_without_the_optimizer_s_state_is_traced_so() -> None:
     assert [plan_of(sft(save_only_model=alone)).args["save_only_model"] for alone in (True, False)] == [True, False]
+
+
+def test_a_training_that_saves_no_checkpoint_is_traced_so() -> None:
+    found = [plan_of(sft(save_strategy=when)) for when in ("no", "epoch", "steps")]
+    assert [plan.saves_checkpoints for plan in found] == [False, True, True]
+    # The others save the same.
+    assert found[1] == found[2]
 
 
 def test_what_cannot_be_sent_to_another_process_is_named() -> None:

@@ -366,12 +366,15 @@ def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(
         ({}, 4, 0),
         (fsdp2(), 8, 0),
         ({**fsdp2(), "save_only_model": True}, 4, 0),
+        # Without checkpoints, TRL's scripts save the model after training, and FSDP2 saves none in shards.
+        ({**fsdp2(), "save_strategy": "no"}, 4, 0),
+        ({**fsdp2(state_dict_type="SHARDED_STATE_DICT"), "save_strategy": "no"}, 0, 0),
         (fsdp2(state_dict_type="SHARDED_STATE_DICT"), 8 / RANKS, 8 / RANKS),
         # Every rank copies all weights to the host, though only one writes them (accelerate, get_state_dict).
         pytest.param(zero(2), 2, 2, marks=needs_deepspeed),
         pytest.param(ZERO3, 2, 4 / RANKS, marks=needs_deepspeed),
     ],
-    ids=["ddp", "fsdp2", "fsdp2 alone", "fsdp2 in shards", "zero2", "zero3"],
+    ids=["ddp", "fsdp2", "fsdp2 alone", "fsdp2 at the end", "unsaved", "fsdp2 in shards", "zero2", "zero3"],
 )
 def test_a_machine_holds_what_all_its_ranks_hold_while_they_save(
     traced: Any, args: dict[str, Any], first: float, others: float

@@ -1,4 +1,4 @@
-"""Saves a checkpoint without writing its tensors to disk: tensors are only copied to the host."""
+"""Saves a checkpoint or the model without writing its tensors to disk: tensors are only copied to the host."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import transformers.modeling_utils
 from torch.distributed import checkpoint
 from torch.utils._pytree import tree_leaves
 
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.step.distributed.state import acting_as_rank
 from autotune.step.run.progress import Progress
 from autotune.virtual import phase
 
 
-def save(trainer: Any, progress: Progress) -> None:
-    """Save a checkpoint as TRL does during training, in its own phase."""
+def save(trainer: Any, plan: TrainingPlan, progress: Progress) -> None:
+    """Save as the plan does, in a phase of its own."""
     with progress.in_phase(SAVE), without_writing():
-        trainer._save_checkpoint(trainer.model, None)
+        _save(trainer, plan)
 
 
-def save_tensors(trainer: Any) -> None:
-    """Save a checkpoint in a phase of a trace; with several processes, again as another rank.
+def save_tensors(trainer: Any, plan: TrainingPlan) -> None:
+    """Save as the plan does, in a phase of a trace; with several processes, again as another rank.
 
     The engine gathers or shards tensors, most of them on the first rank. The tokenizer, which has none, is left out.
     """
@@ -35,7 +36,15 @@ def save_tensors(trainer: Any) -> None:
     with without_writing(), patch.object(trainer, "processing_class", None):
         for rank, name in ranks:
             with acting_as_rank(rank), phase(name):
-                trainer._save_checkpoint(trainer.model, None)
+                _save(trainer, plan)
+
+
+def _save(trainer: Any, plan: TrainingPlan) -> None:
+    """Save a checkpoint as during training, or, without checkpoints, the model as TRL's scripts do after it."""
+    if plan.saves_checkpoints:
+        trainer._save_checkpoint(trainer.model, None)
+    else:
+        trainer.save_model()
 
 
 @contextmanager

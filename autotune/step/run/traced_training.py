@@ -100,7 +100,7 @@ def traced_training(
                 return
             if plan.evaluates:
                 _evaluate(trainer, _drawing(trainer, rows, adapter))
-            save_tensors(trainer)
+            save_tensors(trainer, plan)
 
     return run
 

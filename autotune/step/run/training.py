@@ -79,7 +79,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     if trainer.eval_dataset is not None and not request.schedule.timing_only:
         progress.evaluation_seconds = _evaluate(trainer, adapter, progress, ranks)
     if request.schedule.saves:
-        save(trainer, progress)
+        save(trainer, request.plan, progress)
     return trainer
 
 
