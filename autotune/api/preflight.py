@@ -149,7 +149,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             _check_whole(model, adapters)
             # An adapter added by transformers wraps the base in no PeftModel.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
-            _check_own_step(trainer, evaluates=args.eval_strategy != NO_EVALUATION)
+            evaluates = args.eval_strategy != NO_EVALUATION or args.eval_on_start
+            _check_own_step(trainer, evaluates=evaluates)
             _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _save_model(base, processor, folder / "model")
             config = _arguments(args, base, quantization)

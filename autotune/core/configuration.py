@@ -35,8 +35,9 @@ class Configuration:
 
     @property
     def evaluates(self) -> bool:
-        """Whether training is evaluated."""
-        return self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
+        """Whether training is evaluated: between steps, or before the first one."""
+        between = self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
+        return between or bool(self.values.get("eval_on_start"))
 
     def keys(self, name: str) -> Mapping[str, object]:
         """Return the keys of a field that has a mapping, or an object of a dataclass; empty for any other value."""

@@ -321,7 +321,8 @@ def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() ->
 
 def begun(callback: autotune.PreflightCallback, **given: Any) -> None:
     """Begin a training on a CPU with a model, a tokenizer and rows."""
-    args = SimpleNamespace(process_index=0, world_size=1, device=SimpleNamespace(type="cpu"), eval_strategy="no")
+    device, evaluation = SimpleNamespace(type="cpu"), {"eval_strategy": "no", "eval_on_start": False}
+    args = SimpleNamespace(process_index=0, world_size=1, device=device, **evaluation)
     callback.on_train_begin(args, TrainerState(), TrainerControl(), **given)
 
 
