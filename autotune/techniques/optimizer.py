@@ -43,22 +43,28 @@ class Optimizer(Technique):
     )
     needs = (
         "8-bit, paged: the package bitsandbytes, not FSDP2, and with zero1 and zero2 fewer than 2^31 weights for each "
-        "process; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; paged: a GPU"
+        "process; adafactor: neither DeepSpeed nor FSDP2; adamw_torch_8bit: torchao; paged: a GPU"
     )
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
     impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for bitsandbytes under FSDP2 or with too large shares, and for Adafactor under DeepSpeed.
+        """Return a reason for bitsandbytes and Adafactor under an engine whose tensors they cannot update.
 
         DeepSpeed flattens each process's share of a parameter group into one tensor
         (``single_partition_of_fp32_groups`` of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of
         ``stage3.py``, there of 1e9 elements). transformers' Adafactor factors the second moments of matrices only, and
-        clips by the root mean square of a tensor's update. bitsandbytes passes the number of elements to its kernel in
-        32 bits: CUDA refuses a negative number; from 2^32 on, the number wraps and most weights are not updated.
+        clips by the root mean square of a tensor's update; its factors are whole tensors, to which PyTorch adds no
+        shards of FSDP2. bitsandbytes passes the number of elements to its kernel in 32 bits: CUDA refuses a negative
+        number; from 2^32 on, the number wraps and most weights are not updated.
         """
         sharding = candidate.get("sharding", DDP)
+        if choice == _ADAFACTOR and sharding == FSDP2:
+            return CrashReason(
+                f"transformers' {choice} adds the shards of sharding={FSDP2}, which are DTensors, to whole tensors, and"
+                " fails in the first step; adamw_torch and sgd do not"
+            )
         if choice == _ADAFACTOR:
             base = setting.base if setting.is_users_choice(self.name, choice) else None
             own = base.choices.get("sharding", DDP) if base is not None else DDP

@@ -154,7 +154,13 @@ class Sharding(Technique):
         # accelerate excludes weights packed in integers (accelerate 1.15, ``fsdp2_prepare_model``), bitsandbytes'
         # default.
         floats = "float" in str(setting.users_entry(f"model.{_STORAGE}"))
-        if choice == FSDP2 and quantised not in ("8bit", "none") and not floats:
+        if choice == FSDP2 and quantised == "8bit":
+            # They are attributes of the parameters that ``fully_shard`` replaces (bitsandbytes 0.50, ``Int8Params``).
+            return CrashReason(
+                f"8-bit weights lose their scales where {FSDP2} shards them, and the first step fails; 4-bit weights do"
+                " not"
+            )
+        if choice == FSDP2 and quantised != "none" and not floats:
             if not installed(setting.machine, "accelerate", _EXCLUDES_INTEGERS):
                 return CrashReason(f"{FSDP2} of packed integers needs accelerate{_EXCLUDES_INTEGERS}")
             return (

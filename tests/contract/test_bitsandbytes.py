@@ -1,4 +1,4 @@
-"""Contract with bitsandbytes: its versions, and the shards that its optimizers cannot update (FSDP2, 2^31 elements).
+"""Contract with bitsandbytes: its versions, and the shards that it and Adafactor cannot update (FSDP2, 2^31 elements).
 
 DeepSpeed makes one tensor of a process's share of the weights, which may have so many.
 """
@@ -14,7 +14,9 @@ import pytest
 import torch
 import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from transformers import optimization
 
 from autotune.core.machine import Machine
 from autotune.planning.vllm import QUANTISED_BYTES
@@ -43,9 +45,9 @@ def test_the_lowest_version_is_that_of_transformers() -> None:
     assert versions.accepted_versions("bitsandbytes") == f">={BITSANDBYTES_MIN_VERSION}"
 
 
-@pytest.mark.parametrize("name", ["PagedAdamW32bit", "AdamW8bit", "PagedAdamW8bit", "Lion8bit"])
-def test_an_optimizer_of_bitsandbytes_updates_a_whole_parameter_and_no_sharded_one(name: str, mesh: DeviceMesh) -> None:
-    optim = pytest.importorskip("bitsandbytes").optim
+@pytest.mark.parametrize("name", ["PagedAdamW32bit", "AdamW8bit", "PagedAdamW8bit", "Lion8bit", "Adafactor"])
+def test_an_optimizer_updates_a_whole_parameter_and_no_sharded_one(name: str, mesh: DeviceMesh) -> None:
+    optim = optimization if name == "Adafactor" else pytest.importorskip("bitsandbytes").optim
     whole = torch.nn.Parameter(torch.ones(ROWS, 16))
     sharded = torch.nn.Parameter(distribute_tensor(torch.ones(ROWS, 16), mesh, [Shard(0)]))
     for parameter in (whole, sharded):
@@ -54,6 +56,15 @@ def test_an_optimizer_of_bitsandbytes_updates_a_whole_parameter_and_no_sharded_o
     assert (whole < 1).all()
     with pytest.raises(RuntimeError, match=r"DTensor|sharding strategy"):
         getattr(optim, name)([sharded]).step()
+
+
+def test_weights_in_8_bits_have_no_scales_where_fsdp2_shards_them(mesh: DeviceMesh) -> None:
+    modules = pytest.importorskip("bitsandbytes").nn
+    whole, sharded = (modules.Linear8bitLt(16, 16, bias=False, has_fp16_weights=False).to("cpu") for _ in range(2))
+    assert whole(torch.ones(2, 16)).shape == (2, 16)
+    fully_shard(sharded, mesh=mesh)
+    with pytest.raises(AttributeError, match="no attribute 'CB'"):
+        sharded(torch.ones(2, 16))
 
 
 def test_they_are_no_candidates_beside_fsdp2() -> None:
@@ -66,7 +77,8 @@ def test_they_are_no_candidates_beside_fsdp2() -> None:
         for engine in ("ddp", "fsdp2")
     }
     refused = {pair for pair, reason in told.items() if reason}
-    assert refused == {(choice, "fsdp2") for choice in OF_BITSANDBYTES}
+    assert refused == {(choice, "fsdp2") for choice in (*OF_BITSANDBYTES, "adafactor")}
+    assert all(isinstance(told[pair], CrashReason) for pair in refused)
     assert told["lion_8bit", "fsdp2"] == (
         "bitsandbytes cannot update the parameters that sharding=fsdp2 shards, which are DTensors"
     )

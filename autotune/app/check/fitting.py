@@ -70,6 +70,11 @@ _ENDS_A_STEP = {
     "fully_shard does not support containers": (
         "FSDP2 cannot wrap layers by SIZE_BASED_WRAP. Write auto_wrap_policy: TRANSFORMER_BASED_WRAP."
     ),
+    # torch/distributed/fsdp/_fully_shard/_fsdp_state.py (2.13)
+    "is shared with a parameter already managed by another FSDP group": (
+        "FSDP2 refuses a weight that two of its groups share, such as one of tied embeddings in lora_modules_to_save."
+        " Leave lm_head and embed_tokens out of it, or train by DDP or ZeRO. A weight"
+    ),
     # deepspeed/runtime/config.py, config_utils.py; a document of ZeRO-3 is read before.
     "DeepSpeedConfigError: ": "DeepSpeed refuses its document.",
     "validation error for DeepSpeed": "DeepSpeed refuses its document.",

@@ -225,22 +225,33 @@ def test_weights_in_4_bits_are_traced_with_fsdp2_whether_it_shares_them_out(
     assert all("each process holds the 4bit-nf4 weights whole" in message for message in told)
 
 
-def test_choices_that_fail_beside_an_engine_are_errors(write: Write, checked: Checked) -> None:
-    own = {
-        "fsdp2": "optim: adamw_bnb_8bit\n",
-        "zero3": "activation_offloading: true\ngradient_checkpointing: false\n",
-    }
-    said = {
-        "fsdp2": "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shards",
-        "zero3": "activation_offloading=on: TRL's fused head fails with sharding=zero3",
-    }
-    for name in ("fsdp2", "zero3"):
-        file = write("sft", f"accelerate_config: {name}\nmax_length: 64\nper_device_train_batch_size: 1\n{own[name]}")
-        verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
-        assert verdict.outcome is Outcome.CANNOT_RUN
-        errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
-        assert len(errors) == 1
-        assert errors[0].startswith(said[name])
+@pytest.mark.parametrize(
+    ("engine", "own", "told"),
+    [
+        (
+            "fsdp2",
+            "optim: adamw_bnb_8bit\n",
+            "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shards",
+        ),
+        ("fsdp2", "optim: adafactor\n", "optimizer=adafactor: transformers' adafactor adds the shards"),
+        ("fsdp2", "use_peft: true\nload_in_8bit: true\n", "sharding=fsdp2: 8-bit weights lose their scales"),
+        (
+            "zero3",
+            "activation_offloading: true\ngradient_checkpointing: false\n",
+            "activation_offloading=on: TRL's fused head fails with sharding=zero3",
+        ),
+    ],
+    ids=["bitsandbytes", "adafactor", "8 bits", "offloading"],
+)
+def test_choices_that_fail_beside_an_engine_are_errors(
+    engine: str, own: str, told: str, write: Write, checked: Checked
+) -> None:
+    file = write("sft", f"accelerate_config: {engine}\nmax_length: 64\nper_device_train_batch_size: 1\n{own}")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
+    assert len(errors) == 1
+    assert errors[0].startswith(told)
 
 
 def test_fsdp_by_accelerate_wraps_no_layers_unless_its_file_does() -> None:
