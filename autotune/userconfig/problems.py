@@ -19,6 +19,7 @@ from autotune.trainers import find_trainer, trainers
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import check_reward_names
+from autotune.userconfig.deepspeed import deepspeed_document
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.fsdp import RENAMED, own_name
 from autotune.userconfig.launch import PROCESS_OPTIONS, RANK_VARIABLES, Launching
@@ -182,7 +183,7 @@ def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> It
             name = f"fsdp_{own_name(key)}" if engine == "FSDP" else key
             if read.names and name not in read.names:
                 message = f"{key} under {section} has no effect: accelerate reads no such key."
-                yield Finding(Severity.SILENT, f"{message}{_similar(Fault(name, ''), read)}")
+                yield Finding(Severity.SILENT, f"{message}{_similar(name, read.names)}")
     own = read.configurations.get(find_trainer(written.trainer).config_class)
     trained = next((name for name in ("bf16", "fp16") if own is not None and own.values.get(name)), None)
     if started.precision == _FP8 and trained is not None:
@@ -213,6 +214,16 @@ def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuratio
         if config.values.get(name) and not own.values.get(name):
             message = f"{name} is false here, and accelerate makes it true by its mixed_precision: {name}."
             yield finding(written, Severity.SILENT, name, message)
+
+
+def of_deepspeed(written: WrittenConfig, started: Launching, config: Configuration) -> Iterator[Finding]:
+    """Yield the keys of DeepSpeed's document that it ignores; in its sections, it refuses unknown keys itself."""
+    known = fields_of_kind("deepspeed", "read")
+    for name in deepspeed_document(started.document, config) or ():
+        # Names such as _comment and // are those of remarks.
+        if name not in known and name[:1].isalpha():
+            message = f"{name} in DeepSpeed's document has no effect: DeepSpeed reads no such key."
+            yield finding(written, Severity.SILENT, "deepspeed", f"{message}{_similar(name, sorted(known))}")
 
 
 def _dropped_text(written: WrittenConfig, key: str) -> str:
@@ -293,7 +304,7 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
             yield finding(written, Severity.SILENT, fault.key, f"{what} {_drops(written)} it.")
         elif may_be_taken:
             message = f"{fault.key} is not a key of TRL. Check that {written.command.script} has such an argument."
-            advice = f" {old.sentence()}" if old is not None else _similar(fault, read)
+            advice = f" {old.sentence()}" if old is not None else _similar(fault.key, read.names)
             yield finding(written, Severity.NOTE, fault.key, f"{message}{advice}")
         elif old is not None:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
@@ -322,12 +333,12 @@ def _unknown(written: WrittenConfig, read: ReadCommand, fault: Fault) -> str:
     if others:
         return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
     none = f"{fault.key} is not a key of {written.trainer}, of the model, of the data, or of accelerate."
-    return f"{none}{_similar(fault, read)}"
+    return f"{none}{_similar(fault.key, read.names)}"
 
 
-def _similar(fault: Fault, read: ReadCommand) -> str:
-    near = difflib.get_close_matches(fault.key, read.names, n=2, cutoff=0.75)
-    likeness = [difflib.SequenceMatcher(None, name, fault.key).ratio() for name in near]
+def _similar(key: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, names, n=2, cutoff=0.75)
+    likeness = [difflib.SequenceMatcher(None, name, key).ratio() for name in near]
     near = [name for name, ratio in zip(near, likeness, strict=True) if ratio > likeness[0] - _NEAR_AS_BEST]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 

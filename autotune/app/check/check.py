@@ -29,7 +29,15 @@ from autotune.userconfig.engine import as_launched, check_documents, engine_args
 from autotune.userconfig.fields import trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
 from autotune.userconfig.objects import as_built, configuration_of, peft_words
-from autotune.userconfig.problems import of_error, of_launch, of_precision, of_ranks, of_values, problems
+from autotune.userconfig.problems import (
+    of_deepspeed,
+    of_error,
+    of_launch,
+    of_precision,
+    of_ranks,
+    of_values,
+    problems,
+)
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
 
@@ -191,7 +199,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         check_documents(started, config)
         _check_device(task, started, config)
         config = as_launched(config, started)
-        found = (*found, *of_precision(task.written, read, config))
+        found = (*found, *of_precision(task.written, read, config), *of_deepspeed(task.written, started, config))
         if has_error(found):
             return task.wrong(found)
         engine_args(started.document, config, started.processes, variables=started.variables)
