@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check as checked
+from autotune.app.check.task import RUNS_ITSELF
 from autotune.app.public import taking
 from autotune.core.documents.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNotFit
+
+DRY_RUN = f"`autotune dry-run -- COMMAND` {RUNS_ITSELF}"
+"""How to find a need that no trace has."""
+_UNSURE = {Outcome.TOO_CLOSE: "Free memory, or train on smaller micro-batches.", Outcome.UNKNOWN: DRY_RUN}
+"""Remedies where no change of the configuration is one."""
 
 
 @taking(CheckArguments)
@@ -33,4 +39,6 @@ def will_not_fit(verdict: Verdict) -> WillNotFit:
     hints = [hint for error in errors if (hint := error.removeprefix(verdict.reason).strip())]
     if verdict.remedy is not None:
         hints.append(f"It would fit with {', '.join(verdict.remedy.lines)}.")
+    elif verdict.outcome in _UNSURE:
+        hints.append(_UNSURE[verdict.outcome])
     return WillNotFit(f"{verdict.headline}.", verdict, hint=" ".join(hints))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
-from autotune.api.check import will_not_fit
+from autotune.api.available import available_bytes
+from autotune.api.check import DRY_RUN, will_not_fit
 from autotune.api.launched import launching_of
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
@@ -22,7 +23,6 @@ from autotune.core.documents.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.core.files.scratch import scratch_folder
 from autotune.core.plan import NO_EVALUATION
 from autotune.errors import AutotuneError, InputError
-from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, listed_gpu
 from autotune.inspection.machine import parse_budget
 
 if TYPE_CHECKING:
@@ -100,16 +100,17 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             if self._arguments.passes is False:
                 raise verdict
             if logs:
-                _LOG.warning("autotune cannot check this training: %s", verdict)
+                remedy = "" if verdict.hint else f" {DRY_RUN}"
+                _LOG.warning("autotune cannot check this training: %s%s", verdict, remedy)
             return
         # The trainer exists already, so a finding that it cannot be built is wrong here.
         # With auto_find_batch_size, transformers retries with smaller micro-batches after running out of memory.
         if verdict.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT] and not args.auto_find_batch_size:
             raise will_not_fit(verdict)
         if logs:
-            log = _LOG.info if verdict.outcome is Outcome.FITS else _LOG.warning
-            ends = verdict.outcome is Outcome.CANNOT_RUN
-            log("autotune: %s", will_not_fit(verdict) if ends else verdict.headline)
+            fits = verdict.outcome is Outcome.FITS
+            log = _LOG.info if fits else _LOG.warning
+            log("autotune: %s", verdict.headline if fits else will_not_fit(verdict))
 
     def _agree(self, args: Any, trainer: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.
@@ -118,7 +119,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        own = self._arguments.memory_budget or _available_bytes(args, trainer)
+        own = self._arguments.memory_budget or available_bytes(args, trainer)
         if ranks.rank > 0:
             ranks.gather(own)
             return ranks.broadcast(_FirstRankReply()).result()
@@ -359,41 +360,3 @@ def _decode_rows(rows: Any, names: Mapping[str, str], processor: Any) -> Iterato
     for row in rows:
         kept = {name: value for name, value in row.items() if name in _COPIED_COLUMNS}
         yield {**kept, **{text: processor.decode(row[tokens]) for text, tokens in names.items()}}
-
-
-def _available_bytes(args: Any, trainer: Any) -> int | None:
-    """Return the memory available to the training: free memory plus the memory that it already uses.
-
-    Memory of the process outside the training, such as a model of an earlier notebook cell, does not become available.
-    """
-    if args.device.type == "cpu":
-        return None
-    import torch
-
-    free_bytes, total_bytes = torch.cuda.mem_get_info(args.device)
-    held_bytes, own_bytes = torch.cuda.memory_reserved(args.device), _own_bytes(args, trainer)
-    if own_bytes is not None:
-        held_bytes -= max(0, torch.cuda.memory_allocated(args.device) - own_bytes)
-    gpu = listed_gpu(torch.cuda.get_device_name(args.device))
-    context_bytes = gpu.context_bytes if gpu is not None else UNMEASURED_CONTEXT_BYTES
-    available_bytes: int = min(total_bytes, free_bytes + held_bytes + context_bytes)
-    return available_bytes
-
-
-def _own_bytes(args: Any, trainer: Any) -> int | None:
-    """Return the bytes of a trainer's models and optimizer state on its device, which a trace counts as well.
-
-    None if the training holds further memory there: of an engine, of vLLM, or of a quantised model.
-    """
-    import torch
-
-    if trainer is None or args.world_size > 1 or getattr(args, "use_vllm", False):
-        return None
-    if trainer.is_deepspeed_enabled or getattr(trainer.model, "is_quantized", False):
-        return None
-    models = [part for part in vars(trainer).values() if isinstance(part, torch.nn.Module)]
-    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-    states = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
-    tensors += [part for state in states for part in state.values() if isinstance(part, torch.Tensor)]
-    sizes: dict[int, int] = {id(each): each.nbytes for each in tensors if each.device.type == args.device.type}
-    return sum(sizes.values())

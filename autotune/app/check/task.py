@@ -18,6 +18,9 @@ from autotune.trainers import Trainer, find_trainer
 from autotune.units import counted
 from autotune.userconfig.written import WrittenConfig
 
+RUNS_ITSELF = "runs the training itself for three steps on null GPUs, without a GPU."
+"""The rest of a sentence that begins with the command of a dry run."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -87,7 +90,7 @@ class Task:
             return None
         name = gpu.name if gpu is not None else "NAME"
         command = shlex.join(("autotune", "dry-run", "--gpu", name, "--", *words))
-        return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
+        return f"`{command}` {RUNS_ITSELF}"
 
     def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
         """Return the verdict that the configuration cannot run, with its findings."""

@@ -37,6 +37,7 @@ from trl import (
 
 import autotune
 from autotune.api import preflight
+from autotune.api.available import available_bytes
 from autotune.app.arguments import CheckArguments
 from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
@@ -307,7 +308,7 @@ def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
         model=model, model_wrapped=model, optimizer=SimpleNamespace(state=state), is_deepspeed_enabled=False
     )
     args = SimpleNamespace(device=SimpleNamespace(type="meta"), world_size=1, **more)
-    assert preflight._available_bytes(args, trainer) == available
+    assert available_bytes(args, trainer) == available
 
 
 def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() -> None:

@@ -26,7 +26,7 @@ from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.configuration import Configuration
-from autotune.core.documents.verdict import Finding, Outcome, Severity, Verdict, WillNotFit
+from autotune.core.documents.verdict import Finding, Outcome, Remedy, Severity, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.launch import ALONE, Launching
@@ -78,7 +78,7 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
         return check()
 
     monkeypatch.setattr(preflight, "ranks_of", lambda _: here.ranks)
-    monkeypatch.setattr(preflight, "_available_bytes", lambda *_: free[here.ranks.rank])
+    monkeypatch.setattr(preflight, "available_bytes", lambda *_: free[here.ranks.rank])
     monkeypatch.setattr(preflight.PreflightCallback, "_verdict", checked)
     errors: dict[int, BaseException | None] = {}
 
@@ -125,6 +125,28 @@ def test_what_ends_the_training_is_named(monkeypatch: pytest.MonkeyPatch, caplog
     verdict = Verdict(Outcome.CANNOT_RUN, "cannot run: 1 thing is wrong", reason="1 thing is wrong", findings=(found,))
     assert both(monkeypatch, lambda: verdict).errors == (None, None)
     assert [record.message for record in caplog.records] == [f"autotune: {verdict.headline}. {found.message}"]
+
+
+def test_a_warning_names_what_to_do(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def warned(check: Callable[[], Verdict]) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert both(monkeypatch, check).errors == (None, None)
+        return caplog.records[0].message
+
+    def refuse() -> Verdict:
+        raise InputError("Some of the model's weights are frozen, which is not traced.")
+
+    close = answer(Outcome.TOO_CLOSE)
+    fitting = replace(close, remedy=Remedy({"gradient_checkpointing": True}, "", 1, 1))
+    dry_run = "`autotune dry-run -- COMMAND` runs the training itself for three steps on null GPUs, without a GPU."
+    assert warned(lambda: close) == f"autotune: {close.headline}. Free memory, or train on smaller micro-batches."
+    assert warned(lambda: fitting) == f"autotune: {close.headline}. It would fit with gradient_checkpointing: true."
+    assert warned(lambda: answer(Outcome.UNKNOWN)).endswith(dry_run)
+    assert (
+        warned(refuse) == f"autotune cannot check this training: Some of the model's weights are frozen, which is"
+        f" not traced. {dry_run}"
+    )
 
 
 def test_what_cannot_be_checked_trains_in_both_or_in_neither(monkeypatch: pytest.MonkeyPatch) -> None:

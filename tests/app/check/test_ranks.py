@@ -17,6 +17,7 @@ from accelerate.utils import DistributedType, TorchDynamoPlugin
 
 import autotune
 from autotune.api import ranks
+from autotune.api.check import DRY_RUN
 from autotune.api.launched import launching_of
 from autotune.api.preflight import _FirstRankReply
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
@@ -128,7 +129,8 @@ def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_that_cannot_agree_train_and_the_first_says_why(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     args: Any = SimpleNamespace(world_size=2, process_index=rank)
     autotune.PreflightCallback().on_train_begin(args, None, None)
-    said = ["autotune cannot check this training: The 2 processes of this training have no process group of PyTorch."]
+    why = "The 2 processes of this training have no process group of PyTorch."
+    said = [f"autotune cannot check this training: {why} {DRY_RUN}"]
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == said[rank:]
     with pytest.raises(AutotuneError, match="have no process group"):
         autotune.PreflightCallback(when_unsure="fail").on_train_begin(args, None, None)
