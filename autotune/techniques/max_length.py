@@ -107,6 +107,11 @@ class MaxLength(Technique):
         shortest = max(*covered, workload.least_length)
         return -(-shortest * int(covering[1] or 1) // _ROUND_TO) * _ROUND_TO
 
+    def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
+        """Return the longest row for a configuration that cuts none, as of padding-free rows."""
+        cuts = any(value is not None for value in entries.values())
+        return () if cuts or _cuts_loss_inputs(setting) else ("longest",)
+
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
         if candidate.get("packing", "none") != "none":

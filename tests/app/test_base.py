@@ -187,6 +187,13 @@ def test_rows_with_images_that_are_not_cut_are_trained_without_a_length(length: 
     assert len(found.problem.choices["max_length"]) > 1
 
 
+def test_padding_free_rows_that_the_file_does_not_cut_stay_whole(tmp_path: Path) -> None:
+    search = started(a_base(tmp_path, "padding_free: true\nmax_length: null\n"))
+    assert search.plan.args["max_length"] is None
+    assert search.plan.truncate_to is None
+    assert search.problem.setting.token_coverage == 1.0
+
+
 def test_a_study_belongs_to_its_base(tmp_path: Path) -> None:
     one, other = (
         fingerprint(started(a_base(tmp_path, f"max_grad_norm: {norm}\n", name=f"{norm}.yaml")).problem, 1, seed=1)
