@@ -23,6 +23,7 @@ from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.attention import unmasked_may_need_more
 from autotune.techniques.traits import impact_in, untimed
 from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import otherwise_padded
 
 Size = tuple[Layout, Shape]
 """Layout and shape of a micro-batch."""
@@ -276,21 +277,19 @@ class PlanTracer:
         return [self._extrapolated(sized, each) for sized, each in zip(plans, found, strict=True)]
 
     def _heaviest(self, sized: SizedPlan) -> list[SizedPlan]:
-        """Return a plan, and with it the plan on micro-batches without padding if these may need more memory.
+        """Return a plan, and with it the plan on narrower micro-batches if these may need more memory.
 
-        Without padding there is no mask, and attention may need more memory without one.
+        Padding brings an attention mask, with which other kernels run than without. Both may need more memory: with a
+        mask, sdpa stores the keys and values of grouped heads once for each head; without one, see
+        :func:`autotune.techniques.attention.unmasked_may_need_more`.
         """
-        plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
+        plan, workload, hardware = sized.plan, self._setting.workload, self._setting.machine.hardware
         capability = self._device.compute_capability if self._device is not None else None
-        if (
-            self._setting.machine.hardware.kind != "cuda"
-            or geometry.layout in (Layout.EQUAL, Layout.FLAT)
-            or geometry.worst.chosen
-            or not unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
-        ):
-            return [sized]
-        unpadded = find_trainer(plan.trainer).without_padding(plan, workload.dataset.documents, geometry)
-        return [sized, *([SizedPlan(plan, unpadded)] if unpadded is not None else [])]
+        unmasked = hardware.kind == "cuda" and unmasked_may_need_more(
+            plan, capability, grouped=workload.model.grouped_heads
+        )
+        other = otherwise_padded(find_trainer(plan.trainer), plan, workload, sized.geometry, unmasked=unmasked)
+        return [sized, *([SizedPlan(plan, other)] if other is not None else [])]
 
     def whole(self, plans: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
         """Return plans with their worst micro-batches traced at full depth, or unchanged if that fails.
@@ -338,14 +337,17 @@ class PlanTracer:
             traces.setdefault(size, {})[depth] = reply
         layers, edges = len(self._layer_kinds), impact_in(plan).gathers_ahead
         fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
-        plans = {_size_of(each.geometry, at): each for each in self._heaviest(sized) for at in each.geometry.shapes}
-        forecasts = {size: each.forecast(fits, size) for size, each in plans.items()}
-        layout, shape = largest = max(forecasts, key=lambda size: forecasts[size].reserved_bytes)
-        worst, timed = forecasts[largest], fits.keys() >= sized.sizes(timed=True).keys()
-        mean = sized.forecast(fits, None) if timed else forecasts[_size_of(geometry)]
+        forecasts = [
+            (each.forecast(fits, size), each, size)
+            for each in self._heaviest(sized)
+            for size in (_size_of(each.geometry, shape) for shape in each.geometry.shapes)
+        ]
+        worst, heaviest, (layout, shape) = max(forecasts, key=lambda found: found[0].reserved_bytes)
+        timed = fits.keys() >= sized.sizes(timed=True).keys()
+        mean = sized.forecast(fits, None) if timed else sized.forecast(fits, _size_of(geometry))
         return TracedPlan(
             plan=plan,
-            geometry=replace(geometry, layout=layout, worst=shape, rivals=(), apart=plans[largest].geometry.apart),
+            geometry=replace(heaviest.geometry, layout=layout, worst=shape, rivals=(), masked=None),
             worst=worst,
             mean=mean,
             memory=self._memory(sized, worst, mean, fits),

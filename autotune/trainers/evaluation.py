@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.rows.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
+from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.rows.blocks import block_rows
-from autotune.core.rows.heaviest import Loads, heaviest, heaviest_blocks
+from autotune.core.rows.heaviest import Loads, heaviest, heaviest_blocks, heaviest_unpadded
+from autotune.core.rows.images import ImageProfile
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
 
@@ -39,54 +40,123 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     return replace(geometry, evaluation=evaluation)
 
 
-def _with_images(
-    geometry: BatchGeometry,
-    trainer: Trainer,
-    plan: TrainingPlan,
-    profile: DatasetProfile,
-    drawn: int,
-    copies_in_evaluation: int = 0,
-) -> BatchGeometry:
-    """Return the geometry of rows with images: its micro-batches are dataset rows, since tokens determine no images.
+def otherwise_padded(
+    trainer: Trainer, plan: TrainingPlan, workload: Workload, geometry: BatchGeometry, *, unmasked: bool
+) -> BatchGeometry | None:
+    """Return the geometry of a plan with the widest micro-batches that have padding where the worst have none.
 
-    If rows are drawn for several micro-batches, a trace runs the first of these: in the worst draw, it has the rows
-    with the most image data; in a typical one, those nearest to the mean.
+    Or that have none where the worst have some: padding brings an attention mask, with which and without which other
+    kernels run. None if there are no such micro-batches, in training or in evaluation.
+
+    Args:
+        geometry: as :func:`whole_geometry` returns it.
+        unmasked: whether micro-batches without padding may need more memory than wider ones with padding; else they are
+            left out.
+    """
+
+    def other(part: BatchGeometry, profile: DatasetProfile, drawn: int, copies: int = 0) -> BatchGeometry | None:
+        if part.layout in (Layout.EQUAL, Layout.FLAT):
+            return part.with_mask
+        if not unmasked:
+            return None
+        sizes = {**plan.args, "per_device_train_batch_size": part.worst.rows}
+        if profile.images is None:
+            return trainer.without_padding(replace(plan, args=sizes), profile.documents, part)
+        pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
+        chosen = heaviest_unpadded(pictured.loads, drawn, plan.pad_multiple, blocks=trainer.ordered)
+        if chosen is None:
+            return None
+        return replace(part, layout=Layout.EQUAL, worst=pictured.shape(chosen, part.worst), rivals=())
+
+    trained = other(geometry, workload.dataset, trainer.rows_per_draw(plan))
+    evaluated, evaluation = None, geometry.evaluation
+    # Completions of an evaluation are those of training.
+    if evaluation is not None and workload.evaluation is not None and not trainer.generates:
+        evaluated = other(evaluation, workload.evaluation, evaluation.worst.rows, 1)
+    if trained is None and evaluated is None:
+        return None
+    return replace(trained or geometry, evaluation=evaluated or evaluation)
+
+
+@dataclass(frozen=True)
+class _Pictured:
+    """Micro-batches of rows with images, which are rows of the dataset, since tokens determine no images.
+
+    Attributes:
+        images: the rows.
+        drawn: number of dataset rows drawn at once, for one micro-batch or several.
+        copies: micro-batch rows for each evaluation row; 0: training rows.
+    """
+
+    trainer: Trainer
+    plan: TrainingPlan
+    images: ImageProfile
+    drawn: int
+    copies: int
+
+    @cached_property
+    def loads(self) -> Loads:
+        """The sizes of the rows."""
+        return self.trainer.loads(self.plan, self.images, self.drawn)
+
+    @cached_property
+    def elements(self) -> Numbers:
+        """Elements of each row's ``pixel_values``."""
+        elements = self.loads.image_elements
+        assert elements is not None
+        return elements
+
+    def shape(self, chosen: Numbers, like: Shape, near: float | None = None) -> Shape:
+        """Return the shape of a micro-batch.
+
+        If rows are drawn for several micro-batches, a trace runs the first of these: it has the rows with the most
+        image data, or those nearest to a number of elements.
+
+        Args:
+            chosen: the rows that are drawn with it.
+            like: a shape of the same rows by their tokens.
+            near: elements; None: the most.
+        """
+        elements, multiple = self.elements, self.plan.pad_multiple
+        near = elements.max() if near is None else near
+        # Blocks keep the order of the dataset.
+        order = chosen if self.trainer.ordered else chosen[abs(elements[chosen] - near).argsort(kind="stable")]
+
+        def width(tokens: Numbers | None) -> int:
+            return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
+
+        widest, beside = width(self.loads.widest), width(self.loads.beside)
+        # If completions are generated, the loss only counts them.
+        filled = 1.0 if like.generated else float(self.loads.widest[chosen].sum()) / (like.rows * widest)
+        rows = tuple(order.repeat(self.copies or 1).tolist())
+        return Shape(like.rows, widest + like.generated, like.generated, beside, filled, rows, bool(self.copies))
+
+
+def _with_images(
+    geometry: BatchGeometry, trainer: Trainer, plan: TrainingPlan, profile: DatasetProfile, drawn: int, copies: int = 0
+) -> BatchGeometry:
+    """Return the geometry of rows with images.
 
     Args:
         geometry: the geometry of the same rows by their tokens, padded; returned unchanged without images.
-        drawn: number of dataset rows drawn at once, for one micro-batch or several.
-        copies_in_evaluation: micro-batch rows for each evaluation row; 0: training rows.
+        drawn, copies: see :class:`_Pictured`.
     """
     if profile.images is None:
         return geometry
-    loads, multiple, blocks = trainer.loads(plan, profile.images, drawn), plan.pad_multiple, trainer.ordered
-    count, elements, alike = geometry.worst.rows, loads.image_elements, profile.images.alike
-    assert elements is not None
-
-    def width(tokens: Numbers | None, chosen: Numbers) -> int:
-        return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
-
-    def shape_of(chosen: Numbers, near: float, like: Shape) -> Shape:
-        # Blocks keep the order of the dataset.
-        order = chosen if blocks else chosen[abs(elements[chosen] - near).argsort(kind="stable")]
-        widest, beside = width(loads.widest, chosen), width(loads.beside, chosen)
-        # If completions are generated, the loss only counts them.
-        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * widest)
-        rows = tuple(order.repeat(copies_in_evaluation or 1).tolist())
-        return Shape(count, widest + like.generated, like.generated, beside, filled, rows, bool(copies_in_evaluation))
-
+    pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
+    loads, elements, multiple, blocks = pictured.loads, pictured.elements, plan.pad_multiple, trainer.ordered
     found = (
         heaviest_blocks(loads, drawn, multiple) if blocks else heaviest(loads, drawn, padded=True, multiple=multiple)
     )
-    worst, *rivals = (shape_of(chosen, elements.max(), geometry.worst) for chosen in found)
+    worst, *rivals = (pictured.shape(chosen, geometry.worst) for chosen in found)
     shares: dict[Shape, float] = {}
-    for chosen in _representatives(loads, elements, alike, drawn, multiple, blocks=blocks):
-        shape = shape_of(chosen, elements[chosen].mean(), geometry.sizes[0].shape)
+    for chosen in _representatives(loads, elements, profile.images.alike, drawn, multiple, blocks=blocks):
+        shape = pictured.shape(chosen, geometry.sizes[0].shape, elements[chosen].mean())
         shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
     # The trace of a micro-batch runs these phases at their own sizes.
     apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.apart)
-    return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
+    return replace(geometry, worst=worst, rivals=tuple(rivals), masked=None, sizes=sizes, apart=apart)
 
 
 def _representatives(

@@ -29,8 +29,10 @@ _WORTH_TRACING = 1.02
 
 def _heaviest_shapes(
     documents: Documents, rows: int, length: int | None, multiple: int, *, flat: bool
-) -> tuple[Layout, list[Shape]]:
+) -> tuple[Layout, list[Shape], Shape | None]:
     """Return the shapes of :func:`autotune.core.rows.heaviest.heaviest`, and the layout of the first of them.
+
+    If that one is not padded, also return the widest of the others that is; else None.
 
     Args:
         rows: rows of a micro-batch. If there are fewer documents, they are repeated.
@@ -50,8 +52,12 @@ def _heaviest_shapes(
 
     found = heaviest(Loads(width, shortest, counted), rows, padded=not flat, multiple=multiple)
     shapes = list(map(shape_of, found))
-    padding = shortest[found[0]].min() < shapes[0].tokens
-    return Layout.FLAT if flat else Layout.PADDED if padding else Layout.EQUAL, shapes
+    if flat:
+        return Layout.FLAT, shapes, None
+    padded = [shape for chosen, shape in zip(found, shapes, strict=True) if shortest[chosen].min() < shape.tokens]
+    if shapes[0] in padded:
+        return Layout.PADDED, shapes, None
+    return Layout.EQUAL, shapes, next(iter(padded), None)
 
 
 @lru_cache(_LENGTHS)
@@ -75,9 +81,11 @@ def _largest_groups(documents: Documents, length: int | None, most: int) -> Sequ
     # Widths and counts are integers, so this weight only decides between equal ones.
     tie = 1 / (2 * max(1, tokens.max()))
     largest = [np.argpartition(key, -some)[-some:] for key in (wide + tie * heavy, heavy + tie * wide, wide + heavy)]
-    # Whether the widest are padded depends on their shortest sequence, and on the widest narrower document.
+    # Whether the widest are padded depends on their shortest sequence, and on the widest narrower document. If they are
+    # not, the widest document with a shorter sequence is the widest padded one.
     narrower = np.where(width < width.max(), width, 0)
-    deciding = [np.lexsort((shortest, -width))[0], narrower.argmax()]
+    padded = np.where(shortest < width, width, 0)
+    deciding = [np.lexsort((shortest, -width))[0], narrower.argmax(), padded.argmax()]
     chosen = np.unique(np.concatenate([*largest, deciding]))
     return [figures[chosen] for figures in (groups[:, 0], width, shortest, tokens, counted)]
 
@@ -108,12 +116,13 @@ def unpacked(
         flat: whether documents, of one sequence each, are laid end to end.
     """
     kept = _kept_documents(documents, length)
-    layout, shapes = _heaviest_shapes(documents, rows, length, multiple, flat=flat)
+    layout, shapes, masked = _heaviest_shapes(documents, rows, length, multiple, flat=flat)
     most, (worst, *rivals) = max(int(shape.tokens) for shape in shapes), _largest_shapes(shapes)
     return BatchGeometry(
         layout=layout,
         worst=worst,
         rivals=tuple(rivals),
+        masked=masked,
         sizes=(
             _flat_sizes(kept, rows, multiple, most)
             if flat

@@ -46,12 +46,20 @@ def test_the_worst_micro_batches_are_the_longest_rows_and_those_with_padding(
         # 8 is a multiple of 4 and 7 is rounded up to it: padding brings the mask, even to a row by itself.
         ([8, 8, 7], 1, [(7,), (8,)]),
         ([8, 8, 4], 1, [(8,)]),
+        # No row is rounded up to 8, but narrower ones have a mask.
+        ([8, 4, 3, 2], 1, [(8,), (3,)]),
         # 9 is rounded up to 12, so that there is padding already.
         ([9, 9, 7], 2, [(9, 9)]),
     ],
 )
 def test_rounding_up_is_padding_too(longest_first: list[int], rows: int, expected: list[tuple[int, ...]]) -> None:
     assert worst(longest_first, rows, multiple=4) == expected
+
+
+def test_a_row_whose_sequences_differ_is_padded_alone() -> None:
+    longest, shortest = np.array([9, 8, 7, 6]), np.array([9, 8, 2, 3])
+    found = heaviest(Loads(longest, shortest, longest), 1, padded=True, multiple=1)
+    assert [longest[chosen].tolist() for chosen in found] == [[9], [7]]
 
 
 def test_rows_laid_end_to_end_have_no_padding_to_look_for() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from autotune.app.workload import WorkloadReader
+from autotune.core.candidate import Choice
 from autotune.core.events import ignore
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.gpus import find_gpu
@@ -18,6 +20,7 @@ from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
+from tests.planning.test_own_sizes import plain_products
 from tests.settings import GPU, plan_with, setting
 from tests.step.test_images_tokenised import of_answers, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
@@ -52,3 +55,39 @@ def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: P
     assert few.peak_bytes == pytest.approx(every.peak_bytes, rel=0.001)
     assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.01)
     assert few.host_bytes == pytest.approx(every.host_bytes, rel=0.001)
+
+
+@plain_products
+@pytest.mark.parametrize("trainer", ["sft", pytest.param("grpo", marks=pytest.mark.nightly)])
+def test_rows_of_equal_length_need_no_more_memory_alone_than_among_longer_ones(
+    job_server: JobServer, tmp_path: Path, trainer: str
+) -> None:
+    """Without padding there is no mask, without which attention in float32 stores the scores of grouped heads."""
+    model = write_small_vision_model(tmp_path / "model", "llava_next", weights=False)
+    lengths, made_of = [900, 900, 950, 5], {"sft": rows_of}.get(trainer, of_prompts)
+    rows = made_of([[picture(32, 32)]] * len(lengths))
+    column = "messages" if trainer == "sft" else "prompt"
+    longer = [
+        {**row, column: [{**row[column][0], "content": "what " * words}, *row[column][1:]]}
+        for row, words in zip(rows, lengths, strict=True)
+    ]
+    every = Dataset.from_list(longer, features=rows.features)
+
+    def needed(tracer: ServerTracer, chosen: Dataset, name: str) -> int:
+        folder = tmp_path / name
+        folder.mkdir()
+        chosen.to_parquet(str(folder / "rows.parquet"))
+        source = dataset_source(str(folder / "rows.parquet"))
+        reader = WorkloadReader(job_server, folder, ignore)
+        here = setting(machine=GPU, of=reader.read(trainer, model_source(str(model), "random"), source))
+        choices: dict[str, Choice] = {"per_device_train_batch_size": 2, "precision": "float32"}
+        if find_trainer(trainer).generates:
+            choices |= {"per_device_train_batch_size": 4, "num_generations": 2, "steps_per_generation": "step"}
+        plan = plan_with(here, {**choices, "gradient_checkpointing": "off"}, trainer)
+        geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
+        steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
+        return steps.memory(SizedPlan(plan, geometry)).device_bytes
+
+    with ServerTracer(1, ignore) as tracer:
+        alone, among = needed(tracer, every.select([0, 1]), "alone"), needed(tracer, every, "among")
+    assert among >= alone

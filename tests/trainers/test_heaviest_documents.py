@@ -45,6 +45,29 @@ def test_of_all_micro_batches_none_needs_much_more(rows: int, length: int | None
         assert found >= most * (0.97 if whole in (0, part) or not part else 0.93), seed
 
 
+@pytest.mark.parametrize(
+    ("pairs", "multiple", "masked"),
+    [
+        ([[1, 9, 9], [1, 8, 3], [1, 5, 2]], 1, 8),
+        # A pair as wide as the longest is padded.
+        ([[1, 9, 9], [1, 9, 3]], 1, None),
+        ([[1, 9, 9], [1, 8, 8]], 1, None),
+        # The longest is not rounded up.
+        ([[1, 8, 8], [1, 3, 3]], 4, 4),
+        ([[1, 8, 8], [1, 7, 7]], 4, None),
+    ],
+)
+def test_a_padded_document_stands_beside_a_longer_one_without_padding(
+    pairs: list[list[int]], multiple: int, masked: int | None
+) -> None:
+    documents = Documents.of_rows(pairs, ordered=False)
+    found = unpacked(documents, 1, None, multiple)
+    assert (found.layout is Layout.EQUAL) is (masked is not None or pairs[1] == [1, 8, 8])
+    assert (found.masked and found.masked.tokens) == masked
+    # Two documents pad each other.
+    assert unpacked(documents, 2, None, multiple).masked is None
+
+
 def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> None:
     trained = [20, 20, 20, 900, 500, 400]
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False, trained=trained)

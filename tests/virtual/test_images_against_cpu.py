@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from trl import GRPOTrainer, RLOOTrainer
+from trl import GRPOTrainer, RLOOTrainer, SFTConfig
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
@@ -115,7 +115,7 @@ def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
     """Return the rows for a trainer as a workload has them, tokenised by TRL's collator, or as it tokenises prompts."""
     trainer = SimpleNamespace(train_dataset=ROWS[name](), processing_class=processor, _tokenizer=processor.tokenizer)
     if name in COLLATORS:
-        trainer.data_collator = COLLATORS[name](processor)
+        trainer.data_collator, trainer.args = COLLATORS[name](processor), SFTConfig
     else:
         trainer.args, trainer.chat_template_kwargs = SimpleNamespace(remove_unused_columns=False), {}
         trainer._tokenize_prompts = partial(RLOOTrainer._tokenize_prompts, trainer)
@@ -160,8 +160,11 @@ def test_a_step_of_one_generation_is_evaluated_on_as_many_completions_as_it_trai
     assert traced.phase(EVALUATE).device_peak.bytes > traced.phase(EVALUATE).start_bytes
 
 
+@pytest.mark.parametrize(("worst", "shortest"), [([], 5), ([(3, 5), (3, 6)], 5), ([(3, 6), (3, 6)], 6)])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generation(rows: int, tmp_path: Path) -> None:
+def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generation_unless_all_are_as_long(
+    rows: int, worst: list[tuple[int, int]], shortest: int, tmp_path: Path
+) -> None:
     sizes = {"num_generations": 2, "num_generations_eval": 1, "steps_per_generation": 2}
     args = {**sizes, "gradient_accumulation_steps": 2, "max_completion_length": 6, "eval_strategy": "epoch"}
     plan = TrainingPlan(
@@ -170,7 +173,7 @@ def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generatio
         rewards=("get_soft_overlong_punishment",),
     )
     processor, masks = small_processor("gemma3"), list[Any]()
-    made = replace(tokenised("grpo", processor, tmp_path), once=True)
+    made = replace(tokenised("grpo", processor, tmp_path), once=True, worst=worst)
     compute = GRPOTrainer._compute_loss
 
     def recorded(trainer: Any, model: Any, inputs: Any) -> Any:
@@ -179,7 +182,7 @@ def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generatio
 
     with mock.patch.object(GRPOTrainer, "_compute_loss", recorded):
         traced_training(plan, small_vision_config("gemma3"), processor, made)(torch.device("cpu"))
-    assert masks == [(True, [5] * rows, 6), (False, [5, 6][-rows:], 6)]
+    assert masks == [(True, [shortest] * rows, 6), (False, [shortest, 6][-rows:], 6)]
 
 
 def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as_with_torchvision(

@@ -130,6 +130,8 @@ class BatchGeometry:
         apart: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
             narrower, but their second tensor is wider, or the loss counts more of their tokens.
+        masked: the widest padded micro-batch, if ``worst`` has no padding: it is narrower, but padding brings an
+            attention mask; None: there is none.
         evaluation: the micro-batches of evaluation; None without evaluation.
         ranks: processes that train on micro-batches of their own.
     """
@@ -144,6 +146,7 @@ class BatchGeometry:
     sequences: int = 1
     apart: tuple[PhaseGeometry, ...] = ()
     rivals: tuple[Shape, ...] = ()
+    masked: Shape | None = None
     evaluation: BatchGeometry | None = None
     ranks: int = 1
 
@@ -179,6 +182,13 @@ class BatchGeometry:
     def tokens_per_step(self) -> float:
         """Dataset tokens of an optimizer step, over all processes."""
         return self.tokens * self.micro_batches * self.ranks
+
+    @property
+    def with_mask(self) -> BatchGeometry | None:
+        """The geometry with :attr:`masked` as the worst micro-batch; None without one."""
+        if self.masked is None:
+            return None
+        return replace(self, layout=Layout.PADDED, worst=self.masked, rivals=(), masked=None)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from autotune.core.rows.batch_geometry import rounded_up
 from autotune.core.rows.blocks import block_rows, blocks_of, worst_blocks
 
 if TYPE_CHECKING:
@@ -31,6 +30,15 @@ class Loads:
     image_elements: Numbers | None = None
     beside: Numbers | None = None
 
+    def rounded(self, multiple: int) -> Numbers:
+        """Return the tokens of each row's longest sequence, rounded up to a multiple; shape (rows,)."""
+        return -(-self.widest // multiple) * multiple
+
+    def is_padded(self, multiple: int) -> Numbers:
+        """Return which rows need padding in a micro-batch of their own, or of equal rows; shape (rows,)."""
+        is_shorter: Numbers = self.shortest < self.rounded(multiple)
+        return is_shorter
+
     def cut_to(self, length: int | None) -> Loads:
         """Return the sizes after sequences are cut to a length, in tokens; None: they are not cut.
 
@@ -49,7 +57,8 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[N
     One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
     shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in a second
     micro-batch, the longest shorter row, if any, replaces one of the longest. It is returned first, since its tensors
-    took at least as many bytes in all measurements and traces of both.
+    took at least as many bytes in all measurements and traces of both. In micro-batches of one row, none can join the
+    longest, so that the longest padded row is a micro-batch of its own.
 
     Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
 
@@ -67,13 +76,13 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[N
     import numpy as np
 
     longest_first = np.lexsort((-loads.trainable, loads.shortest, -loads.widest))
-    longest, most = np.resize(longest_first, rows), loads.widest[longest_first[0]]
+    longest, widths = np.resize(longest_first, rows), loads.rounded(multiple)
     widest = [longest]
-    if padded and loads.shortest[longest].min() == rounded_up(most, multiple):
-        shorter = longest_first[loads.widest[longest_first] < most][:1]
-        # In a micro-batch of one row, a shorter row needs padding and is as large only if rounding up makes it as long.
-        if len(shorter) and (rows > 1 or rounded_up(loads.widest[shorter[0]], multiple) >= most):
-            widest = [np.append(longest[:-1], shorter), longest]
+    if padded and loads.shortest[longest].min() == widths[longest[0]]:
+        # A shorter row pads several rows; a single row is padded by its own shorter sequence, or by rounding up.
+        with_mask = loads.is_padded(multiple) if rows == 1 else loads.widest < loads.widest[longest[0]]
+        masked = [np.append(longest[:-1], place) for place in longest_first[with_mask[longest_first]][:1]]
+        widest = sorted([*masked, longest], key=lambda chosen: -widths[chosen].max())
     both = loads.widest / max(1, loads.widest.max()) + loads.trainable / max(1, loads.trainable.max())
     further = [np.argsort(-both, kind="stable")]
     for load in (loads.trainable, loads.image_elements):
@@ -96,6 +105,30 @@ def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ..
     # Tokens of an incomplete last block count once, although its rows are repeated when it runs.
     trainable = np.add.reduceat(loads.trainable, every[:, 0])
     return (*worst, *further_heavy(loads, worst, [every[trainable.argmax()]]))
+
+
+def heaviest_unpadded(loads: Loads, rows: int, multiple: int, *, blocks: bool) -> Numbers | None:
+    """Return the rows of the widest micro-batch without padding, those with the most image data; None if there is none.
+
+    Args:
+        rows: of a micro-batch.
+        multiple: the padded length is rounded up to a multiple of this.
+        blocks: whether micro-batches are blocks of successive rows; else any rows may share one.
+    """
+    import numpy as np
+
+    widths = loads.rounded(multiple)
+    elements = np.zeros_like(widths) if loads.image_elements is None else loads.image_elements
+    if blocks:
+        every = block_rows(len(widths), rows)
+        width = widths[every].max(axis=1)
+        full = np.flatnonzero((loads.shortest[every] == width[:, None]).all(axis=1))
+        ranked = full[np.lexsort((-elements[every[full]].sum(axis=1), -width[full]))]
+        return every[ranked[0]] if len(ranked) else None
+    full = np.flatnonzero(~loads.is_padded(multiple))
+    full = full[np.lexsort((-elements[full], -widths[full]))]
+    alike = np.flatnonzero(widths[full[: max(0, len(full) - rows + 1)]] == widths[full[rows - 1 :]])
+    return full[alike[0] :][:rows] if len(alike) else None
 
 
 def _with_widest(widest: int, order: Numbers) -> list[Numbers]:

@@ -198,7 +198,8 @@ def _choose_batches(trainer: Any, rows: TracedRows, adapter: Adapter, ranks: int
     # Makes TRL's count of micro-batches a multiple of those per generation, so that the next step generates.
     trainer.skipped_micro_batches = -executed % drawing.uses
     # Synthetic rows that are completed together have the lengths of their completions. Of others, the widest is padded
-    # to the last.
+    # to the last, unless completions are to be of equal length.
     longest = np.zeros(order.shape, dtype=bool)
     longest[:, -1] = rows.chosen is not None or not adapter.generating
+    longest[:] |= rows.chosen is not None and len({parts[-1] for parts in rows.worst}) == 1
     trainer.train_dataset = adapter.select_batches(trainer, order, longest[:, -1], longest)

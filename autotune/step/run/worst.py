@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autotune.core.rows.blocks import block_rows
-from autotune.core.rows.heaviest import heaviest, heaviest_blocks
+from autotune.core.rows.heaviest import heaviest, heaviest_blocks, heaviest_unpadded
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation
 
@@ -43,18 +43,11 @@ def next_narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Cou
 
 
 def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the rows of the widest micro-batch without padding, if others are padded; empty if there is none."""
-    if collation.blocks:
-        blocks = block_rows(len(sizes.widest), rows)
-        widths = collation.rounded(sizes.widest[blocks].max(axis=1))
-        is_full = (sizes.lengths[blocks] == widths[:, None, None]).all(axis=(1, 2))
-        return _widest(blocks, widths, is_full & ~is_full[widths.argmax()])
-    widths = collation.rounded(sizes.widest)
-    is_full = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
-    full_widths = [
-        width for width, count in zip(*np.unique(widths[is_full], return_counts=True), strict=True) if count >= rows
-    ]
-    return (is_full[widths[is_full] == max(full_widths)][:rows],) if full_widths and not collation.flat else ()
+    """Return the rows of the widest micro-batch without padding; empty if there is none, or none is ever padded."""
+    if collation.flat:
+        return ()
+    found = heaviest_unpadded(sizes.loads, rows, collation.multiple, blocks=collation.blocks)
+    return () if found is None else (found,)
 
 
 def _widest(blocks: Counts, widths: Counts, mask: Flags) -> tuple[Counts, ...]:
