@@ -13,7 +13,7 @@ from autotune.core.program import PRECOMPUTE, StepProgram
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.rows.blocks import blocks_of
 from autotune.core.rows.documents import Document, Documents
-from autotune.core.rows.heaviest import Loads, heaviest_blocks
+from autotune.core.rows.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.representatives import representatives
 from autotune.core.setting import Setting
@@ -194,13 +194,29 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
 
     dropping = length is None or documents.first_kept <= length
     kept, counted = documents.in_order(length, dropping=dropping), documents.trained_in_order(length, dropping=dropping)
+    if documents.order is None:
+        drawn = np.random.default_rng(0).permutation(len(kept))
+        kept, counted = kept[drawn], None if counted is None else counted[drawn]
     # A document's first number is the length of its prompt + 1.
     prompts = kept[:, 0] - 1
     own, answers = kept[:, 1] if length is None else kept[:, 1].clip(max=length), kept[:, 1] - prompts
-    beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
     # Rows are cut at the end of their answers.
     trained = own - prompts if counted is None else np.minimum(counted, own - prompts)
+    beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
     found = blocks_of(own, beside, rows, multiple)
+    whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
+    widths, besides = found["tokens"][whole], found["beside"][whole]
+    held = np.add.reduceat(own, np.arange(0, len(own), rows))[whole]
+    unpadded = np.unique(widths[~found["padded"][whole]]).tolist()
+    in_epoch, every_token = len(own), int(own.sum())
+    if documents.order is None:
+        # Any rows may share a block. A single row is evaluated with the answer of any other.
+        most = answers.max()
+        some = np.concatenate(_largest_of_any(prompts, answers, Loads(own, own, trained), rows, multiple))
+        prompts, answers, own, trained = (each[some] for each in (prompts, answers, own, trained))
+        if exchanged is not None:
+            beside = mismatched(prompts, np.full_like(answers, most) if rows == 1 else answers, rows, length)
+        found = blocks_of(own, beside, rows, multiple)
     starts = np.arange(0, len(own), rows)
     in_block, counted_in_block = np.add.reduceat(own, starts), np.add.reduceat(trained, starts)
     loads = Loads(own, own, trained, beside=beside)
@@ -213,9 +229,6 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
         known = shapes.get((width, second), shape)
         # Of blocks with the same widths, the one with the most tokens in the loss is traced.
         shapes[width, second] = max(known, shape, key=lambda shape: shape.filled * shape.trained)
-    whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
-    held = in_block[whole]
-    widths, besides = found["tokens"][whole], found["beside"][whole]
 
     def shape_of(tokens: int, beside: float, held: float) -> Shape:
         return Shape(rows, tokens, beside=round(beside), filled=min(1.0, held / (rows * tokens)))
@@ -226,11 +239,30 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
         worst=largest,
         rivals=tuple(rivals),
         sizes=representatives(widths, shape_of, figures=[besides, held]),
-        tokens=rows * int(own.sum()) / len(own),
+        tokens=rows * every_token / in_epoch,
         documents=float(rows),
-        rows=len(own),
+        rows=in_epoch,
     )
-    return geometry, np.unique(widths).tolist(), np.unique(widths[~found["padded"][whole]]).tolist()
+    return geometry, np.unique(widths).tolist(), unpadded
+
+
+def _largest_of_any(prompts: Numbers, answers: Numbers, loads: Loads, rows: int, multiple: int) -> list[Numbers]:
+    """Return the largest blocks of rows in any order; the last one has the widest mismatched pair.
+
+    That is the longest prompt with the longest answer of another row.
+
+    Args:
+        prompts, answers: tokens of each row before cutting.
+    """
+    import numpy as np
+
+    # Of a row that has both, the second longest of one of them makes the pair.
+    first, second = ((-each).argsort(kind="stable")[:2] for each in (prompts, answers))
+    pairs = [(prompts[one] + answers[other], other, one) for one in first for other in second if one != other]
+    _, *pair = max(pairs, default=(0, first[0]))
+    widest = [row for row in np.lexsort((-loads.trainable, -loads.widest)) if row not in pair]
+    found = heaviest(loads, rows, padded=True, multiple=multiple)
+    return [*found, np.resize([*pair, *widest][:rows], rows)]
 
 
 def mismatched(prompts: Numbers, answers: Numbers, rows: int, length: int | None) -> Numbers:

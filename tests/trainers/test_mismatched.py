@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare
 from autotune.techniques import find
 from autotune.techniques.max_length import least_coverage
 from autotune.trainers import find_trainer
@@ -43,6 +47,30 @@ def test_a_length_beyond_the_longest_row_cuts_pairs_as_trl_does(
     plan = alternating.plan({"max_length": length, "per_device_train_batch_size": 4})
     asked = replace(plan, args={**plan.args, "max_length": length})
     assert pairs(alternating, plan, tmp_path / "planned") == pairs(alternating, asked, tmp_path / "asked")
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_any_rows_may_share_a_micro_batch_where_trl_splits_some_off(
+    rows: int, small_model_directory: Path, tmp_path: Path
+) -> None:
+    words = [(30, 30), (30, 30), (1, 1), (9, 9), (40, 1), (1, 45), (60, 1), (60, 1)]
+    given = [{"prompt": "1 " * prompt, "completion": " 2" * answer, "label": True} for prompt, answer in words]
+    drawn, source = [], random.Random(1)
+    for seed in range(12):
+        found = prepared_rows(KTO, source.sample(given, len(given)), small_model_directory, tmp_path / str(seed))
+        plan = found.plan({"per_device_train_batch_size": rows})
+        for batch in found.built(plan, tmp_path / f"built{seed}").get_train_dataloader():
+            widths = batch["KL_input_ids"].size(1), batch["input_ids"].size(1)
+            drawn.append((*widths, int(batch["completion_mask"].sum())))
+    asked = replace(found.asked, dataset=replace(found.asked.dataset, test_size=0.2))
+    of = prepare(asked, JobContext(tmp_path, time.monotonic()))
+    said = KTO.geometry(plan, of.dataset.documents)
+    beside, widest, counted = map(max, zip(*drawn, strict=True))
+    assert max(shape.beside for shape in said.shapes) >= beside
+    assert max(shape.tokens for shape in said.shapes) == widest
+    trained = (shape.rows * shape.tokens * shape.filled * shape.trained for shape in said.shapes)
+    assert max(trained) >= 0.97 * counted
+    assert said.rows == len(given)
 
 
 @pytest.mark.parametrize("share", [0.9, 1.0])

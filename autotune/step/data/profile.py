@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     documents = documents_of(trainer, lengths, min_kept_length, counted, keeps_end=keeps_end)
     completions = adapter.completions(rows)
     pairs = trainer.exchanged(documents)
+    if request.dataset.test_size is not None:
+        # TRL draws the rows that it trains on.
+        documents = replace(documents, order=None)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
         name=request.dataset.name,
