@@ -210,6 +210,7 @@ class DatasetProfile:
         dropped: the dropped rows, which the other figures exclude; None without any.
         images: the sizes of its images; None for rows of text.
         remarks: silent behaviour of the trainer on it, in sentences.
+        documents_of_row: number of documents that the trainer makes of each row.
     """
 
     name: str
@@ -225,6 +226,7 @@ class DatasetProfile:
     dropped: DroppedRows | None = None
     images: ImageProfile | None = None
     remarks: tuple[str, ...] = ()
+    documents_of_row: int = 1
 
     @cached_property
     def documents(self) -> Documents:
@@ -299,16 +301,17 @@ class Workload:
 
     @property
     def rows_split_off(self) -> int:
-        """Number of rows that TRL splits off for evaluation (``test_split_size``), or 0."""
-        size, every = self.dataset_source.test_size, self.dataset.documents.rows
+        """Number of documents that TRL splits off for evaluation (``test_split_size``), or 0."""
+        size, each = self.dataset_source.test_size, self.dataset.documents_of_row
         if not isinstance(size, float | int):
             return 0
         # datasets.Dataset.train_test_split reads a number below 1 as a share.
-        return ceil(size * every) if size < 1 else int(size)
+        rows = ceil(size * (self.dataset.documents.rows // each)) if size < 1 else int(size)
+        return rows * each
 
     @property
     def rows_trained(self) -> int:
-        """Number of rows left to train on."""
+        """Number of documents left to train on."""
         return self.dataset.documents.rows - self.rows_split_off
 
     @property

@@ -259,16 +259,20 @@ def test_evaluation_has_a_generation_for_each_micro_batch() -> None:
     assert found[0].typical.tokens == pytest.approx(156)
 
 
+@pytest.mark.parametrize("documents_of_row", [1, 2])
 @pytest.mark.parametrize("size", [0.2, 0.07, 5])
-def test_an_evaluation_has_no_more_rows_than_trl_splits_off(size: float) -> None:
-    parts = Dataset.from_dict({"row": range(48)}).train_test_split(test_size=size)
+def test_an_evaluation_has_no_more_rows_than_trl_splits_off(size: float, documents_of_row: int) -> None:
+    parts = Dataset.from_dict({"row": range(48 // documents_of_row)}).train_test_split(test_size=size)
     read = workload(lengths={64: 48})
-    read = replace(read, dataset_source=replace(read.dataset_source, test_size=size), evaluation=read.dataset)
-    assert (read.rows_split_off, read.rows_trained) == (len(parts["test"]), len(parts["train"]))
+    dataset = replace(read.dataset, documents_of_row=documents_of_row)
+    source = replace(read.dataset_source, test_size=size)
+    read = replace(read, dataset_source=source, dataset=dataset, evaluation=dataset)
+    tested, trained = (documents_of_row * len(parts[name]) for name in ("test", "train"))
+    assert (read.rows_split_off, read.rows_trained) == (tested, trained)
 
     plan = TrainingPlan(
         "sft", {"eval_strategy": "steps", "per_device_eval_batch_size": 32, "per_device_train_batch_size": 8}
     )
     evaluated = whole_geometry(find_trainer("sft"), plan, read).evaluation
     assert evaluated is not None
-    assert evaluated.worst.rows == len(parts["test"])
+    assert evaluated.worst.rows == tested

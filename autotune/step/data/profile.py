@@ -151,6 +151,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         remarks=tuple(
             remarks(trainer, loaded.rows, loaded.format, request.dataset.name, lengths[:, 0], documents.unkept)
         ),
+        documents_of_row=loaded.format.documents,
     )
 
 
