@@ -91,6 +91,21 @@ def test_what_is_cut_of_a_document_is_taken_for_the_tokens_that_the_loss_counts(
     assert answered.least_coverage(None) == answered.least_coverage(600) == 1.0
 
 
+def test_of_a_document_that_is_cut_at_its_beginning_the_tokens_that_the_loss_counts_are_cut_last() -> None:
+    # Questions of 500 tokens with answers of 100, the last 20 of which the loss does not count.
+    answered = Documents.of_rows([[21, 600]] * 10, ordered=False, trained=[80] * 10, keeps_end=True)
+    assert (answered.coverage(100), answered.least_coverage(100)) == (100 / 600, 100 / 600)
+    assert answered.least_coverage(594) == answered.coverage(594) == 0.99
+    assert answered.least_coverage(60) == pytest.approx(0.1)
+    assert answered.shortest_covering(0.99) == 594
+    # TRL packs the beginning of a document.
+    assert answered.least_coverage(500, dropping=False) == 0.0
+    # Answers of 100 and 400 tokens to a prompt of 50.
+    pairs = Documents.of_rows([[1, 150, 450]], ordered=False, trained=[500], keeps_end=True)
+    assert pairs.least_coverage(200) == pairs.coverage(200) == 350 / 600
+    assert pairs.least_coverage(50) == 100 / 600
+
+
 @pytest.mark.parametrize("dropping", [True, False])
 @pytest.mark.parametrize("trained", [None, [20, 30]])
 def test_a_maximum_length_that_no_row_reaches_is_like_none(trained: list[int] | None, dropping: bool) -> None:

@@ -242,6 +242,10 @@ def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     seen = real(found, replace(plan, args={**plan.args, **mode}), tmp_path / "built")
     assert said.rows == seen.rows == len(rows)
     assert said.tokens * seen.rows / plan.rows == pytest.approx(seen.tokens, rel=1e-9)
+    # TRL cuts counted tokens last.
+    documents, trained = found.reply.dataset.documents, found.adapter.sizes(seen.built).trainable
+    kept = min(documents.coverage(8), trained.sum() / found.adapter.trainable(found.rows).sum())
+    assert documents.least_coverage(8) == pytest.approx(kept, rel=1e-9)
     # All rows are as wide: those with the most counted tokens make the worst micro-batch.
     most = sum(sorted(found.adapter.sizes(seen.built).trainable)[-plan.rows :])
     held = said.worst.rows * said.worst.tokens * said.sequences

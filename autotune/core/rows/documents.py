@@ -43,11 +43,13 @@ class Documents:
             the order.
         trained: for each group, the tokens of a document that the loss counts; None if it counts all, or that is not
             known.
+        keeps_end: whether TRL cuts documents at their beginning (``truncation_mode=keep_end``) unless it packs them.
     """
 
     groups: Table
     order: Table | None = None
     trained: Table | None = None
+    keeps_end: bool = False
 
     @classmethod
     def of_groups(cls, groups: Iterable[tuple[int, ...]]) -> Documents:
@@ -60,13 +62,14 @@ class Documents:
         return cls.of_groups((count, 1, tokens) for tokens, count in lengths.counts.items())
 
     @classmethod
-    def of_rows(cls, rows: Any, *, ordered: bool, trained: Any = None) -> Documents:
+    def of_rows(cls, rows: Any, *, ordered: bool, trained: Any = None, keeps_end: bool = False) -> Documents:
         """Return the documents of a dataset.
 
         Args:
             rows: the document of each row, an array of shape (rows, numbers of a document); not empty.
             ordered: whether to keep their order.
             trained: the tokens of each row that the loss counts, an array of shape (rows,); None: not known.
+            keeps_end: see :attr:`keeps_end`.
         """
         import numpy as np
 
@@ -78,7 +81,7 @@ class Documents:
         _, first, counts = np.unique(places, return_index=True, return_counts=True)
         columns = [counts, *rows[first].T]
         counted = None if trained is None else Table([columns.pop()])
-        return cls(Table(columns), Table([places]) if ordered else None, counted)
+        return cls(Table(columns), Table([places]) if ordered else None, counted, keeps_end)
 
     @property
     def sequences(self) -> int:
@@ -170,7 +173,8 @@ class Documents:
             raise ValueError("documents in the order of the dataset cannot be left out by length")
         groups = self.groups.rows()
         left = groups[:, 2:].max(axis=1) <= tokens
-        return Documents(Table(groups[left].T), trained=self.trained and Table(self.trained.rows()[left].T))
+        trained = self.trained and Table(self.trained.rows()[left].T)
+        return Documents(Table(groups[left].T), trained=trained, keeps_end=self.keeps_end)
 
     def max_loss_tokens(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return an upper bound of the tokens that the loss counts in each of :meth:`kept`; shape (documents,).
@@ -223,13 +227,20 @@ class Documents:
     def least_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share, 0 to 1, that a maximum length keeps of all tokens or of those in the loss, if that is less.
 
-        The tokens in the loss are assumed to be the last ones, as answers are, so that they are cut first.
+        The tokens in the loss are assumed to be the last ones, as answers are, so that they are cut first, or last if
+        documents are cut at their beginning.
         """
         kept = self.coverage(max_length, dropping=dropping)
         if self.trained is None:
             return kept
         groups, own, length = self.groups.rows(), self.trained.rows()[:, 0], self.capped(max_length)
-        left = (own - (groups[:, 2:] - length).clip(min=0).sum(axis=1)).clip(min=0)
+        sequences = groups[:, 2:]
+        if self.keeps_end and dropping:
+            # All sequences of a document have as many tokens outside of the loss.
+            answers = sequences - (sequences.sum(axis=1) - own)[:, None] // self.sequences
+            left = answers.clip(max=(length - groups[:, 1:2] + 1).clip(min=0)).sum(axis=1)
+        else:
+            left = (own - (sequences - length).clip(min=0).sum(axis=1)).clip(min=0)
         left[groups[:, 1] > self._largest_need(max_length, dropping=dropping)] = 0
         return min(kept, float(groups[:, 0] @ left / (groups[:, 0] @ own)))
 

@@ -176,7 +176,7 @@ def documents_of(
     needs, *sequences = trainer.document(tuple(lengths.T))
     columns = [min_kept_length if keeps_end else np.maximum(needs, min_kept_length), *sequences]
     stacked = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
-    return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained)
+    return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained, keeps_end=keeps_end)
 
 
 def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
