@@ -52,6 +52,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     trainer = options.trainer
     plan = trainer.as_read(replace(base.plan, launch=machine.hardware.launch), base.arguments)
     plan = trainer.completed(plan, workload)
+    limits_rows = plan.args.get(_LENGTH) is not None
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
     offloads = "deepspeed" in plan.args
@@ -80,6 +81,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
             tuple(sorted(custom)),
             dict(_entries(base, plan, custom, trainer)),
             documents_of(plan, (item for item in trainer.techniques if item.name not in custom)),
+            limits_rows,
         ),
         batch,
         coverage,

@@ -25,7 +25,7 @@ def epoch_of(
     every = rows_of_epoch(plan, geometry, problem.trainer, setting.workload)
     rows, length = plan.rows_loaded(every, drops_last=drops_last), plan.args.get("max_length")
     tokens = geometry.tokens / plan.rows * rows
-    kept = length_limit(problem.trainer, setting.workload, candidate)
+    kept = length_limit(problem.trainer, setting, candidate)
     return Epoch(
         token_coverage=kept.coverage if kept is not None else 1.0,
         row_coverage=kept.row_coverage if kept is not None else 1.0,

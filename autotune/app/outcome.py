@@ -103,7 +103,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         compared=_compared_text(trials, problem.size, outcome) if recommended else "",
         smallest=outcome.smallest,
         lengths=histogram(workload.dataset.documents),
-        limit=length_limit(trainer, workload, recommended.candidate) if recommended else None,
+        limit=length_limit(trainer, setting, recommended.candidate) if recommended else None,
         shorter=() if recommended else shorter_limits(trials, trainer, workload),
     )
 

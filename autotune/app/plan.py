@@ -130,7 +130,7 @@ def plan(args: PlanArguments) -> Plan:
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
-        limit=length_limit(problem.trainer, problem.setting.workload, best[0].candidate) if best else None,
+        limit=length_limit(problem.trainer, problem.setting, best[0].candidate) if best else None,
         environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],

@@ -25,6 +25,7 @@ class Base:
             and those of ``custom``.
         documents: by path, such as ``args.deepspeed``, the user's own engine document, without entries of techniques;
             part of candidates that use the engine.
+        limits_rows: whether it sets a maximum length. With any, TRL drops rows without a token in the loss.
     """
 
     file: str
@@ -33,6 +34,7 @@ class Base:
     custom: tuple[str, ...] = ()
     entries: Mapping[str, object] = field(default_factory=dict)
     documents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    limits_rows: bool = True
 
 
 GLOBAL_BATCH = "global_batch"

@@ -351,13 +351,6 @@ class Workload:
         pictured = [(each.images, each.documents) for each in self.profiles if each.images is not None]
         return max((max(images.ends.longest, documents.last_kept) for images, documents in pictured), default=0)
 
-    def needs_no_limit(self, max_length: object) -> bool:
-        """Return whether to write no maximum length instead of this one, which is that of the longest row with images.
-
-        With it, TRL would fail on a longer row if it cuts a token of an image.
-        """
-        return self.has_images and max_length == self.longest
-
     @property
     def summary(self) -> Workload:
         """The workload for documents; see :attr:`DatasetProfile.summary`."""

@@ -40,6 +40,21 @@ def least_coverage(candidate: Candidate, setting: Setting) -> float:
     return min(_least_coverage(documents, candidate) for documents in setting.workload.cut_by_length.values())
 
 
+def is_unlimited(length: Choice, candidate: Candidate, setting: Setting) -> bool:
+    """Return whether a plan has no maximum length instead of this one, which is that of the longest row.
+
+    With it, TRL would drop rows that the user's own configuration without a maximum length keeps, and would fail on a
+    longer row with images if it cuts a token of an image. Packing needs a maximum length.
+    """
+    own = setting.base is not None and not setting.base.limits_rows
+    return (
+        (own or setting.workload.has_images)
+        and candidate.get(PACKING, NONE) == NONE
+        and length == setting.workload.longest
+        and not _cuts_loss_inputs(setting)
+    )
+
+
 def limit_with(documents: Documents, length: int, packing: Choice) -> LengthLimit:
     """Return the tokens and rows that a maximum length keeps with a packing strategy."""
     if packing in _KEEP_OVERFLOW:
@@ -130,7 +145,7 @@ class MaxLength(Technique):
                 "image token is cut, or if no tokens are left to train on"
             )
         if setting.users_entry(f"args.{TRUNCATION}") == KEEP_END and setting.workload.has_images:
-            whole = setting.workload.needs_no_limit(choice)
+            whole = is_unlimited(choice, candidate, setting)
             return None if whole else CrashReason(f"TRL refuses {TRUNCATION}={KEEP_END} for images with a max_length")
         for whose, documents in setting.workload.cut_by_length.items():
             length_limit = limit_with(documents, int(choice), candidate.get("packing", NONE))
@@ -158,13 +173,12 @@ class MaxLength(Technique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the entries of the length; for padding-free rows without packing, rows are truncated beforehand.
 
-        TRL refuses a maximum length with these. With images, a length that cuts nothing is left unset: TRL would fail
-        on a longer row.
+        TRL refuses a maximum length with these. See also :func:`is_unlimited`.
         """
         if candidate.get("padding_free") == ON and candidate["packing"] == "none":
             cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
-        return {"args.max_length": None if setting.workload.needs_no_limit(choice) else int(choice)}
+        return {"args.max_length": None if is_unlimited(choice, candidate, setting) else int(choice)}
 
 
 def _cuts_other_end(candidate: Candidate, setting: Setting) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import SEVERAL, CrashReason, Option, Technique
+from autotune.techniques.max_length import is_unlimited
 from autotune.techniques.trace_impact import SIZES
 
 NAME = "pad_to_multiple_of"
@@ -40,8 +41,8 @@ class PadToMultipleOf(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if rows with images have a maximum length that is no multiple."""
         # Prompts for generation are not cut.
-        length, workload = int(candidate.get("max_length", 0)), setting.workload
-        if choice == self.trl_default or not workload.has_images or workload.needs_no_limit(length):
+        length = int(candidate.get("max_length", 0))
+        if choice == self.trl_default or not setting.workload.has_images or is_unlimited(length, candidate, setting):
             return None
         if not length % int(choice):
             return None

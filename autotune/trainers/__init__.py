@@ -9,11 +9,11 @@ from functools import cache
 
 from autotune.core.candidate import Candidate
 from autotune.core.documents.length_report import LengthLimit
-from autotune.core.workload import Workload
+from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique, facts
-from autotune.techniques.max_length import MaxLength, limit_with
+from autotune.techniques.max_length import MaxLength, is_unlimited, limit_with
 from autotune.techniques.packing import NONE
 from autotune.trainers.base import Trainer
 
@@ -74,8 +74,9 @@ def limits_rows(trainer: Trainer) -> bool:
     return MaxLength.name in trainer.fields and not facts(MaxLength, trainer.name).changes
 
 
-def length_limit(trainer: Trainer, workload: Workload, candidate: Candidate) -> LengthLimit | None:
+def length_limit(trainer: Trainer, setting: Setting, candidate: Candidate) -> LengthLimit | None:
     """Return the tokens and rows that a candidate's maximum length keeps; None if none applies to rows."""
-    if not limits_rows(trainer) or workload.needs_no_limit(candidate["max_length"]):
+    if not limits_rows(trainer) or is_unlimited(candidate["max_length"], candidate, setting):
         return None
-    return limit_with(workload.dataset.documents, int(candidate["max_length"]), candidate.get("packing", NONE))
+    documents = setting.workload.dataset.documents
+    return limit_with(documents, int(candidate["max_length"]), candidate.get("packing", NONE))

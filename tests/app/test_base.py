@@ -14,6 +14,8 @@ from autotune.app.epoch import epoch_of
 from autotune.app.search import fingerprint
 from autotune.core.plan import ALLOCATOR_VARIABLES, allocator_settings
 from autotune.core.rows.batch_geometry import Layout, Shape
+from autotune.core.rows.documents import UNKEPT, Documents
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
 from autotune.techniques.versions import accepted_versions
@@ -192,6 +194,26 @@ def test_padding_free_rows_that_the_file_does_not_cut_stay_whole(tmp_path: Path)
     assert search.plan.args["max_length"] is None
     assert search.plan.truncate_to is None
     assert search.problem.setting.token_coverage == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("max_length: null\n", True),
+        ("max_length: null\npadding_free: true\n", True),
+        ("max_length: 4096\n", False),
+    ],
+)
+def test_rows_of_which_the_loss_counts_nothing_are_kept_where_the_file_sets_no_maximum_length(
+    text: str, kept: bool, tmp_path: Path
+) -> None:
+    documents = Documents.of_rows([[1, 500]] * 9 + [[UNKEPT, 900]], ordered=False, trained=[500] * 9 + [0])
+    of = workload()
+    rows = replace(of.dataset, lengths=LengthDistribution({500: 9, 900: 1}), several=documents)
+    problem = started(a_base(tmp_path, text), of=replace(of, dataset=rows)).problem
+    baseline = problem.baseline.but(per_device_train_batch_size=1, padding_free="off")
+    geometry = problem.trainer.geometry(problem.trainer.plan(baseline, problem.setting), documents)
+    assert (geometry.rows, max(shape.tokens for shape in geometry.shapes)) == ((10, 900) if kept else (9, 500))
 
 
 def test_a_study_belongs_to_its_base(tmp_path: Path) -> None:

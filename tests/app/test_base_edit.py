@@ -18,7 +18,7 @@ from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.userconfig.base import UserBase
 from autotune.userconfig.edit import EditTarget, edited_text, edits_of, values_after
-from tests.app.bases import ROWS, Started, a_base, disagreements, started
+from tests.app.bases import LONGEST, ROWS, Started, a_base, disagreements, started
 from tests.settings import CPU, TWO, workload
 
 # Keys of a training that nothing changes, and keys that a search may change, each in several spellings.
@@ -153,6 +153,15 @@ def test_only_what_changes_is_in_the_difference(length: object, tmp_path: Path) 
     assert same == search.base.file.text + "accelerate_config: single_gpu\nmixed_precision: 'no'\n"
     other = after(search, search.problem.normal(search.problem.baseline.but(gradient_checkpointing="off")))
     assert other == same.replace("gradient_checkpointing: true  # g", "gradient_checkpointing: false  # g")
+
+
+def test_packing_gets_the_maximum_length_that_the_file_lacks(tmp_path: Path) -> None:
+    search = started(a_base(tmp_path, "max_length: null\nper_device_train_batch_size: 1\n"))
+    packed = search.problem.normal(search.problem.baseline.but(packing="bfd", max_length=LONGEST))
+    text = after(search, packed)
+    assert "packing: true\n" in text
+    # TRL refuses to pack without one.
+    assert f"max_length: {LONGEST}\n" in text
 
 
 @pytest.mark.parametrize("processes", [1, 2])

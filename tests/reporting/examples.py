@@ -21,6 +21,7 @@ from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Workload
 from autotune.trainers import find_trainer, length_limit
 from autotune.units import GIB
+from tests.settings import setting
 
 BASELINE = Candidate(
     {
@@ -224,7 +225,7 @@ def with_lengths(result: Result) -> Result:
     return replace(
         result,
         lengths=histogram(workload.dataset.documents),
-        limit=length_limit(trainer, workload, chosen.candidate) if chosen else None,
+        limit=length_limit(trainer, setting(of=workload), chosen.candidate) if chosen else None,
         shorter=() if chosen else shorter_limits(result.trials, trainer, workload),
     )
 

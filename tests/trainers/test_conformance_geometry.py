@@ -186,7 +186,7 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
     rows, documents = plan.rows, found.reply.dataset.documents
     seen = seen_of(found, plan)
 
-    limit = length_limit(trainer, found.setting.workload, found.candidate(choices))
+    limit = length_limit(trainer, found.setting, found.candidate(choices))
     kept = documents.tokens * (limit.coverage if limit is not None else 1.0)
     generated = found.adapter.sizes(seen.built).generated
     if generated is not None:
