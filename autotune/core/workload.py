@@ -18,6 +18,8 @@ CUSTOM_CODE = "contains custom code"
 """Part of transformers' error about a model with untrusted code (``resolve_trust_remote_code``)."""
 CHAT_TEMPLATE = "chat_template_path"
 """The field of TRL's configurations with a chat template that replaces the tokenizer's."""
+UNUSED_COLUMNS = "remove_unused_columns"
+"""The field of transformers' arguments that removes the columns that a trainer does not declare."""
 IGNORED_LABEL = -100
 """Label of tokens that the loss ignores: ``ignore_index`` of ``torch.nn.CrossEntropyLoss``, which TRL uses."""
 

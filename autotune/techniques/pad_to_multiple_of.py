@@ -10,7 +10,7 @@ from autotune.techniques.trace_impact import SIZES
 
 NAME = "pad_to_multiple_of"
 NONE = "none"
-_ROUNDED = ("messages", "prompt")
+_ROUNDED = ("messages", "text", "prompt")
 """Formats of rows with images whose lengths TRL rounds up."""
 
 

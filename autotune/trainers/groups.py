@@ -14,7 +14,7 @@ from autotune.core.program import StepProgram
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.rows.documents import Documents
 from autotune.core.setting import Setting
-from autotune.core.workload import Workload
+from autotune.core.workload import UNUSED_COLUMNS, Workload
 from autotune.errors import InputError
 from autotune.techniques.traits import MOST_TRACED
 from autotune.trainers.declared import ConfigFields, DatasetFormat
@@ -40,7 +40,7 @@ GROUPS_FIELDS = GENERATING_FIELDS | ConfigFields(
         "use_transformers_continuous_batching", "use_transformers_paged",
     }),
     # Reward functions read the columns.
-    reading=frozenset({"remove_unused_columns"}),
+    reading=frozenset({UNUSED_COLUMNS}),
 )  # fmt: skip
 """The fields of GRPO's and RLOO's configurations."""
 

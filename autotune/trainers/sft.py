@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.rows.documents import Document, Documents
-from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
+from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, UNUSED_COLUMNS, ModelProfile
 from autotune.techniques.max_length import TRUNCATION, MaxLength
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.techniques.packing import NAME as PACKING
@@ -66,7 +66,7 @@ class SupervisedFineTuning(Trainer):
         },
         reading=frozenset({
             "assistant_only_loss", CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field",
-            "eos_token", "pad_token", TRUNCATION,
+            "eos_token", "pad_token", TRUNCATION, UNUSED_COLUMNS,
         }),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",

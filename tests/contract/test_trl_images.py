@@ -150,9 +150,14 @@ def test_rows_are_not_rounded_up_where_the_maximum_length_is_no_multiple(build: 
         batch_of(build(pad_to_multiple_of=64, max_length=100))
 
 
-def test_a_column_of_text_is_left_out_so_that_such_rows_fail(build: Build) -> None:
+def test_a_column_of_text_is_left_out_so_that_such_rows_fail_unless_all_columns_are_kept(build: Build) -> None:
+    rows = [{"text": f"{'<start_of_image>' * count} a model"} for count in (1, 2)]
     with pytest.raises(KeyError, match="Unexpected input keys"):
-        batch_of(build(row={"text": "<start_of_image> a model"}))
+        batch_of(build(row=rows))
+    # A column of text comes before prompts and completions.
+    kept = {"remove_unused_columns": False, "train_sampling_strategy": "sequential"}
+    both = batch_of(build(row=[{**row, **COMPLETED} for row in rows], completion_only_loss=False, **kept))
+    assert both["input_ids"].tolist() == batch_of(build(row=rows, **kept))["input_ids"].tolist()
 
 
 def test_columns_of_tokens_do_not_change_what_is_trained_on(build: Build) -> None:

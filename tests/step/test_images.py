@@ -162,7 +162,7 @@ def trained_on(processor: Any, rows: Dataset) -> tuple[int, list[int]]:
     """Return the tokens of all rows as TRL's collator makes them, and the pixel values of each, in ascending order."""
     collator = DataCollatorForVisionLanguageModeling(processor)
     found = find_adapter("sft").tokenized(
-        SimpleNamespace(train_dataset=rows, data_collator=collator), Rollouts(), "rows"
+        SimpleNamespace(train_dataset=rows, data_collator=collator, args=SFTConfig), Rollouts(), "rows"
     )
     return sum(map(len, found["input_ids"])), sorted(number for (number,) in found["image_elements"])
 

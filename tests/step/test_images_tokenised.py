@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import image_end
 from autotune.step.jobs.prepare import _check_space
 from autotune.step.trainers import find_adapter
+from tests.contract.building import built
 from tests.step.requests import prepared_here
 from tests.vision import picture, small_processor, write_small_vision_model
 
@@ -209,6 +211,33 @@ def test_pairs_with_images_are_refused_where_trl_takes_none(tmp_path: Path) -> N
     with pytest.raises(InputError, match=refused) as found:
         prepared("gemma3", of_pairs([[picture(9, 9)]] * 2), tmp_path, "kto")
     assert not isinstance(found.value, UnreadError)
+
+
+@pytest.mark.parametrize("name", ["text", "caption"])
+def test_text_with_images_is_what_trl_makes_of_it_where_no_column_is_removed(name: str, tmp_path: Path) -> None:
+    texts = ["<start_of_image> a model", "the memory of <start_of_image> a model"]
+    rows = Dataset.from_dict({name: texts, "images": [[picture(90, 60)]] * 2, "source": ["a", "b"]})
+    rows = rows.cast_column("images", List(Image()))
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    model = write_small_vision_model(tmp_path / "gemma3", "gemma3")
+    fields: dict[str, Any] = {"remove_unused_columns": False, "dataset_text_field": name}
+    source = DatasetSource("rows", "parquet", str(tmp_path / "rows.parquet"), reading=fields)
+    request = PrepareRequest(ModelSource(str(model)), source, "sft", str(tmp_path / "tokenized"))
+    found = load_from_disk(prepared_here(request, tmp_path / "prepare").dataset.tokenized_directory)
+    of_trl = built(
+        "sft",
+        model,
+        tmp_path / "out",
+        rows=list(rows),
+        per_device_train_batch_size=1,
+        train_sampling_strategy="sequential",
+        **fields,
+    )
+    batches = list(of_trl.get_train_dataloader())
+    assert found["input_ids"][:] == [batch["input_ids"][0].tolist() for batch in batches]
+    assert found["labels"][:] == [batch["labels"][0].tolist() for batch in batches]
+    with pytest.raises(InputError, match="and its rows have text"):
+        prepared_here(replace(request, dataset=replace(source, reading={"dataset_text_field": name})), tmp_path / "two")
 
 
 def test_images_need_a_prompt_of_messages(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from datasets import Dataset, Image, List, Value, load_from_disk
 from PIL import ExifTags
 from PIL import Image as Pillow
+from trl import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.jobs.protocol import PrepareRequest
@@ -71,7 +72,7 @@ def by_path(files: list[list[str]]) -> Dataset:
 
 
 def tokenised(family: str, rows: Dataset) -> Dataset:
-    trainer = SimpleNamespace(train_dataset=rows, data_collator=collator_of(family))
+    trainer = SimpleNamespace(train_dataset=rows, data_collator=collator_of(family), args=SFTConfig)
     return find_adapter("sft").tokenized(trainer, Rollouts(), "rows")
 
 

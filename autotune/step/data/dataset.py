@@ -21,7 +21,7 @@ from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
 
 from autotune.core.files.nested import mapping
-from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
+from autotune.core.workload import CHAT_TEMPLATE, UNUSED_COLUMNS, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file
 from autotune.inspection.rows import nested_rows_hint
@@ -352,8 +352,9 @@ def _check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: 
             f"{found} the model has no processor of images.",
             hint="Give a vision-language model, with its processor_config.json or preprocessor_config.json.",
         )
-    if not form.with_images:
-        # TRL's trainer drops all other columns (``_set_signature_columns_if_needed``).
+    keeps_text = bool(form.named_by) and source.reading.get(UNUSED_COLUMNS) is False
+    if not form.with_images and not keeps_text:
+        # TRL's trainer drops all other columns (``_set_signature_columns_if_needed``), a column of text included.
         accepted = " or ".join(each.name for each in trainer.formats if each.with_images)
         raise InputError(
             f"{found} TRL trains {trainer.label} on images only with {accepted}, and its rows have {form.name}.",

@@ -162,9 +162,13 @@ class Adapter(ABC):
         """
         rows = trainer.train_dataset
         if image_column(rows) is not None:
-            return with_collated(trainer, self.collated_columns, self.collated_tokens, dataset)
+            return with_collated(trainer, self.collated(trainer), self.collated_tokens, dataset)
         optional = [name for name in self.specification.optional_columns if name in rows.column_names]
         return rows.select_columns([*self.columns, *optional])
+
+    def collated(self, trainer: Any) -> tuple[str, ...]:
+        """Return the columns of a trainer's rows with images that reach its collator, beside the images."""
+        return self.collated_columns
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return :attr:`columns` of a row with images, given a collated micro-batch of this row alone."""

@@ -11,13 +11,16 @@ from datasets import Dataset
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.documents import UNKEPT
-from autotune.core.workload import IGNORED_LABEL, Rollouts
+from autotune.core.workload import IGNORED_LABEL, UNUSED_COLUMNS, Rollouts
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths, first_loss_token, loss_tokens
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
 from autotune.techniques.padding_free import DOCUMENT_LENGTHS
+
+TEXT = "text"
+"""The default of ``dataset_text_field``."""
 
 
 class SupervisedFineTuning(Adapter):
@@ -58,6 +61,21 @@ class SupervisedFineTuning(Adapter):
         if DOCUMENT_LENGTHS in rows.column_names:
             _check_documents(np.array([_sum(lengths) for lengths in rows[DOCUMENT_LENGTHS]]), tokens, dataset)
         return rows
+
+    def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
+        """Return that no column is removed: tokenised rows only have those that TRL's collators read."""
+        return {UNUSED_COLUMNS: False}
+
+    def collated(self, trainer: Any) -> tuple[str, ...]:
+        """Return the columns that reach the collator; with all columns, the text gets TRL's own name for it."""
+        rows, named = trainer.train_dataset, trainer.args.dataset_text_field
+        if trainer.args.remove_unused_columns or named not in rows.column_names:
+            return self.collated_columns
+        if named != TEXT:
+            others = rows.select_columns([name for name in rows.column_names if name != TEXT])
+            trainer.train_dataset = others.rename_column(named, TEXT)
+            trainer.data_collator.dataset_text_field = TEXT
+        return (*self.collated_columns, TEXT)
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the number of labelled tokens of each row."""

@@ -90,6 +90,16 @@ def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
     assert [(verdict.from_cache, verdict.need) for verdict in apart] == [(False, again[0].need)] * 2
 
 
+def test_text_with_images_fits_where_no_column_is_removed(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+    text = "what is this <start_of_image> a model"
+    rows = Dataset.from_dict({"caption": [text] * 3, "images": [[picture(90, 60)]] * 3})
+    body = "max_length: null\ndataset_text_field: caption\n"
+    for further, outcome in (("", Outcome.CANNOT_RUN), ("remove_unused_columns: false\n", Outcome.FITS)):
+        whole = rows.cast_column("images", List(Image()))
+        verdict = verdict_of(checked, tmp_path, vision_model, "sft", f"{body}{further}", whole)
+        assert verdict.outcome is outcome, verdict.headline
+
+
 GROUPS = "max_completion_length: 8\nnum_generations: 2\nreward_funcs: [get_soft_overlong_punishment]\n"
 
 
