@@ -60,6 +60,16 @@ def test_files_of_one_dataset_with_other_columns_are_told(files: tuple[str, str]
         loaded({"path": "json", "data_files": [files[0], other]})
 
 
+def test_files_whose_columns_cannot_be_joined_are_told(tmp_path: Path) -> None:
+    given = {"one": None, "other": {"of": "b"}}
+    files = [write_rows(tmp_path / f"{name}.jsonl", [{"text": "a", "score": of}]) for name, of in given.items()]
+    entries = [{"path": "json", "data_files": str(file)} for file in files]
+    with pytest.raises(AttributeError):
+        of_trl(*entries)
+    with pytest.raises(InputError, match="a mixture cannot be loaded"):
+        loaded(*entries)
+
+
 def test_splits_of_a_directory_in_two_formats_are_told(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", text_rows(["a", "b"]))
     (tmp_path / "test.csv").write_text("text\na\n")
@@ -96,6 +106,15 @@ def test_streamed_rows_have_no_reference_beforehand(
     monkeypatch.setattr(Dataset, "from_list", lambda rows, _of=Dataset.from_list: _of(rows).to_iterable_dataset())
     with pytest.raises(ValueError, match="not supported with IterableDataset"):
         built(name, small_model_directory, tmp_path, precompute_ref_log_probs=True).train()
+
+
+def test_no_streamed_row_is_dropped(
+    small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dataset, "from_list", lambda rows, _of=Dataset.from_list: _of(rows).to_iterable_dataset())
+    sizes: dict[str, Any] = {"per_device_train_batch_size": 64, "dataloader_drop_last": True}
+    (batch,) = built("sft", small_model_directory, tmp_path, **sizes).get_train_dataloader()
+    assert len(batch["input_ids"]) == 4
 
 
 def test_streamed_rows_cannot_be_parted(files: tuple[str, str]) -> None:

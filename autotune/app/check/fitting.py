@@ -145,7 +145,8 @@ class Fitting:
                 raise
             own = "" if needs_code else f" {script} may train differently, so the answer is not known."
             raise UnreadError(f"{error.message}{own}", hint="" if needs_code else error.hint) from error
-        drops_last = self.config.values.get("dataloader_drop_last") is True
+        # transformers drops no streamed rows (``Trainer._get_dataloader``).
+        drops_last = self.config.values.get("dataloader_drop_last") is True and not named.streams
         plan, geometry = self._of_epoch(asked, workload, drops_last=drops_last)
         setting = setting_of(plan, trainer, workload, planned, max(1, round(geometry.documents)))
         setting = replace(setting, checked=plan)

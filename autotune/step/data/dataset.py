@@ -140,7 +140,8 @@ def _named_errors(source: DatasetSource) -> Iterator[None]:
         hint = "If that is in the cache of datasets, set HF_DATASETS_CACHE to a directory that can be written."
         raise InputError(f"The dataset {source.name} cannot be loaded: {one_line(error)}.", hint=hint) from error
     # EOFError: a compressed file was cut off. StopIteration: a file is empty. RuntimeError: a dataset is a script.
-    except (ValueError, TypeError, EOFError, RuntimeError, StopIteration) as error:
+    # AttributeError: of the rows of a mixture, some have mappings where others have null (``_align_features``).
+    except (ValueError, TypeError, AttributeError, EOFError, RuntimeError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
             splits = first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(

@@ -249,7 +249,7 @@ def test_rows_that_are_streamed_are_read_whole(write: Write, checked: Checked) -
     without = checked(**asked)
     assert (without.outcome, without.findings[-1].line) == (Outcome.CANNOT_RUN, 8)
     assert "needs max_steps" in told(without)
-    write("sft", "streaming: true\nmax_steps: 4\n")
+    write("sft", "streaming: true\nmax_steps: 4\nper_device_train_batch_size: 64\ndataloader_drop_last: true\n")
     verdict = checked(**asked)
     assert verdict.outcome is Outcome.FITS
     assert "9 The rows are streamed. The worst micro-batch is that of all rows" in told(verdict)
