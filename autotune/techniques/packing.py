@@ -90,22 +90,30 @@ def documents_per_row(documents: Documents, strategy: str, length: int) -> float
 def _packed_at_once(documents: Documents, strategy: str, length: int, count: int) -> list[float]:
     """Return the counted tokens of each packed row of ``count`` documents, sampled evenly over all lengths.
 
-    If documents are longer than a row or wrapped, each part has a proportional share of the counted tokens.
+    Of documents that are divided among rows, the last tokens are the counted ones, as answers are. A document that is
+    cut keeps a proportional share of its own.
     """
     import numpy as np
 
     tokens, counted = _sample(documents, count)
     if strategy == WRAPPED:
         order = np.random.default_rng(0).permutation(len(tokens))
-        ends = tokens[order].cumsum()
+        own = counted[order]
+        ends, held = tokens[order].cumsum(), own.cumsum()
+        places, upto = np.stack([ends - own, ends], axis=1).ravel(), np.stack([held - own, held], axis=1).ravel()
         cuts = np.arange(0, ends[-1] + length, length)
-        return [float(own) for own in np.diff(np.interp(cuts, [0, *ends], [0, *counted[order].cumsum()]))]
-    pieces = [
-        (part, own * part / whole)
-        for whole, own in zip(tokens.tolist(), counted.tolist(), strict=True)
-        for part in ([length] * (whole // length) + [whole % length] if strategy == SPLIT else [min(whole, length)])
-        if part
-    ]
+        in_row: list[float] = np.diff(np.interp(cuts, [0, *places], [0, *upto])).tolist()
+        return in_row
+    sizes = list(zip(tokens.tolist(), counted.tolist(), strict=True))
+    if strategy == SPLIT:
+        pieces = [
+            (end - start, max(0.0, end - max(start, whole - own)))
+            for whole, own in sizes
+            for start in range(0, whole, length)
+            for end in (min(start + length, whole),)
+        ]
+    else:
+        pieces = [(min(whole, length), own * min(whole, length) / whole) for whole, own in sizes if whole]
     return _best_fit(sorted(pieces, reverse=True), length)
 
 

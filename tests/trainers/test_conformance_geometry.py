@@ -252,6 +252,19 @@ def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     assert said.worst.trained * said.worst.filled * held == pytest.approx(most, rel=0.05)
 
 
+@pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
+def test_a_packed_row_may_hold_nothing_but_a_part_of_an_answer(
+    strategy: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    given = [row["input_ids"] for row in token_rows(TEXTS)]
+    rows = [{"input_ids": ids, "labels": [-100] * (len(ids) // 2) + ids[len(ids) // 2 :]} for ids in given]
+    found = prepared_rows(trainers()["sft"], rows, small_model_directory, tmp_path)
+    plan, said = listed(found, {"packing": strategy, "max_length": 8, "per_device_train_batch_size": 1})
+    packed = found.built(plan, tmp_path / "built").train_dataset["labels"][:]
+    most = max(sum(label != -100 for label in labels) for labels in packed)
+    assert said.worst.tokens * said.worst.filled * said.worst.trained == pytest.approx(most, rel=0.01)
+
+
 def test_rows_cut_at_their_beginning_are_dropped_where_trl_finds_nothing_left_for_the_loss(
     small_model_directory: Path, tmp_path: Path
 ) -> None:
