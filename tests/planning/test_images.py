@@ -58,17 +58,15 @@ def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: P
 
 
 @plain_products
-@pytest.mark.parametrize("trainer", ["sft", pytest.param("grpo", marks=pytest.mark.nightly)])
 def test_rows_of_equal_length_need_no_more_memory_alone_than_among_longer_ones(
-    job_server: JobServer, tmp_path: Path, trainer: str
+    job_server: JobServer, tmp_path: Path
 ) -> None:
     """Without padding there is no mask, without which attention in float32 stores the scores of grouped heads."""
     model = write_small_vision_model(tmp_path / "model", "llava_next", weights=False)
-    lengths, made_of = [900, 900, 950, 5], {"sft": rows_of}.get(trainer, of_prompts)
-    rows = made_of([[picture(32, 32)]] * len(lengths))
-    column = "messages" if trainer == "sft" else "prompt"
+    lengths = [900, 900, 950, 5]
+    rows = rows_of([[picture(32, 32)]] * len(lengths))
     longer = [
-        {**row, column: [{**row[column][0], "content": "what " * words}, *row[column][1:]]}
+        {**row, "messages": [{**row["messages"][0], "content": "what " * words}, *row["messages"][1:]]}
         for row, words in zip(rows, lengths, strict=True)
     ]
     every = Dataset.from_list(longer, features=rows.features)
@@ -79,12 +77,10 @@ def test_rows_of_equal_length_need_no_more_memory_alone_than_among_longer_ones(
         chosen.to_parquet(str(folder / "rows.parquet"))
         source = dataset_source(str(folder / "rows.parquet"))
         reader = WorkloadReader(job_server, folder, ignore)
-        here = setting(machine=GPU, of=reader.read(trainer, model_source(str(model), "random"), source))
+        here = setting(machine=GPU, of=reader.read("sft", model_source(str(model), "random"), source))
         choices: dict[str, Choice] = {"per_device_train_batch_size": 2, "precision": "float32"}
-        if find_trainer(trainer).generates:
-            choices |= {"per_device_train_batch_size": 4, "num_generations": 2, "steps_per_generation": "step"}
-        plan = plan_with(here, {**choices, "gradient_checkpointing": "off"}, trainer)
-        geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
+        plan = plan_with(here, {**choices, "gradient_checkpointing": "off"})
+        geometry = whole_geometry(find_trainer("sft"), plan, here.workload)
         steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
         return steps.memory(SizedPlan(plan, geometry)).device_bytes
 
