@@ -116,9 +116,9 @@ def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Tr
     if technique is None or facts(technique, trainer.name).changes:
         return plan
     length = plan.args.get(_LENGTH)
-    if workload.has_images:
+    if workload.has_images and length in (None, workload.longest):
         # With images, that choice is written as no length.
-        return replace(plan, args={**plan.args, _LENGTH: None}) if workload.needs_no_limit(length) else plan
+        return replace(plan, args={**plan.args, _LENGTH: None})
     if length is not None or plan.args.get("padding_free"):
         return plan
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})

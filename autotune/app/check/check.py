@@ -28,16 +28,9 @@ from autotune.units import counted
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, with_variables, without_engine
 from autotune.userconfig.fields import trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
+from autotune.userconfig.launch_problems import of_deepspeed, of_launch, of_precision, of_ranks
 from autotune.userconfig.objects import as_built, configuration_of, peft_words
-from autotune.userconfig.problems import (
-    of_deepspeed,
-    of_error,
-    of_launch,
-    of_precision,
-    of_ranks,
-    of_values,
-    problems,
-)
+from autotune.userconfig.problems import of_error, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
 

@@ -16,7 +16,7 @@ from autotune.core.documents.verdict import Outcome, Severity
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import Launching
-from autotune.userconfig.problems import of_deepspeed
+from autotune.userconfig.launch_problems import of_deepspeed
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.step.plans import needs_deepspeed

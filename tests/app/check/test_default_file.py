@@ -17,7 +17,7 @@ from autotune.core.configuration import ReadCommand
 from autotune.core.documents.verdict import Outcome
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
-from autotune.userconfig.problems import of_launch
+from autotune.userconfig.launch_problems import of_launch
 from autotune.userconfig.written import WrittenConfig
 from autotune.userconfig.written import read_written as written_by
 from tests.app.check.conftest import Checked, Write

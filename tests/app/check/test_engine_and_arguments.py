@@ -22,7 +22,7 @@ from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
 from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.launch import Launching, launching, read_document
-from autotune.userconfig.problems import of_precision
+from autotune.userconfig.launch_problems import of_precision
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import read_by_accelerate

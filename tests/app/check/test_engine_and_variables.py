@@ -25,7 +25,8 @@ from autotune.step.jobs.accelerate_launch import launch_parser
 from autotune.userconfig.engine import check_documents, engine_args
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import RANK_VARIABLES, Launching, launching, read_document
-from autotune.userconfig.problems import of_launch, of_ranks, of_values
+from autotune.userconfig.launch_problems import of_launch, of_ranks
+from autotune.userconfig.problems import of_values
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate
 from tests.step.plans import needs_deepspeed

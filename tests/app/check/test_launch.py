@@ -20,7 +20,7 @@ from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.step.jobs.accelerate_launch import read_launch
 from autotune.userconfig.launch import launching, likely_gpus, likely_processes
-from autotune.userconfig.problems import of_launch
+from autotune.userconfig.launch_problems import of_launch
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import started, with_keys

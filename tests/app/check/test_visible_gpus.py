@@ -22,8 +22,8 @@ from autotune.inspection.command_line import read_command_line
 from autotune.inspection.cuda import NoGpuError
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.userconfig.launch import launching, visible_gpu_count
+from autotune.userconfig.launch_problems import of_launch
 from autotune.userconfig.launchers import named_gpus
-from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate, started, with_keys
 from tests.settings import GPU
