@@ -159,8 +159,10 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
 def _measured_text(candidate: Choosable) -> str:
     if candidate.reserved_bytes is not None:
         return f"Probes measured {format_bytes(candidate.reserved_bytes)} reserved, without the context."
-    of_cpu = "on a CPU, memory that is never written to is not counted."
-    return f"Probes measured {format_bytes(candidate.peak_bytes)}: {of_cpu}" if candidate.peak_bytes is not None else ""
+    if candidate.peak_bytes is None:
+        return ""
+    of_cpu = "which includes the reading of rows and images, and leaves out memory that is never written to"
+    return f"Probes measured {format_bytes(candidate.peak_bytes)} of resident memory, {of_cpu}."
 
 
 def _trials(result: Result) -> doc.Candidates:

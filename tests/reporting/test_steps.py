@@ -113,6 +113,14 @@ def test_the_charts_are_told_in_words() -> None:
     assert "optimizer step 11.00 GiB" in told["step_recommended"]
 
 
+def test_measured_memory_of_a_cpu_includes_what_a_trace_leaves_out() -> None:
+    one = traced()
+    assert one.recommended is not None
+    on_cpu = replace(one, recommended=replace(one.recommended, reserved_bytes=None, peak_bytes=3 << 30))
+    (chart,) = (chart for chart in charts(probe_report(on_cpu)) if chart.name == "step_recommended")
+    assert "Probes measured 3.00 GiB of resident memory, which includes the reading of rows and images" in chart.caption
+
+
 def test_what_was_not_traced_is_not_drawn() -> None:
     assert "step_" not in "".join(chart.name for chart in charts(probe_report(a_result())))
     one = traced()
