@@ -353,7 +353,7 @@ def test_variables_of_the_shell_reach_processes_unless_accelerate_s_launcher_set
 def test_deepspeed_of_a_process_without_a_rank_looks_for_mpi(
     words: str, env: dict[str, str], ranked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.userconfig.problems.find_spec", lambda _: None)
+    monkeypatch.setattr("autotune.userconfig.launch_problems.find_spec", lambda _: None)
     for name in RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     written = started_by(words, env)
