@@ -62,9 +62,9 @@ def test_weights_in_8_bits_have_no_scales_where_fsdp2_shards_them(mesh: DeviceMe
     modules = pytest.importorskip("bitsandbytes").nn
     whole, sharded = (modules.Linear8bitLt(16, 16, bias=False, has_fp16_weights=False).to("cpu") for _ in range(2))
     assert whole(torch.ones(2, 16)).shape == (2, 16)
-    fully_shard(sharded, mesh=mesh)
-    with pytest.raises(AttributeError, match="no attribute 'CB'"):
-        sharded(torch.ones(2, 16))
+    # torch 2.11 refuses to shard integers.
+    with pytest.raises((AttributeError, RuntimeError), match=r"no attribute 'CB'|floating point dtype"):
+        fully_shard(sharded, mesh=mesh)(torch.ones(2, 16))
 
 
 def test_they_are_no_candidates_beside_fsdp2() -> None:
