@@ -41,6 +41,11 @@ def test_a_file_says_its_reason_in_its_first_line_and_is_short() -> None:
         assert source.count("\n") <= LINES_AT_MOST, file
 
 
+def test_files_of_tests_benchmarks_and_examples_are_short_too() -> None:
+    files = [file for name in ("tests", "benchmarks", "examples") for file in (ROOT / name).rglob("*.py")]
+    assert [file for file in files if file.read_text(encoding="utf-8").count("\n") > LINES_AT_MOST] == []
+
+
 def test_nothing_but_its_two_files_knows_a_trainer_s_words() -> None:
     words = re.compile(r"\bsft|SFT|input_ids|labels")
     homes = {ROOT / "autotune" / "trainers", ROOT / "autotune" / "step" / "trainers"}

@@ -41,5 +41,5 @@ def epoch_of(
 
 def rows_of_epoch(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> int:
     """Return the number of rows of an epoch, packed or not, without those that TRL splits off for evaluation."""
-    left, every = workload.rows_trained, workload.dataset.documents.rows
+    left, every = workload.documents_trained, workload.dataset.documents.rows
     return round(geometry.rows * trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every))

@@ -23,7 +23,6 @@ from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.trainers import find_trainer
-from autotune.trainers.dpo import PASS_SPREAD
 from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
@@ -42,9 +41,10 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
     yield from notes_on_prompts(workload)
     for profile in workload.profiles:
         yield from profile.remarks
-    # TRL refuses a precomputed reference for rows with images.
-    without = (PASS_SPREAD,) if workload.has_images else ()
-    yield from (each for each in find_trainer(workload.trainer).peculiarities if each not in without)
+    trainer = find_trainer(workload.trainer)
+    yield from trainer.peculiarities
+    if not workload.has_images:
+        yield from trainer.text_peculiarities
     positions, longest = workload.model.max_positions, workload.dataset.documents.longest
     if positions is not None and longest > positions:
         yield f"The longest row has {longest:,} tokens; the model was made for {positions:,} positions."

@@ -193,7 +193,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
     # A probe trains and evaluates on all rows; TRL splits off the rows for evaluation (`test_split_size`).
     workload, evaluation = problem.setting.workload, shown.evaluation_seconds
-    share = workload.rows_trained / workload.dataset.documents.rows
+    share = workload.documents_trained / workload.dataset.documents.rows
     if evaluation is not None and share < 1:
         evaluation *= 1 - share
     steps = plan.steps_of_epoch(round(shown.rows * share), drops_last=drops_last) if shown.rows else None

@@ -302,7 +302,7 @@ class Workload:
         return tuple(profile for profile in (self.dataset, self.evaluation) if profile is not None)
 
     @property
-    def rows_split_off(self) -> int:
+    def documents_split_off(self) -> int:
         """Number of documents that TRL splits off for evaluation (``test_split_size``), or 0."""
         size, each = self.dataset_source.test_size, self.dataset.documents_of_row
         if not isinstance(size, float | int):
@@ -312,9 +312,9 @@ class Workload:
         return rows * each
 
     @property
-    def rows_trained(self) -> int:
+    def documents_trained(self) -> int:
         """Number of documents left to train on."""
-        return self.dataset.documents.rows - self.rows_split_off
+        return self.dataset.documents.rows - self.documents_split_off
 
     @property
     def has_images(self) -> bool:

@@ -123,7 +123,7 @@ class MaxLength(Technique):
         return -(-shortest * int(covering[1] or 1) // _ROUND_TO) * _ROUND_TO
 
     def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
-        """Return the longest row for a configuration that cuts none, as of padding-free rows."""
+        """Return the longest row for a configuration without a maximum length, which cuts no rows."""
         cuts = any(value is not None for value in entries.values())
         return () if cuts or _cuts_loss_inputs(setting) else ("longest",)
 

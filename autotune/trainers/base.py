@@ -218,7 +218,7 @@ class Trainer(MicroBatches):
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return a plan with the entries that depend on the workload, such as a batch size capped at its rows."""
         rows = plan.number(PASS_ROWS)
-        args = {PASS_ROWS: min(rows, workload.rows_trained)} if rows is not None else {}
+        args = {PASS_ROWS: min(rows, workload.documents_trained)} if rows is not None else {}
         return replace(plan, args={**plan.args, **args})
 
 

@@ -98,6 +98,7 @@ class Declared:
             weights; else the script that builds it does.
         counted: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
+        text_peculiarities: further ones, which rows with images do not have.
         advice: by columns of an unsupported format, the way to a supported one, as a sentence.
         cpu_args: arguments for training on a CPU; :meth:`device_args` has those of any device.
         loads_with: the fields with keyword arguments for loading models.
@@ -130,6 +131,7 @@ class Declared:
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"
     peculiarities: ClassVar[tuple[str, ...]] = ()
+    text_peculiarities: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[Mapping[tuple[str, ...], str]] = {}
     # transformers refuses bf16 without a GPU unless use_cpu is set (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}

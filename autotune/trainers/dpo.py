@@ -42,7 +42,8 @@ class PreferenceOptimization(Trainer):
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), splits=True),
     )
     ignores_bias_buffers = True
-    peculiarities = (PASS_SPREAD,)
+    # TRL refuses a precomputed reference for rows with images.
+    text_peculiarities = (PASS_SPREAD,)
     takes_images = True
     parts = ("prompt", "chosen", "rejected")
     config_fields = ConfigFields(

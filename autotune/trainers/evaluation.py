@@ -32,7 +32,7 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
         return geometry
     documents = workload.evaluation.documents
     copies, asked = trainer.copies(plan, evaluated=True), plan.count("per_device_eval_batch_size")
-    share = (workload.rows_split_off or documents.rows) / documents.rows
+    share = (workload.documents_split_off or documents.rows) / documents.rows
     # Packing may make more rows than the dataset has, and a maximum length fewer.
     rows = min(asked, max(1, ceil(trainer.evaluated(plan, documents, asked).rows * share)))
     evaluation = trainer.evaluated(plan, documents, rows)
@@ -43,10 +43,10 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
 def otherwise_padded(
     trainer: Trainer, plan: TrainingPlan, workload: Workload, geometry: BatchGeometry, *, unmasked: bool
 ) -> BatchGeometry | None:
-    """Return the geometry of a plan with the widest micro-batches that have padding where the worst have none.
+    """Return the geometry with the widest padded micro-batches if the worst are unpadded, and the reverse.
 
-    Or that have none where the worst have some: padding brings an attention mask, with which and without which other
-    kernels run. None if there are no such micro-batches, in training or in evaluation.
+    Padding brings an attention mask, and attention runs other kernels with a mask than without. None if there are no
+    such micro-batches, in training or in evaluation.
 
     Args:
         geometry: as :func:`whole_geometry` returns it.

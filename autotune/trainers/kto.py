@@ -62,7 +62,7 @@ class UnpairedPreference(Trainer):
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2, splits=True),
         DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",), with_images=True),
     )
-    peculiarities = (PASS_SPREAD,)
+    text_peculiarities = (PASS_SPREAD,)
     takes_images = True
     parts = ("prompt", "completion")
     config_fields = ConfigFields(

@@ -143,7 +143,7 @@ def _is_dropped(written: WrittenConfig, key: str) -> bool:
 
 
 def ignored_by(written: WrittenConfig) -> str:
-    """Return the begin of a clause on a key that TRL's script ignores."""
+    """Return the clause that TRL's script ignores a key, up to the verb."""
     return f"TRL's script, which {written.command.launcher or 'python'} starts here, ignores"
 
 

@@ -24,7 +24,7 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
     here = setting(of=replace(workload(), trainer=trainer.name))
     told = tuple(notes_on(problem(here, trainer=trainer.name)))
     written = " ".join(PAGE.read_text(encoding="utf-8").split())
-    for sentence in trainer.peculiarities:
+    for sentence in (*trainer.peculiarities, *trainer.text_peculiarities):
         assert sentence in told
         assert sentence in written
 

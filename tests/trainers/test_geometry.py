@@ -268,7 +268,7 @@ def test_an_evaluation_has_no_more_rows_than_trl_splits_off(size: float, documen
     source = replace(read.dataset_source, test_size=size)
     read = replace(read, dataset_source=source, dataset=dataset, evaluation=dataset)
     tested, trained = (documents_of_row * len(parts[name]) for name in ("test", "train"))
-    assert (read.rows_split_off, read.rows_trained) == (tested, trained)
+    assert (read.documents_split_off, read.documents_trained) == (tested, trained)
 
     plan = TrainingPlan(
         "sft", {"eval_strategy": "steps", "per_device_eval_batch_size": 32, "per_device_train_batch_size": 8}

@@ -102,7 +102,7 @@ def _without_micro_batch(
     if workload.evaluation is None or geometry.evaluation is None or trainer.generates:
         return
     every = workload.evaluation.documents.rows
-    rows = round(geometry.evaluation.rows * (workload.rows_split_off or every) / every)
+    rows = round(geometry.evaluation.rows * (workload.documents_split_off or every) / every)
     at_once = plan.count("per_device_eval_batch_size") * plan.data_ranks
     if rows < at_once:
         # transformers looks for the metric of the best checkpoint after each evaluation (`_determine_best_metric`).
@@ -163,7 +163,7 @@ def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, epoch: 
 
 
 def _left_out(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Iterator[Finding]:
-    prompts = workload.rows_trained
+    prompts = workload.documents_trained
     if left_out := prompts - trainer.rows_of_epoch(plan, prompts):
         message = f"An epoch leaves out {left_out:,} of {prompts:,} prompts, drawn anew each epoch: a generation batch"
         yield Finding(Severity.SILENT, f"{message} has {trainer.rows_per_generation(plan):,}.")

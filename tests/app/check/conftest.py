@@ -15,7 +15,7 @@ from autotune.core.documents.verdict import Verdict
 from autotune.core.events import ignore
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
-from tests.app.check.configurations import beginning
+from tests.app.check.beginning import beginning
 from tests.small import write_rows, write_small_model
 from tests.trainers.samples import sample_rows
 

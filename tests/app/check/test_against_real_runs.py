@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.documents.verdict import Outcome
-from tests.app.check.configurations import SHORT, beginning
+from tests.app.check.beginning import SHORT, beginning
 from tests.app.check.conftest import Checked
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -19,6 +18,7 @@ from autotune.userconfig.launch import Launching
 from autotune.userconfig.launch_problems import of_deepspeed
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
+from tests.app.check.recording import Recording
 from tests.step.plans import needs_deepspeed
 
 WRITTEN = WrittenConfig(read_command_line(["trl", "sft", "--config", "c.yaml"]), None, "sft")
@@ -41,27 +41,9 @@ def told(own: Mapping[str, object] | str | None, document: Mapping[str, object] 
 def test_the_keys_that_deepspeed_reads_are_listed() -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    read: set[str] = set()
-
-    class Recording(dict[str, Any]):
-        """A document that lists the keys that are read of it."""
-
-        def __getitem__(self, name: str) -> Any:
-            read.add(name)
-            return super().__getitem__(name)
-
-        def __contains__(self, name: object) -> bool:
-            read.add(str(name))
-            return super().__contains__(name)
-
-        def get(self, name: str, default: Any = None) -> Any:
-            read.add(name)
-            return super().get(name, default)
-
-        def keys(self) -> Any:
-            return self
-
-    DeepSpeedConfig(Recording(train_batch_size=1))
+    document = Recording(train_batch_size=1)
+    DeepSpeedConfig(document)
+    read = document.read
     assert not read - fields_of_kind("deepspeed", "read")
     if Version(version("deepspeed")) >= Version("0.19"):
         assert fields_of_kind("deepspeed", "read") - read == ELSEWHERE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -28,6 +27,7 @@ from autotune.userconfig.launch import RANK_VARIABLES, Launching, launching, rea
 from autotune.userconfig.launch_problems import of_launch, of_ranks
 from autotune.userconfig.problems import of_values
 from autotune.userconfig.written import WrittenConfig
+from tests.app.check.recording import Recording
 from tests.app.check.starting import read_by_accelerate
 from tests.step.plans import needs_deepspeed
 
@@ -159,20 +159,11 @@ def test_the_keys_of_fsdp_that_transformers_reads_are_listed_and_others_are_told
 
     read: set[str] = set()
 
-    class Recording(UserDict[str, Any]):
-        """A document that lists the keys that are read of it; `get` and `setdefault` call one of these methods."""
-
-        def __getitem__(self, name: str) -> Any:
-            read.add(name)
-            return super().__getitem__(name)
-
-        def __contains__(self, name: object) -> bool:
-            read.add(str(name))
-            return super().__contains__(name)
-
     for given in ({}, SIZES, {"xla": True}):
         with mock.patch.dict("os.environ"):
-            TrainingArguments(str(tmp_path), use_cpu=True, fsdp=True, fsdp_config=Recording(given))
+            document = Recording(given)
+            TrainingArguments(str(tmp_path), use_cpu=True, fsdp=True, fsdp_config=document)
+        read |= document.read
     assert read == fields_of_kind("fsdp", "read")
 
     def told(given: Mapping[str, object], **values: object) -> list[str]:

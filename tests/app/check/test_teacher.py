@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.documents.verdict import Outcome
 from autotune.trainers.distillation import TEACHER, TEACHER_LOADING
-from tests.app.check.configurations import HEAD
+from tests.app.check.beginning import HEAD
 from tests.app.check.conftest import Checked
 from tests.small import write_small_model
 
