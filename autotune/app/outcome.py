@@ -14,7 +14,7 @@ from autotune.core.documents.memory_timeline import MemoryTimeline
 from autotune.core.documents.result import BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.measurement import Measurement
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.spread import mean_interval, mean_rate, prediction_interval
+from autotune.core.spread import later, mean_interval, mean_rate, prediction_interval
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
@@ -187,7 +187,8 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     }
     rates, winner = rates_of(record, outcome.winner), outcome.winner
     in_turn = winner.rates if winner is not None and winner.number != record.number else record.baseline_rates
-    expected = prediction_interval(rates, in_turn)
+    soon = prediction_interval(rates, in_turn)
+    expected = later(soon) if soon is not None else None
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)

@@ -86,7 +86,7 @@ def runs_text(result: Result, recommended: Choosable) -> str:
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, so the spread between runs is not known."
     turns = f", {result.pairs} of them alternating with {baseline_name(result)}" if result.pairs else ""
-    return f"The speed is the mean of {recommended.runs} runs{turns}. Its 95 % range is for a single new run."
+    return f"The speed is the mean of {recommended.runs} runs{turns}. Its 95 % range is for a single later run."
 
 
 def costs(result: Result) -> tuple[Line, ...]:

@@ -14,7 +14,7 @@ from autotune.core.files.codec import decode, encode
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD, MICRO_BATCH
-from autotune.core.spread import mean_interval, mean_rate, prediction_interval
+from autotune.core.spread import later, mean_interval, mean_rate, prediction_interval
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.comparison import headline
@@ -82,8 +82,9 @@ def test_the_speed_up_and_its_interval_come_from_the_pairs() -> None:
 def test_the_promised_rate_and_its_interval_come_from_the_runs_after_the_probe() -> None:
     found = result(BASELINE, SCATTERED, winner=SCATTERED)
     chosen, rates = recommended(found), [320, 300, 280, 330]
-    expected = prediction_interval(rates, [100, 90, 105])
-    assert expected is not None
+    soon = prediction_interval(rates, [100, 90, 105])
+    assert soon is not None
+    expected = later(soon)
     assert chosen.tokens_per_second == found.trials[1].tokens_per_second == pytest.approx(mean_rate(rates))
     assert (chosen.tokens_per_second_low, chosen.tokens_per_second_high) == (
         pytest.approx(expected.low),
@@ -97,9 +98,9 @@ def test_the_default_is_promised_what_its_turns_with_the_winner_showed() -> None
     assert baseline is not None
     assert baseline.tokens_per_second == pytest.approx(mean_rate([100, 90, 105]))
     assert baseline.runs == 3
-    expected = prediction_interval([100, 90, 105], [320, 300, 280, 330])
-    assert expected is not None
-    assert baseline.tokens_per_second_high == pytest.approx(expected.high)
+    soon = prediction_interval([100, 90, 105], [320, 300, 280, 330])
+    assert soon is not None
+    assert baseline.tokens_per_second_high == pytest.approx(later(soon).high)
 
 
 def test_the_time_in_which_the_device_waits_for_rows_is_a_part_of_a_step() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.core.spread import Interval, mean_interval, mean_rate, prediction_interval, student_t
+from autotune.core.spread import Interval, later, mean_interval, mean_rate, prediction_interval, student_t
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,29 @@ def test_an_interval_holds_both_its_ends() -> None:
     assert 2.1 not in Interval(1.0, 2.0)
 
 
-def covered(interval: Callable[[list[float]], Interval | None], further: Callable[[random.Random], float]) -> float:
-    """Return how often the interval from five runs that spread by 10 % holds something."""
+def covered(
+    interval: Callable[[list[float]], Interval | None], further: Callable[[random.Random], float], spread: float = 0.1
+) -> float:
+    """Return how often the interval from five runs, with the standard deviation ``spread``, holds something."""
     chance = random.Random(0)
-    found = [(interval([chance.lognormvariate(7, 0.1) for _ in range(5)]), further(chance)) for _ in range(4000)]
+    found = [(interval([chance.lognormvariate(7, spread) for _ in range(5)]), further(chance)) for _ in range(4000)]
     return sum(value in between for between, value in found if between is not None) / len(found)
 
 
 def test_a_further_run_lies_within_in_95_of_100_cases() -> None:
     assert covered(prediction_interval, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(0.95, abs=0.01)
+
+
+def test_a_run_at_a_later_time_lies_within_in_at_least_95_of_100_cases_if_the_machine_varies() -> None:
+    def machine_and_run(chance: random.Random) -> float:
+        return chance.lognormvariate(7, math.hypot(0.02, 0.03))
+
+    def promised(runs: list[float]) -> Interval | None:
+        soon = prediction_interval(runs)
+        return later(soon) if soon is not None else None
+
+    assert covered(prediction_interval, machine_and_run, 0.02) < 0.85
+    assert covered(promised, machine_and_run, 0.02) == pytest.approx(0.96, abs=0.01)
 
 
 def test_runs_that_agree_by_chance_are_held_against_those_that_alternated_with_them() -> None:

@@ -158,8 +158,8 @@ def test_the_headline_of_a_default_that_is_faster_and_may_not_be_recommended_giv
 
 def test_runs_are_counted_and_their_range_is_explained() -> None:
     assert runs_text(a_result(), recommended(a_result())) == (
-        "The speed is the mean of 6 runs, 5 of them alternating with TRL's default. Its 95 % range is for a single new "
-        "run."
+        "The speed is the mean of 6 runs, 5 of them alternating with TRL's default. Its 95 % range is for a single "
+        "later run."
     )
     alone = a_result(pairs=0)
     assert "the mean of 6 runs. Its 95 % range" in runs_text(alone, recommended(alone))

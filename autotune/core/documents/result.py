@@ -92,8 +92,8 @@ class Choosable(Brief, HeldMemory, Epoch):
         plan: the training plan of the bundle.
         tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step; the geometric mean of
             ``runs`` runs.
-        tokens_per_second_low, tokens_per_second_high: 95 % prediction interval of one further run, from the spread
-            between runs; None for fewer than two runs.
+        tokens_per_second_low, tokens_per_second_high: 95 % prediction interval of one run at a later time, from
+            the spread between runs; None for fewer than two runs.
         runs: number of averaged runs: the longer run and the short ones, or else the probe.
         peaks: peak bytes on the device in each phase of the step program, by phase name.
         seconds: time of the phases of a mean optimizer step, in seconds, of one run: the longer one, or else the probe.
