@@ -126,6 +126,7 @@ class Measurement(HeldMemory):
         pass_seconds: time of phases that run once over the whole dataset, such as the reference model's pass; 0 without
             any. ``tokens_per_second`` spreads it over all epochs.
         evaluation_seconds: time of an evaluation on all its rows, which ``tokens_per_second`` excludes; None without.
+        unexplained: whether another process ended it, for a reason that is not known.
     """
 
     status: ProbeStatus
@@ -151,6 +152,7 @@ class Measurement(HeldMemory):
     peaks: Mapping[str, int] = field(default_factory=dict)
     generation_seconds: float = 0.0
     generation_phases: Mapping[str, float] = field(default_factory=dict)
+    unexplained: bool = False
 
     @property
     def ok(self) -> bool:

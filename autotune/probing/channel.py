@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -110,13 +111,17 @@ def child_environment(additional: Mapping[str, str]) -> dict[str, str]:
 
     This process may be a rank of a process group; its children are not.
     """
-    paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    installed = {Path(folder).resolve() for folder in (*site.getsitepackages(), site.getusersitepackages())}
+    # Of PYTHONPATH, site-packages would come before the standard library, which packages there can hide.
+    added = [] if _PACKAGE_ROOT in installed else [str(_PACKAGE_ROOT)]
+    paths = [*added, *filter(None, [os.environ.get("PYTHONPATH")])]
     inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
-    return {**inherited, **additional, "PYTHONPATH": os.pathsep.join(paths)}
+    variable = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    return {**inherited, **additional, **variable}
 
 
 def start_module(

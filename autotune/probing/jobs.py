@@ -119,9 +119,9 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
     ending, measurement = _probe_once(server, request, folder, timeout_seconds)
     remaining_seconds = None if timeout_seconds is None else timeout_seconds - ending.wall_seconds
     can_repeat = remaining_seconds is None or remaining_seconds >= ending.wall_seconds
-    if ending.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED and can_repeat:
+    if ending.signal == signal.SIGKILL and measurement.unexplained and can_repeat:
         second_exit, measurement = _probe_once(server, request, folder, remaining_seconds)
-        if second_exit.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
+        if second_exit.signal == signal.SIGKILL and measurement.unexplained:
             measurement = replace(measurement, reason=f"twice {measurement.reason}")
     return measurement
 
@@ -215,9 +215,11 @@ def classify(
             "killed by the kernel for memory: its control group counted an out-of-memory kill (oom_kill)",
         )
     if ending.server_died:
-        return Measurement(ProbeStatus.CRASHED, "the process that starts probes died, and its probe with it")
+        died = "the process that starts probes died, and its probe with it"
+        return Measurement(ProbeStatus.CRASHED, died, unexplained=True)
     if ending.signal == signal.SIGKILL:
-        return Measurement(ProbeStatus.CRASHED, f"{killer}; nothing shows that memory was the cause")
+        reason = f"{killer}; nothing shows that memory was the cause"
+        return Measurement(ProbeStatus.CRASHED, reason, unexplained=True)
     end = killer if ending.signal else f"ended with exit status {ending.code}"
     log_end = f"; its log ends with {log[-1]!r}" if log else ""
     if not ending.signal and not ending.code:

@@ -113,6 +113,6 @@ def quantization_config(plan: TrainingPlan) -> BitsAndBytesConfig | None:
     return get_quantization_config(model_arguments(plan))
 
 
-def training_dataset(path: str, split: str, data_files: str | None = None) -> Dataset:
+def training_dataset(path: str, split: str, data_files: str | None = None, name: str | None = None) -> Dataset:
     """Load one item of TRL's ``datasets:``."""
-    return load_dataset(path, data_files=data_files, split=split)
+    return load_dataset(path, name, data_files=data_files, split=split)

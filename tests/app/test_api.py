@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 import autotune
 from autotune.app.arguments import CheckArguments, LengthsArguments
@@ -17,8 +18,9 @@ from autotune.core.documents.result import BaseFile
 from autotune.core.documents.verdict import WillNotFit
 from autotune.core.events import Noted, ProbeFinished, StageStarted
 from autotune.core.measurement import Measurement
-from autotune.core.plan import Launch
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.status import ProbeStatus
+from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from tests.reporting.examples import a_result
 from tests.small import text_rows, write_rows, write_small_model
@@ -72,6 +74,30 @@ def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> 
     assert (found.model_init_kwargs, found.env) == (written.model_init_kwargs, written.env)
     with pytest.raises(InputError, match=r"There is no result: .*nowhere cannot be read"):
         autotune.ProbeResult.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("config", [None, "main"])
+def test_the_rows_of_a_result_are_those_of_the_configuration_that_was_probed(
+    config: str | None, tmp_path: Path
+) -> None:
+    files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
+    card = {"configs": [{"config_name": config or "default", "data_files": files}, {"config_name": "other"}]}
+    (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n", encoding="utf-8")
+    for split in ("train", "test"):
+        write_rows(tmp_path / f"{split}.jsonl", text_rows([split]))
+    source, document = DatasetSource("gsm8k", str(tmp_path), config=config), a_result()
+    of = replace(
+        document.workload,
+        dataset_source=source,
+        evaluation_source=replace(source, split="test"),
+        evaluation=document.workload.dataset,
+    )
+    assert document.recommended is not None
+    plan = TrainingPlan("sft", {"eval_strategy": "epoch"})
+    found = autotune.ProbeResult(replace(document, workload=of, recommended=replace(document.recommended, plan=plan)))
+    assert found.train_dataset["text"][:] == ["train"]
+    assert found.eval_dataset is not None
+    assert found.eval_dataset["text"][:] == ["test"]
 
 
 @pytest.mark.parametrize(("probed", "here"), [(1, None), (2, "2"), (2, None), (1, "2")])

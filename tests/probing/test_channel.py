@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import site
+import subprocess
 import sys
 from collections.abc import Mapping
 from multiprocessing import Pipe
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import autotune
 from autotune.errors import ProbeServerError
 from autotune.probing import JobServer
 from autotune.probing.channel import Channel, child_environment
@@ -30,6 +34,29 @@ def test_a_process_that_mpi_started_starts_processes_that_are_no_ranks(
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     assert not any(name in child_environment({}) for name in launched)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_installed_package_hides_no_module_of_the_standard_library_from_the_processes_it_starts(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    (site_packages,) = tmp_path.glob("lib/python*/site-packages")
+    (site_packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
+    folder = site_packages if installed else tmp_path / "checkout"
+    shutil.copytree(Path(autotune.__file__).parent, folder / "autotune")
+    (folder / "argparse.py").touch()
+    code = (
+        f"import sys; sys.path.append({str(folder)!r}); import subprocess; "
+        "from autotune.probing.channel import child_environment; "
+        "shown = 'import autotune, argparse; print(autotune.__file__, argparse.__file__)'; "
+        "print(subprocess.check_output([sys.executable, '-P', '-c', shown], env=child_environment({}), text=True))"
+    )
+    python = tmp_path / "bin" / "python"
+    shown = subprocess.check_output([python, "-P", "-c", code], text=True).split()
+    assert shown[0] == str(folder / "autotune" / "__init__.py")
+    assert shown[1].startswith(str(folder)) is not installed
 
 
 def state_of(environment: Mapping[str, str]) -> tuple[int, bool] | str:

@@ -31,7 +31,9 @@ ENDED = JobExit(wall_seconds=3.0, code=1)
 )
 def test_host_out_of_memory_needs_a_rise_of_the_kernels_count(ending: JobExit, kills: int, status: ProbeStatus) -> None:
     ending = replace(ending, oom_kills=kills)
-    assert classify(ending, "reply.json is absent", [], device="cuda", limit_bytes=None).status is status
+    found = classify(ending, "reply.json is absent", [], device="cuda", limit_bytes=None)
+    assert found.status is status
+    assert found.unexplained is (status is ProbeStatus.CRASHED and ending.signal != signal.SIGSEGV)
 
 
 def test_a_library_that_exits_when_cuda_refuses_memory_is_out_of_memory() -> None:

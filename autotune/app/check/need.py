@@ -17,6 +17,7 @@ from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry
+from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.workload import Workload
 from autotune.emit.bundle import RESULT
@@ -115,6 +116,8 @@ def judge_by_probe(
         limit = f"{format_duration(timeout_seconds or 0.0)} (--timeout)"
         reason = f"the run was ended after {limit}, before it had shown whether it fits"
         return CheckAnswer(Outcome.UNKNOWN, None, reason)
+    if measured.unexplained:
+        return CheckAnswer(Outcome.UNKNOWN, None, measured.reason)
     if not measured.ok and measured.status not in OUT_OF_MEMORY:
         return CheckAnswer(Outcome.CANNOT_RUN, None, measured.reason)
     ended = measured.out_of_memory
@@ -158,6 +161,21 @@ def _with_capped_length(plan: TrainingPlan, workload: Workload) -> TrainingPlan:
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 
 
+def _sizes(workload: Workload, cut: int | None = None) -> list[tuple[LengthDistribution, ...]]:
+    """Return the sizes of the rows to train on and of those to evaluate on: tokens, and images in several measures.
+
+    Args:
+        cut: length to which rows are cut beforehand: a bundle has them as they were trained on.
+    """
+    return [
+        (
+            profile.lengths if cut is None else profile.lengths.cut_to(cut),
+            *((images.in_row, images.elements, images.ends) if (images := profile.images) is not None else ()),
+        )
+        for profile in workload.profiles
+    ]
+
+
 def judge_by_study(
     config: Configuration, sized: SizedPlan, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
 ) -> CheckAnswer | None:
@@ -171,14 +189,11 @@ def judge_by_study(
         return None
     hardware, known = planned.hardware, result.hardware
     trained = result.recommended.plan
-    lengths, cut = result.workload.dataset.lengths, trained.truncate_to
-    # Rows that have to be cut beforehand are in the bundle as they were trained on.
-    rows = lengths if cut is None else lengths.cut_to(cut)
     same = (
         (known.kind, known.name, known.processes) == (hardware.kind, hardware.name, hardware.processes),
         result.trainer == sized.plan.trainer,
         result.workload.models_fingerprint == workload.models_fingerprint,
-        rows == workload.dataset.lengths,
+        _sizes(result.workload, trained.truncate_to) == _sizes(workload),
         dict(result.environment) == environment(planned),
         trains_like(_with_capped_length(trained, workload), _with_capped_length(sized.plan, workload), config),
     )

@@ -90,6 +90,22 @@ def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured
     assert (judge_by_study(config, sized, tmp_path, rows, machine, 80 * GIB) is not None) is measured
 
 
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_study_that_evaluated_on_shorter_rows_does_not_decide(longer: bool, tmp_path: Path) -> None:
+    machine, rows = planned_machine("H100-80GB"), workload()
+    measured, now = (replace(rows, evaluation=workload(lengths=each).dataset) for each in ({64: 4}, {64: 4, 900: 1}))
+    here = problem(setting(machine=machine, of=measured))
+    plan = here.trainer.plan(here.baseline, here.setting)
+    found = a_result(workload=measured, hardware=machine.hardware, environment=environment(machine))
+    assert found.recommended is not None
+    found = replace(found, recommended=replace(found.recommended, plan=plan))
+    (tmp_path / "result.json").write_text(json_text(found), encoding="utf-8")
+    config = Configuration("SFTConfig", plan.args, plan.args)
+    sized = SizedPlan(plan, whole_geometry(here.trainer, plan, measured))
+    checked = now if longer else measured
+    assert (judge_by_study(config, sized, tmp_path, checked, machine, 80 * GIB) is None) is longer
+
+
 @pytest.mark.parametrize(
     ("body", "phase"),
     [

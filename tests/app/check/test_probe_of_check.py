@@ -10,7 +10,7 @@ import pytest
 
 from autotune.app.arguments import CheckArguments, time_limit
 from autotune.app.check import check, fitting
-from autotune.app.check.need import judge_by_probe
+from autotune.app.check.need import CheckAnswer, judge_by_probe
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
 from autotune.core.documents.verdict import Outcome
@@ -93,6 +93,14 @@ def test_options_that_do_not_go_together_are_told(asked: CheckArguments, said: s
         check.check(asked)
 
 
+def judged(measured: Measurement, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CheckAnswer:
+    monkeypatch.setattr("autotune.app.check.need.probe", lambda *_: measured)
+    worst = Shape(1, 16)
+    sized = SizedPlan(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1))
+    server: Any = None
+    return judge_by_probe(sized, workload(), planned_machine("cpu"), 1, server, folder, None)
+
+
 ENDED: list[Any] = [
     (ProbeStatus.HOST_OUT_OF_MEMORY, None, None),
     (ProbeStatus.HOST_OUT_OF_MEMORY, OutOfMemory("backward", None, None, None), None),
@@ -109,10 +117,15 @@ def test_a_run_that_was_ended_for_memory_does_not_fit_whatever_is_known_of_its_n
     tmp_path: Path,
 ) -> None:
     measured = Measurement(status=status, reason="memory ran out", out_of_memory=ended)
-    monkeypatch.setattr("autotune.app.check.need.probe", lambda *_: measured)
-    worst = Shape(1, 16)
-    sized = SizedPlan(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1))
-    server: Any = None
-    answer = judge_by_probe(sized, workload(), planned_machine("cpu"), 1, server, tmp_path, None)
+    answer = judged(measured, tmp_path, monkeypatch)
     assert (answer.outcome, answer.reason) == (Outcome.DOES_NOT_FIT, "memory ran out")
     assert (answer.need.bytes if answer.need is not None else None) == bytes_needed
+
+
+@pytest.mark.parametrize(("unexplained", "outcome"), [(True, Outcome.UNKNOWN), (False, Outcome.CANNOT_RUN)])
+def test_a_run_that_was_killed_for_an_unknown_reason_leaves_the_answer_open(
+    unexplained: bool, outcome: Outcome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured = Measurement(ProbeStatus.CRASHED, "killed by signal 9", unexplained=unexplained)
+    answer = judged(measured, tmp_path, monkeypatch)
+    assert (answer.outcome, answer.need, answer.reason) == (outcome, None, "killed by signal 9")
