@@ -251,7 +251,8 @@ class PlannedArguments(SearchArguments):
         network (GBIT): total network rate of each machine in Gbit/s, in one direction, such as 3200 for eight links of
             400. None: communication is timed as if all GPUs were in one machine.
         seq_len (TOKENS): tokens of each row, instead of a dataset; the model then needs no tokenizer.
-        memory_budget: memory that training may use on each GPU, such as ``24GiB`` or in bytes. None: all of it.
+        memory_budget: memory that training may use on each GPU, such as ``24GiB`` or in bytes. None: all of it, but
+            of this machine's, what other processes do not use now.
         prices (FILE): prices of an hour of one GPU, by name: a YAML file of lines such as ``H100-80GB: 2.99``, or a CSV
             file; in Python also a mapping. None: no cost is shown.
     """
@@ -322,7 +323,8 @@ class CheckArguments(Arguments):
         peft_config: the adapter, for a configuration object; only LoRA is supported.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this
             machine's device.
-        memory_budget (SIZE): memory that each process may use, such as ``24GiB`` or in bytes. None: all of the device.
+        memory_budget (SIZE): memory that each process may use, such as ``24GiB`` or in bytes. None: all of the
+            device, but of this machine's, what other processes do not use now.
         probe: run the worst micro-batches on this machine's device, instead of tracing them.
         timeout (TIME): time limit of that run, such as ``10m`` or in seconds; a run that reaches it leaves the answer
             unknown. None: no limit.

@@ -21,7 +21,7 @@ from autotune.trainers import Trainer
 from autotune.units import counted
 from autotune.userconfig.base import UserBase, documents_of, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate, setting_of
-from autotune.userconfig.fields import traced_fields
+from autotune.userconfig.fields import as_json, traced_fields
 from autotune.userconfig.keys import of_engine, of_groups
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
@@ -214,7 +214,7 @@ def _entries(
     for name in sorted(traced_fields(trainer) | MEASURED_FIELDS):
         # A field set to None is included, since its default may be another value.
         if f"args.{name}" not in chosen and _is_set(base, f"args.{name}"):
-            yield f"args.{name}", base.config.values[name]
+            yield f"args.{name}", as_json(name, base.config.values[name])
     for part, values in (("model", plan.model), ("env", plan.env)):
         for name, value in values.items():
             if f"{part}.{name}" not in chosen and value not in (None, False):

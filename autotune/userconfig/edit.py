@@ -29,7 +29,7 @@ from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.base import DEEPSPEED, FSDP, UserBase, fsdp_keys, read_base, written_keys
-from autotune.userconfig.fields import keeps_order
+from autotune.userconfig.fields import as_json, keeps_order
 from autotune.userconfig.keys import engine_key, of_engine
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
 from autotune.userconfig.written import read_written
@@ -232,7 +232,11 @@ def edited_base(
         dict(_changed_keys(base, edits, wanted.plan, trainer)),
         text,
         unified_diff(base.file.text, text, base.name),
-        {name: read.config.values[name] for name, value in read.arguments.items() if _sets_field(read, name, value)},
+        {
+            name: as_json(name, read.config.values[name])
+            for name, value in read.arguments.items()
+            if _sets_field(read, name, value)
+        },
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
         dict(read.written.env),
         base.launching.document,

@@ -102,7 +102,7 @@ def user_plan(
             hint="Write a number of tokens.",
         )
     kept = sorted(traced & config.values.keys())
-    args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
+    args = {name: as_json(name, config.values[name]) for name in kept if config.values[name] is not None}
     if args.get(SAVING) != NO_CHECKPOINTS:
         # All other strategies save the same.
         args.pop(SAVING, None)
@@ -131,7 +131,7 @@ def user_plan(
 def reading_of(config: Configuration) -> Mapping[str, object]:
     """Return the fields of a trainer's configuration for reading rows that differ from their defaults."""
     names = sorted(trainer_of(config).config_fields.reading & config.values.keys())
-    found = {name: _json(name, config.values[name]) for name in names if config.values[name] != config.defaults[name]}
+    found = {name: as_json(name, config.values[name]) for name in names if config.values[name] != config.defaults[name]}
     if CHAT_TEMPLATE in found:
         found[CHAT_TEMPLATE] = str(Path(str(found[CHAT_TEMPLATE])).absolute())
     return found
@@ -242,7 +242,7 @@ def _unknown_effect(what: str, hint: str = "") -> InputError:
     return InputError(f"The effect of {what} on memory is not known.", hint=hint)
 
 
-def _json(name: str, value: object) -> object:
+def as_json(name: str, value: object) -> object:
     """Return a value as JSON types; infinity, such as a norm without a limit, becomes the largest number.
 
     Raises:

@@ -44,6 +44,7 @@ env:
   HF_TOKEN: {SECRET}3
   WANDB_PROJECT: mine
 gradient_checkpointing: false
+max_grad_norm: .inf  # JSON has no infinity
 """
 
 
