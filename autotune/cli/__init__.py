@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
+_USAGE = 2
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -14,6 +15,10 @@ def main() -> int:
         from autotune.cli.boundary import run
 
         code = run(sys.argv)
+    except ImportError as error:
+        # Of this package: a command's own errors are handled. The interpreter's exit code would mean that nothing fits.
+        print(f"autotune: {error}. Install autotune again, with its dependencies, on Linux.", file=sys.stderr)
+        code = _USAGE
     except KeyboardInterrupt:
         # Interrupted before the command line was read: nothing has started.
         code = _INTERRUPTED

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -81,11 +82,15 @@ def _source_id(name: str, origin: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def check_required(packages: Mapping[str, str]) -> None:
-    """Check that the :data:`REQUIRED` packages are installed.
+    """Check that this is Linux, and that the :data:`REQUIRED` packages are installed.
 
     Raises:
-        InputError: a package is missing, or has an unsupported version.
+        InputError: it is another system, or a package is missing or has an unsupported version.
     """
+    if sys.platform != "linux":
+        raise InputError(
+            f"autotune needs Linux, and this is {sys.platform}.", hint="Use WSL 2, a container or a server."
+        )
     from packaging.specifiers import SpecifierSet
 
     for name, versions in REQUIRED.items():

@@ -89,6 +89,14 @@ def test_a_closed_stream_changes_no_exit_code(words: list[str], code: int, close
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
 
 
+def test_an_incomplete_installation_is_an_error_and_not_nothing_fits() -> None:
+    code = "import sys; sys.modules['autotune.cli.parser'] = None; from autotune.cli import main; sys.exit(main())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("autotune: import of autotune.cli.parser halted")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_an_error_is_coloured_only_in_a_terminal() -> None:
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}

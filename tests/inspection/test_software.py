@@ -77,6 +77,12 @@ def test_a_version_outside_the_range_is_refused(name: str, version: str) -> None
         check_required({**GOOD, name: version})
 
 
+def test_another_system_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(InputError, match="autotune needs Linux, and this is darwin"):
+        check_required(GOOD)
+
+
 @pytest.mark.parametrize("version", ["1.17.0.dev0", "1.99.0"])
 def test_a_development_version_within_the_range_will_do(version: str) -> None:
     check_required({**GOOD, "trl": version})
