@@ -14,7 +14,7 @@ from autotune.techniques.trace_impact import NO_PATCHES
 class ActivationOffloading(Equipped):
     """TRL's activation offloading (``trl/models/activation_offloading.py``)."""
 
-    summary = "Moves activations to the host's memory during forward and back during backward."
+    summary = "Moves activations to host memory in the forward pass, and back in the backward pass."
     options = (
         Option(OFF, "activations stay on the device"),
         Option(ON, "activations go to pinned host memory"),

@@ -18,7 +18,7 @@ DEFAULT = "default"
 class Allocator(Equipped):
     """``expandable_segments`` in the environment variables that configure PyTorch's caching allocator."""
 
-    summary = "Lets segments of reserved GPU memory grow, so that less of it is unused between tensors."
+    summary = "Configures PyTorch's caching allocator; segments that can grow reduce fragmentation."
     options = (
         Option(DEFAULT, "segments of fixed sizes; a freed block is reused for requests that fit into it"),
         Option("expandable_segments", "segments grow page by page, with hardly any fragmentation"),

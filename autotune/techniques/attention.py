@@ -66,7 +66,7 @@ def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | Non
 class Attention(Technique):
     """The implementation that ``attn_implementation`` names."""
 
-    summary = "Chooses the attention kernel; fused kernels never store the matrix of scores."
+    summary = "Chooses the attention kernel; fused kernels do not store the attention scores."
     options = (
         Option(EAGER, "plain matrix products; stores the matrix of scores"),
         Option(SDPA, "PyTorch's fused attention; a packed row needs a mask of tokens by tokens"),
@@ -81,7 +81,7 @@ class Attention(Technique):
         Option(_PAGED, "attention over a paged cache from the Hub: generation only"),
     )
     trl_default = SDPA
-    needs = "flash: its package or kernels, and a GPU of its generation; flex: a GPU"
+    needs = "for flash, its package or kernels and a GPU of its generation; for flex, a GPU"
     writes = frozenset({"model.attn_implementation"})
     impact = NO_PATCHES
 

@@ -11,13 +11,13 @@ from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFac
 from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import NO_PATCHES
 
-_ALWAYS = "any value needs the same memory and time, since the loss always needs the reference"
+_ALWAYS = "the loss always needs the reference, so memory and time do not change"
 
 
 class Beta(NumberTechnique):
     """``beta``; at 0 there is neither a copy of the model, nor its pass over each generation batch."""
 
-    summary = "Weight of the divergence from a reference; 0 needs no reference model and no pass through it."
+    summary = "Weight of the KL divergence from the reference model; 0 needs no reference model."
     options = (
         Option("0.0", "no reference: TRL's default for GRPO"),
         Option("0.05", "TRL's default for RLOO; any number", Effect.CHANGES_TRAINING),
@@ -25,9 +25,9 @@ class Beta(NumberTechnique):
     by_trainer = differing(
         rloo=TrainerFacts(default="0.05"),
         **dict.fromkeys(("dpo", "kto", "online_dpo"), TrainerFacts(without_effect=_ALWAYS)),
-        distillation=TrainerFacts(without_effect="it chooses the divergence from the teacher, with no reference"),
+        distillation=TrainerFacts(without_effect="it selects the divergence from the teacher; there is no reference"),
     )
-    changes = "the loss keeps the model closer to the reference, or ignores the reference"
+    changes = "the loss weighs the divergence from the reference differently"
     impact = NO_PATCHES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:

@@ -19,7 +19,7 @@ _LONG_ROW = 8192
 row take 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shorter rows need not be split."""
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
 _PAIRS = "TRL splits the tokens but not the loss mask, so their lengths differ"
-_UNSPLIT = "TRL passes rows to the model under names that are not split, so tokens and positions differ in length"
+_UNSPLIT = "TRL does not split the tokens that it passes to the model"
 _IMAGES_UNSPLIT = "transformers splits the tokens of a row but not its images, so their numbers differ"
 _GENERATED = "TRL builds the inputs after generation, from whole prompts"
 _SCORED = "TRL reads a row's score at its last token, which only one of the processes has"
@@ -46,7 +46,7 @@ def data_ranks(candidate: Candidate, setting: Setting) -> int:
 class ContextParallel(Equipped):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
-    summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
+    summary = "Splits each row across this number of processes (ring attention)."
     options = (
         Option(1, "each process has whole rows", entries={}),
         *(Option(size, f"{size} processes per row") for size in _SIZES),
@@ -54,9 +54,9 @@ class ContextParallel(Equipped):
     without_gpu = _NO_KERNEL
     with_images = _IMAGES_UNSPLIT
     needs = (
-        f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
-        "(pad_to_multiple_of), half precision where heads of queries share keys and values, and a GPU; the processes "
-        "that share a row train on the same documents"
+        f"a GPU, sharding={FSDP2}, attention={_SDPA}, unpacked rows whose length is a multiple of twice that number "
+        "(pad_to_multiple_of), and half precision with grouped-query attention; the processes that share a row train "
+        "on the same documents"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
     impact = TraceImpact(also_sets_sizes=True)

@@ -17,7 +17,7 @@ class ContinuousBatching(Equipped):
     after the first generation, weights are trained in bf16 or fp16.
     """
 
-    summary = "Generates completions of all lengths without padding, with a paged cache that takes most free memory."
+    summary = "Generates with a paged cache and without padding; the cache takes most free memory."
     options = (
         Option(OFF, "`generate()` on padded prompts", entries={}),
         Option(ON, "rows join and leave the running batch", Effect.CHANGES_TRAINING),

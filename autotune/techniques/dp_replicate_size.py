@@ -15,7 +15,7 @@ NAME = "dp_replicate_size"
 class DpReplicateSize(Distributed):
     """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
 
-    summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
+    summary = "Number of replicas in hybrid sharding, each sharded within a group of processes."
     options = (
         Option(1, "one group: the model is sharded among all processes", entries={}),
         Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),

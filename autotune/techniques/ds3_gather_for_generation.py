@@ -15,7 +15,7 @@ _ZERO3 = "zero3"
 class GatherForGeneration(Distributed):
     """``ds3_gather_for_generation``, which has no effect without DeepSpeed's ZeRO stage 3."""
 
-    summary = "Gathers the weights that ZeRO-3 shards before generation; without it, layer by layer within each token."
+    summary = "Gathers ZeRO-3's weights before generation; off: layer by layer for each token."
     options = (
         Option(ON, "all weights at once, which must fit on the GPU", entries={}),
         Option(OFF, "layer by layer: little memory, but slow"),

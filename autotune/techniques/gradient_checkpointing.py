@@ -25,20 +25,14 @@ _TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
 _TRANSFORMERS_WITHOUT_OFFLOAD = "<5.17"
 
 _NO_ACCELERATOR = "offloading moves activations from an accelerator to the host, and there is no accelerator"
-_TO_PYTORCH = "passes the key of this choice to PyTorch, which refuses it"
-
-
-def _with_reference(trainer: str) -> TrainerFacts:
-    why = f"after a pass of the reference, {trainer} {_TO_PYTORCH}"
-    return TrainerFacts(
-        refused={SELECTIVE: f"{trainer} {_TO_PYTORCH}"},
-        restricted=dict.fromkeys((_EVERY_2, OFFLOAD), f"only with reference={PRECOMPUTED}, since {why}"),
-    )
-
-
-def _generating(trainer: str) -> TrainerFacts:
-    why = f"after a generation, {trainer} {_TO_PYTORCH}"
-    return TrainerFacts(refused=dict.fromkeys((_EVERY_2, SELECTIVE, OFFLOAD), why))
+_TO_PYTORCH = "TRL passes the key of this choice to PyTorch, which refuses it"
+_WITH_REFERENCE = TrainerFacts(
+    refused={SELECTIVE: _TO_PYTORCH},
+    restricted=dict.fromkeys(
+        (_EVERY_2, OFFLOAD), f"needs reference={PRECOMPUTED}: after a pass of the reference, {_TO_PYTORCH}"
+    ),
+)
+_GENERATING = TrainerFacts(refused=dict.fromkeys((_EVERY_2, SELECTIVE, OFFLOAD), f"after a generation, {_TO_PYTORCH}"))
 
 
 class GradientCheckpointing(Technique):
@@ -53,20 +47,20 @@ class GradientCheckpointing(Technique):
         Option(OFFLOAD, "as on, and moves the kept activations to the host's memory", without_gpu=_NO_ACCELERATOR),
     )
     trl_default = ON
-    needs = "offload: an accelerator"
+    needs = "an accelerator for offload"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     by_trainer = differing(
-        dpo=_with_reference("DPOTrainer"),
-        kto=_with_reference("KTOTrainer"),
-        reward=TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}"}),
-        grpo=_generating("GRPOTrainer"),
-        rloo=_generating("RLOOTrainer"),
-        distillation=_generating("DistillationTrainer"),
+        dpo=_WITH_REFERENCE,
+        kto=_WITH_REFERENCE,
+        reward=TrainerFacts(refused={SELECTIVE: _TO_PYTORCH}),
+        grpo=_GENERATING,
+        rloo=_GENERATING,
+        distillation=_GENERATING,
         # OnlineDPOTrainer calls unwrap_model_for_generation (trl/models/utils.py) without keys.
         online_dpo=TrainerFacts(
             ignored=dict.fromkeys(
                 (_EVERY_2, SELECTIVE, OFFLOAD),
-                "after a generation, OnlineDPOTrainer enables checkpointing again without the key of this choice",
+                "after a generation, TRL enables checkpointing again without the key of this choice",
             )
         ),
     )
@@ -97,12 +91,12 @@ class GradientCheckpointing(Technique):
         if late and candidate.get("reference", PRECOMPUTED) != PRECOMPUTED:
             return (
                 f"gradient_checkpointing={choice} needs reference={PRECOMPUTED}: after the reference's pass in a "
-                f"micro-batch, TRL {_TO_PYTORCH}"
+                f"micro-batch, {_TO_PYTORCH}"
             )
         if choice != SELECTIVE or not lora.has_adapters(candidate):
             return None
         if installed(setting.machine, "transformers", _TRANSFORMERS_WITHOUT_SELECTIVE):
-            return f"with adapters, TRL {_TO_PYTORCH}"
+            return f"with adapters, {_TO_PYTORCH}"
         if candidate.get("sharding") == "zero3":
             return "TRL refuses gradient_checkpointing=selective of adapters with sharding=zero3"
         return None

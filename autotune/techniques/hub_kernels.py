@@ -17,6 +17,6 @@ class HubKernels(Equipped):
     )
     without_gpu = "its kernels are for CUDA GPUs"
     package = "kernels"
-    impact = TraceImpact(unplanned="its whole effect: a trace downloads no kernels and runs the model's own layers")
+    impact = TraceImpact(unplanned="its effect: a trace runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
     writes = frozenset({"args.model_init_kwargs.use_kernels"})

@@ -67,7 +67,7 @@ def trains_whole_modules(setting: Setting) -> bool:
 class Lora(Technique):
     """LoRA by PEFT, set through the fields of ``trl.ModelConfig``."""
 
-    summary = "Trains small adapters on a frozen model: only they have gradients and optimizer state."
+    summary = "Trains LoRA adapters; the frozen model has no gradients and no optimizer state."
     options = (
         Option(NONE, "all weights are trained"),
         Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING, family=_GRAMMAR),
@@ -77,8 +77,8 @@ class Lora(Technique):
         Option("r16-rslora", "scaled by the root of the rank", Effect.CHANGES_TRAINING),
         Option("r16-dora", "with trained magnitudes (DoRA)", Effect.CHANGES_TRAINING),
     )
-    needs = "rN-language: a vision tower, and no fused experts; rN-dora: no fused experts"
-    changes = "only adapters are trained, and the rest of the model is frozen"
+    needs = "for rN-language, a vision tower and no fused experts; for rN-dora, no fused experts"
+    changes = "only the adapters are trained"
     writes = frozenset(f"model.lora_{name}" for name in ("task_type", "r", "alpha", "dropout", "target_modules")) | {
         "model.use_peft", "model.use_rslora", "model.use_dora",
     }  # fmt: skip

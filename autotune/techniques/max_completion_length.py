@@ -9,7 +9,7 @@ from autotune.techniques.trace_impact import GROWING_SIZES
 class MaxCompletionLength(NumberTechnique):
     """Longer completions are cut, which changes their rewards; the worst case has only completions of this length."""
 
-    summary = "Maximum tokens of a completion: bounds the key-value cache and the width of every micro-batch."
+    summary = "Maximum tokens of a completion: limits the key-value cache and the micro-batch's length."
     options = (
         Option(512, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),

@@ -81,9 +81,7 @@ def _cuts_loss_inputs(setting: Setting) -> bool:
 class MaxLength(Technique):
     """Longer rows are truncated to this length, or dropped, as the trainer does; packed rows are filled up to it."""
 
-    summary = (
-        "Cuts or drops long rows, so that the largest micro-batch is smaller; with packing, the length of a packed row."
-    )
+    summary = "Length at which rows are cut or dropped; with packing, the length of a packed row."
     options = (
         Option("coverage", "the shortest length that keeps the requested token coverage"),
         Option("coverage*2", "twice that (also *4, *8): longer packed rows", family=_COVERAGE),

@@ -9,7 +9,7 @@ from autotune.techniques.max_completion_length import MaxCompletionLength
 class MaxNewTokens(MaxCompletionLength):
     """``max_completion_length`` under another name, with another default."""
 
-    summary = "Maximum tokens of a completion: bounds the cost of generation and the width of every micro-batch."
+    summary = "Maximum tokens of a completion: limits the time of generation and the micro-batch's length."
     options = (
         Option(64, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),

@@ -9,7 +9,7 @@ from autotune.techniques.trace_impact import SIZES
 class NumGenerations(NumberTechnique):
     """A generation batch holds whole groups, so it is divisible by their size."""
 
-    summary = "Number of completions per prompt; all of a prompt's are in one generation batch."
+    summary = "Number of completions per prompt."
     options = (
         Option(8, "TRL's default for GRPO"),
         Option(2, "TRL's default for RLOO; any number from 2 on", Effect.CHANGES_TRAINING, family=SEVERAL),

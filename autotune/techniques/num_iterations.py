@@ -9,10 +9,10 @@ from autotune.techniques.trace_impact import TraceImpact
 class NumIterations(NumberTechnique):
     """Fewer generations for the same number of updates; all but the first update are off-policy."""
 
-    summary = "Number of updates on the same completions, which share the time to generate them."
+    summary = "Number of updates on the same completions."
     options = (
         Option(1, "TRL's default: each completion is trained on once"),
         Option(2, "any number", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    changes = "the same completions are trained on again after the model has changed (off-policy)"
+    changes = "later updates are off-policy"
     impact = TraceImpact(also_sets_sizes=True, patches_libraries=False)

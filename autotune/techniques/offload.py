@@ -36,20 +36,19 @@ _GPU_OPTIMIZERS = ("bnb", "8bit", "paged")
 class Offload(Technique):
     """``offload_optimizer`` and ``offload_param`` of DeepSpeed, ``cpu_offload`` of FSDP2. Offloading is exact."""
 
-    summary = "Keeps optimizer state or weights in the host's memory, where the optimizer then runs."
+    summary = "Keeps optimizer state or weights in host memory; the CPU then runs the optimizer."
     options = (
         Option(NONE, "all on the device"),
         Option(OPTIMIZER, "optimizer state, with zero1 to zero3"),
         Option(PARAMETERS, "weights, with zero3"),
         Option(BOTH, "both, with zero3 or fsdp2"),
     )
-    needs = "sharding by zero1, zero2, zero3 or fsdp2; for one process zero2 or zero3, a GPU and the package deepspeed"
+    needs = "sharding by zero1, zero2, zero3 or fsdp2; with one process zero2 or zero3, a GPU and the package deepspeed"
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD, *_WITH_GLOO})
     impact = TraceImpact(
         frees_weights=lambda choice: choice in (PARAMETERS, BOTH),
         in_plan=lambda plan: PlanImpact(untimed=optimizer_on_host(plan)),
-        unplanned="the optimizer's time on the host: candidates with optimizer or both have no predicted speed on "
-        "a GPU",
+        unplanned="the optimizer's time on the host: no predicted speed on a GPU with optimizer or both",
     )
 
     def matters(self, setting: Setting) -> bool:

@@ -19,7 +19,7 @@ _PAGED = "paging moves optimizer state between a GPU and the host, and there is 
 class Optimizer(Technique):
     """``optim`` of ``TrainingArguments``."""
 
-    summary = "Chooses the optimizer: AdamW's state is two fp32 copies of the trained weights; others have less state."
+    summary = "Chooses the optimizer; AdamW's state has two values for each trained weight, others have less."
     options = (
         Option("adamw_torch_fused", "AdamW in one fused kernel"),
         Option("adamw_torch", "AdamW with one kernel per group of tensors"),
@@ -42,8 +42,9 @@ class Optimizer(Technique):
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
     needs = (
-        "8-bit, paged: the package bitsandbytes, not FSDP2, and with zero1 and zero2 fewer than 2^31 weights for each "
-        "process; adafactor: neither DeepSpeed nor FSDP2; adamw_torch_8bit: torchao; paged: a GPU"
+        "for 8-bit and paged ones the package bitsandbytes, no FSDP2, and with zero1 and zero2 fewer than 2^31 "
+        "weights for each process; for paged ones a GPU; for adafactor neither DeepSpeed nor FSDP2; for "
+        "adamw_torch_8bit torchao"
     )
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})

@@ -160,7 +160,7 @@ def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float
 class Packing(Equipped):
     """TRL's packing strategies."""
 
-    summary = "Packs several shuffled documents into each row, which avoids time and memory for padding."
+    summary = "Packs several shuffled documents into each row, which avoids padding."
     options = (
         Option(NONE, "one document per row, padded to the longest of its micro-batch"),
         Option(CUTTING, "whole documents fitted into rows; documents longer than a row are cut"),
@@ -169,8 +169,8 @@ class Packing(Equipped):
     )
     needs = "an architecture and attention that keep packed documents apart (checked)"
     changes = (
-        "bfd_split cuts documents that are longer than a row, and the later part does not see the earlier; "
-        "with wrapped, documents attend to their neighbours"
+        "bfd_split splits documents that are longer than a row into parts that do not see one another; wrapped cuts "
+        "documents anywhere and lets them attend to one another"
     )
     writes = frozenset({"args.packing", "args.packing_strategy", f"args.{SHUFFLED}"})
     identified_by = frozenset({"args.packing", "args.packing_strategy"})

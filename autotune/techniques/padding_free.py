@@ -16,7 +16,7 @@ DOCUMENT_LENGTHS = "seq_lengths"
 class PaddingFree(Equipped):
     """TRL's padding-free collator."""
 
-    summary = "Concatenates the rows of a micro-batch, which avoids time and memory for padding."
+    summary = "Concatenates the rows of a micro-batch, which avoids padding."
     options = (
         Option(OFF, "rows are padded to the longest of their micro-batch"),
         Option(ON, "rows are concatenated"),

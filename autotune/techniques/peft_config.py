@@ -29,13 +29,13 @@ class PeftConfig(Technique):
     A choice is the configuration itself, as JSON, so that a study does not depend on a file that may change.
     """
 
-    summary = "Trains an adapter configured by a file of PEFT's JSON: any PEFT method with all of its keys."
+    summary = "Trains an adapter of any PEFT method, configured by PEFT's JSON file."
     options = (
         Option(NONE, "the adapter that lora chooses, or none"),
         Option('{"peft_type":"IA3"}', "the JSON itself, or the name of its file", Effect.CHANGES_TRAINING, _JSON),
     )
     needs = "`--fix peft_config=FILE.json`, with a `peft_type`; the bundle then has train.py only"
-    changes = "only the parameters of the PEFT method are trained, and the rest of the model is frozen"
+    changes = "only the parameters of the PEFT method are trained"
     writes = frozenset({"peft"})
     impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: lora.adapts_layers(plan.peft))
 

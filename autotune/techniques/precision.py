@@ -20,7 +20,7 @@ _BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
 class Precision(Technique):
     """The type of loaded weights, and mixed precision."""
 
-    summary = "Chooses the type of the weights and of matrix products."
+    summary = "Data type of the weights and of matrix products."
     options = (
         Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),
         # The other choices round its products.
@@ -28,11 +28,8 @@ class Precision(Technique):
         Option(_SCALED, "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
     )
-    needs = "bf16 on a GPU: compute capability 8.0"
-    changes = (
-        "bfloat16 keeps the trained weights in bf16, where small updates are lost; float32+fp16 scales the loss and "
-        "skips steps that overflow"
-    )
+    needs = "compute capability 8.0 for bf16 on a GPU"
+    changes = "bfloat16 weights lose small updates; float32+fp16 scales the loss and skips steps that overflow"
     writes = frozenset({"model.dtype", "args.bf16", "args.fp16"})
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == _BF16_WEIGHTS)
 

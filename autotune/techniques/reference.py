@@ -22,9 +22,7 @@ SYNCHRONISED_WHOLE = (
 class Reference(Equipped):
     """``precompute_ref_log_probs``. With adapters, the model without them is the reference, at no extra memory."""
 
-    summary = (
-        "Computes the reference model's log-probabilities in each micro-batch, or once for all rows before training."
-    )
+    summary = "Computes the reference model's log-probabilities in each micro-batch, or once before training."
     options = (
         Option("beside", "a frozen copy of the model, or the model without its adapters, in each micro-batch"),
         Option(PRECOMPUTED, "one pass over the dataset, then no copy; its time is spread over all epochs"),

@@ -14,7 +14,7 @@ from autotune.techniques.trace_impact import TraceImpact
 class ReshardAfterForward(Distributed):
     """The key of that name in ``fsdp_config``."""
 
-    summary = "Frees a layer's gathered weights after its forward pass; FSDP2 gathers them again for the backward pass."
+    summary = "Frees FSDP2's gathered weights of a layer after its forward pass, and gathers them again for backward."
     options = (
         Option(ON, "weights of one layer at a time"),
         Option(OFF, "all weights stay gathered from forward to backward: less communication"),

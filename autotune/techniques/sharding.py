@@ -109,7 +109,7 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
 class Sharding(Technique):
     """Data parallelism of PyTorch (DDP, FSDP2) or DeepSpeed (ZeRO), through ``fsdp`` or ``deepspeed``."""
 
-    summary = "Shards optimizer state, gradients and weights across the processes, instead of copying them."
+    summary = "Shards optimizer state, gradients and weights across processes."
     options = (
         Option(DDP, "each process holds everything"),
         Option("zero1", "DeepSpeed shards the optimizer state", package="deepspeed"),
@@ -118,8 +118,8 @@ class Sharding(Technique):
         Option(FSDP2, "PyTorch shards weights, gradients and optimizer state, layer by layer"),
     )
     needs = (
-        "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; "
-        "zero1 to zero3: the package deepspeed"
+        "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; for "
+        "zero1 to zero3 the package deepspeed"
     )
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
     identified_by = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})

@@ -20,7 +20,7 @@ class MaxLiveParameters(Distributed):
     With DeepSpeed's default of 1e9, ZeRO-3 holds all parameters of a smaller model from the second step on.
     """
 
-    summary = "Limits how many gathered parameters ZeRO-3 keeps for reuse; fewer means more communication."
+    summary = "Number of gathered parameters that ZeRO-3 keeps; fewer means more communication."
     options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})

@@ -23,14 +23,14 @@ _SEVERAL = re.compile(r"step\*([2-9]|[1-9]\d+)")
 class StepsPerGeneration(Technique):
     """Generating all completions of an optimizer step at once is fastest, but needs the largest key-value cache."""
 
-    summary = "Generates the completions of an optimizer step at once, or in parts with a smaller key-value cache."
+    summary = "Generates an optimizer step's completions at once, or in parts with a smaller key-value cache."
     options = (
         Option(WHOLE, "all completions of an optimizer step at once: TRL's default"),
         Option("step/2", "in 2 parts (any number)", family=_PART),
         Option("step*2", "completions of 2 steps at once (any number)", Effect.CHANGES_TRAINING, family=_SEVERAL),
     )
     writes = frozenset({_FIELD})
-    changes = "later steps train on completions of an earlier model (off-policy)"
+    changes = "later steps are off-policy"
     impact = SIZES
 
     def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:

@@ -19,7 +19,7 @@ class SyncEachBatch(Distributed):
     DDP holds whole gradients in either case, and with DeepSpeed ``Trainer`` reduces them in every micro-batch.
     """
 
-    summary = "Reduces FSDP2's gradients in each micro-batch, so that no process holds whole gradients between them."
+    summary = "Reduces FSDP2's gradients in each micro-batch, so that no process keeps whole gradients."
     options = (
         Option(OFF, "once per optimizer step, and until then each process holds whole gradients", entries={}),
         Option(ON, "in each micro-batch: each process holds its shard; more communication"),

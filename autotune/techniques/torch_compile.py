@@ -9,14 +9,12 @@ from autotune.techniques.trace_impact import TraceImpact
 class TorchCompile(Technique):
     """``torch_compile`` of ``TrainingArguments``. Not in the default space: compiling takes minutes per probe."""
 
-    summary = "Compiles the model, which fuses kernels and takes minutes for each new shape."
+    summary = "Compiles the model, which takes minutes for each new shape."
     options = (
         Option(OFF, "runs as written", entries={"args.torch_compile": False}),
         Option(ON, "compiled by TorchInductor", entries={"args.torch_compile": True}),
     )
-    impact = TraceImpact(
-        unplanned="the speed of compiled code, and the memory that fusion saves: a trace runs the step eagerly"
-    )
+    impact = TraceImpact(unplanned="speed and memory of compiled code: a trace runs the step eagerly")
     needs = "a C++ compiler"
     # A backend or a mode switches it on as well (TrainingArguments.__post_init__).
     writes = frozenset({"args.torch_compile", "args.torch_compile_backend", "args.torch_compile_mode"})

@@ -14,7 +14,7 @@ class TorchEmptyCacheSteps(Equipped):
     the time to return and reserve memory; predicted times exclude it.
     """
 
-    summary = "Returns cached memory to the GPU before the backward pass, and reserves it again when needed."
+    summary = "Empties PyTorch's cache before the backward pass."
     options = (
         Option(OFF, "the allocator keeps its reserved memory", entries={}),
         Option(1, "before every backward pass; lowers the peak of reserved memory, and takes time"),

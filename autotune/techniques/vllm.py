@@ -38,7 +38,7 @@ class Vllm(Equipped):
     (``vllm_importance_sampling_correction``), and RLOO takes its old log-probabilities from the trained model.
     """
 
-    summary = "Generates completions with vLLM, which is fast and reserves a share of the GPU for itself."
+    summary = "Generates completions with vLLM, which reserves a share of GPU memory."
     options = (
         Option(OFF, "transformers generates: TRL's default", entries={}),
         Option(SERVER, "a vLLM server on other GPUs, started by the user", Effect.CHANGES_TRAINING, entries=_SERVER),
@@ -46,14 +46,14 @@ class Vllm(Equipped):
         Option(SLEEPING, "the same, but asleep while the model is trained", Effect.CHANGES_TRAINING, entries=_SLEEPING),
     )
     without_gpu = "TRL's vLLM needs a CUDA GPU"
-    needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
-    changes = "vLLM samples completions in half precision, so their probabilities differ from the trained model's"
+    needs = f"the package {SUPPORTED}, and a CUDA GPU; for server, a running one"
+    changes = "completions are sampled in half precision, by other kernels"
     writes = frozenset(_SLEEPING)
     impact = TraceImpact(
         # Online DPO pads its completions to the maximum length.
         also_sets_sizes=True,
         patches_libraries=False,
-        unplanned="vLLM's generation time: candidates with it have no predicted speed",
+        unplanned="vLLM's generation time: no predicted speed",
     )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:

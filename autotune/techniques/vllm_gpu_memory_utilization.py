@@ -13,7 +13,7 @@ from autotune.techniques.vllm import VllmSize, is_colocated
 class VllmGpuMemoryUtilization(VllmSize):
     """It covers vLLM's weights, activations, CUDA graphs and key-value cache, which takes the remainder."""
 
-    summary = "Share of the GPU that vLLM reserves; its key-value cache takes the part beyond weights and activations."
+    summary = "Share of the GPU that vLLM reserves for weights, activations and key-value cache."
     options = (
         Option("0.3", "TRL's default for GRPO, RLOO and distillation"),
         Option("0.5", "any share between 0 and 1"),

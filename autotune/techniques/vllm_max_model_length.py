@@ -16,7 +16,7 @@ MODEL = "model"
 class VllmMaxModelLength(VllmSize):
     """vLLM does not start unless its cache holds one such sequence, even if the dataset's are shorter."""
 
-    summary = "Longest sequence of vLLM: its key-value cache must hold at least one of this length."
+    summary = "Longest sequence of vLLM, whose key-value cache must hold at least one."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
         Option(MODEL, "the length in the model's configuration: TRL's default", entries={}),

@@ -13,7 +13,7 @@ from autotune.units import counted
 class VllmTensorParallelSize(VllmSize):
     """Each GPU holds a part of vLLM's weights and cache; the engine generates for the prompts of all its GPUs."""
 
-    summary = "Shards vLLM's weights and key-value cache over this number of the training's GPUs."
+    summary = "Shards vLLM across this number of the training's GPUs."
     options = (
         Option(1, "each GPU has its own engine: TRL's default", entries={}),
         Option(2, "any divisor of the GPUs", family=POSITIVE),

@@ -38,6 +38,6 @@ GUIDES: Mapping[tuple[str, str], tuple[str, ...]] = {
 """By guide and section, the techniques."""
 
 ELSEWHERE: Mapping[str, str] = {
-    "prompt_coverage": "TRL cuts no prompts since 0.29; `--prompt-coverage` leaves out the longest ones",
+    "prompt_coverage": "TRL cuts no prompts from 0.29 on: the option `--prompt-coverage` drops the longest instead",
 }
 """What the guides name and no technique here is, with the reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
@@ -30,28 +31,32 @@ NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "ke
 EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), processes=8), NEWEST)
 
 HEAD = """\
-# Techniques
+# Which settings are searched?
 
-Support of each technique by trainer, on eight GPUs with every package installed (generated from the code by
-`make docs`). `autotune techniques` explains each choice, and shows what this machine lacks.
+A **knob** is one setting that `autotune probe` and `autotune plan` vary, such as `packing`; its values are **choices**.
+`autotune techniques` explains each choice and shows which ones this machine lacks. (`make docs` writes this page from
+the code.)
+"""
 
-| word | meaning |
+MATRIX = """\
+## Knobs by trainer
+
+| cell | meaning |
 |---|---|
-| probed | measured by real training steps; traces predict its memory, and its time if the GPU's speeds are known |
-| on request | the same, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
-| partly planned | traces lack a part of its effect, see [the exceptions](#exceptions) |
-| not `choice` | no probe has that choice with this trainer |
-| `choice` restricted | only some combinations have it |
-| ignored | TRL does not use the field with this trainer, or it changes neither memory nor time |
-| refused | never tried, for the reason under [exceptions](#exceptions) |
-| - | TRL's configuration of this trainer has no field for it |
+| yes | tried by default, unless it changes training (`--allow`); measured by probes, predicted by plans |
+| `--fix` | tried only if named in `--fix` or a `--space` file |
+| no | never tried |
+| ignored | TRL ignores the field, or it affects neither memory nor speed |
+| - | the trainer's configuration has no such field |
+| * | some choices differ: see [Exceptions](#exceptions) |
+"""
 
-Of a family of choices one is named: `r16` stands for every rank.
+LOSS_HEAD = """\
+## Losses that depend on more knobs
 
-A choice is exact (the training stays the same) with a trainer's default loss, apart from the exceptions. Other losses
-depend on these knobs too, which are then searched only with `--allow`:
+With these settings, the knobs in the last column change training, and are searched only with `--allow`:
 
-| configuration | trainers | knobs |
+| setting | trainers | knobs |
 |---|---|---|
 """
 
@@ -111,12 +116,10 @@ LOSSES = (
 
 def document() -> str:
     """Return the page."""
-    after = [
-        "",
-        "If such a loss depends on `packing`, and your own configuration packs rows, it also depends on `max_length`.",
-    ]
-    lines = [*_losses(), *after, "", *_table(), "", *_effects(), *_exceptions(), *_guides()]
-    return HEAD + "\n".join(lines) + "\n"
+    after = "If your own configuration packs rows, a loss that depends on `packing` depends on `max_length`, too."
+    parts = (HEAD, _effects(), MATRIX, _table(), _exceptions(), LOSS_HEAD, _losses(), after, _guides())
+    texts = (part if isinstance(part, str) else "".join(f"{line}\n" for line in part) for part in parts)
+    return "\n".join(f"{text.rstrip()}\n" for text in texts).replace("|---|\n\n|", "|---|\n|")
 
 
 def _losses() -> Iterator[str]:
@@ -135,7 +138,7 @@ def _losses() -> Iterator[str]:
 
 
 def cell(technique: Technique, trainer: str) -> str:
-    """Return what becomes of a technique with a trainer, in a few words."""
+    """Return the support of a technique by a trainer, in one word."""
     own = facts(technique, trainer)
     if own.without_effect:
         return "ignored"
@@ -148,13 +151,9 @@ def cell(technique: Technique, trainer: str) -> str:
     ]
     impossible = [choice for choice in unusual if refused_or_ignored(technique, choice, trainer)]
     if unusual and unusual == impossible:
-        return "refused"
-    return ", ".join([
-        "probed" if technique.name in _searched(trainer) else "on request",
-        *(["partly planned"] if technique.impact.unplanned else []),
-        *(f"not `{choice}`" for choice in impossible),
-        *(f"`{choice}` restricted" for choice in own.restricted),
-    ])  # fmt: skip
+        return "no"
+    differs = "\\*" if impossible or own.restricted else ""
+    return ("yes" if technique.name in _searched(trainer) else "`--fix`") + differs
 
 
 def missing_fields(technique: Technique, trainer: str) -> list[str]:
@@ -171,7 +170,7 @@ def _searched(trainer: str) -> Mapping[str, tuple[Choice, ...]]:
 
 
 def _table() -> Iterator[str]:
-    yield f"| technique | {' | '.join(trainers())} |"
+    yield f"| knob | {' | '.join(trainers())} |"
     yield f"|---|{'---|' * len(trainers())}"
     for technique in catalogue():
         cells = (cell(technique, trainer) for trainer in trainers())
@@ -180,25 +179,28 @@ def _table() -> Iterator[str]:
 
 def _effects() -> Iterator[str]:
     """Yield a table of the techniques with their choices."""
-    yield "## What each one does"
+    yield "## What each knob does"
     yield ""
-    yield "| technique | effect | exact choices | choices that change training | needs |"
-    yield "|---|---|---|---|---|"
+    yield "Choices keep the gradient, up to rounding, unless they are listed as changing the training: those are tried"
+    yield "only with `--allow KNOB` or `--fix KNOB=CHOICE`. `r16`, `every_2` and the like stand for any number."
+    yield ""
+    yield "| knob | effect, and what it needs | choices |"
+    yield "|---|---|---|"
     for technique in catalogue():
         exact, changing = (
             _listed(option.choice for option in technique.options if option.effect is effect)
             for effect in (Effect.EXACT, Effect.CHANGES_TRAINING)
         )
-        how = f"{changing}: {technique.changes}" if changing else ""
-        yield f"| `{technique.name}` | {technique.summary.rstrip('.')} | {exact} | {how} | {technique.needs} |"
-    yield ""
+        needs = f" Needs {technique.needs}." if technique.needs else ""
+        choices = f"{exact}; **changes training:** {changing}: {technique.changes}" if changing else exact
+        yield f"| `{technique.name}` | {technique.summary}{needs} | {choices} |"
 
 
 def _exceptions() -> Iterator[str]:
-    """Yield a table of what differs from that, by technique and trainers."""
+    """Yield a table of what differs from that, by technique and trainers, and one of what plans leave out."""
     yield "## Exceptions"
     yield ""
-    yield "| technique | trainers | exception |"
+    yield "| knob | trainers | exception |"
     yield "|---|---|---|"
     for technique in catalogue():
         known: dict[str, list[str]] = {}
@@ -207,6 +209,13 @@ def _exceptions() -> Iterator[str]:
         for difference, names in known.items():
             yield f"| `{technique.name}` | {', '.join(names)} | {difference} |"
     yield ""
+    yield "## What plans do not predict"
+    yield ""
+    yield "| knob | not predicted |"
+    yield "|---|---|"
+    for technique in catalogue():
+        if technique.impact.unplanned:
+            yield f"| `{technique.name}` | {technique.impact.unplanned} |"
 
 
 def _everywhere(technique: Technique) -> Iterator[tuple[str, str]]:
@@ -215,20 +224,18 @@ def _everywhere(technique: Technique) -> Iterator[tuple[str, str]]:
     possible = (option for option in technique.options if not technique.unavailable(option.choice, EIGHT_GPUS))
     left_out = [option.choice for option in possible if not any(map(option.has, searched))]
     if searched and left_out:
-        yield "all", f"{_listed(left_out)} only on request"
+        yield "all", f"{_listed(left_out)}: only with `--fix`"
     for option in technique.options:
         reason = technique.unavailable(option.choice, EIGHT_GPUS)
         if reason is not None:
-            yield "all", f"`{option.choice}` refused: {reason}"
-    if technique.impact.unplanned:
-        yield "all", f"not planned: {technique.impact.unplanned}"
+            yield "all", f"`{option.choice}`, unavailable to probes: {reason}"
 
 
 def _differences(technique: Technique) -> Iterator[tuple[str, str]]:
     """Yield each trainer with its exceptions, in words."""
     for trainer, specification in trainers().items():
         if technique.name in (depends := specification.loss_depends_on({})):
-            yield trainer, f"any other choice than the default changes training: {depends[technique.name]}"
+            yield trainer, f"any choice but the default changes training: {depends[technique.name]}"
     for trainer, own in technique.by_trainer.items():
         if own.default is not None:
             changes = own.changes or (technique.changes if isinstance(technique, NumberTechnique) else "")
@@ -236,10 +243,10 @@ def _differences(technique: Technique) -> Iterator[tuple[str, str]]:
             yield trainer, f"TRL's default is `{own.default}`{more}"
         if own.without_effect:
             yield trainer, f"ignored: {own.without_effect}"
-        for kind, found in {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}.items():
+        for kind, found in {", never tried": own.refused, ", ignored": own.ignored, "": own.restricted}.items():
             for reason in dict.fromkeys(found.values()):
                 choices = [choice for choice, why in found.items() if why == reason]
-                yield trainer, f"{_listed(choices)} {kind}: {reason}"
+                yield trainer, f"{_listed(choices)}{kind}: {reason}"
 
 
 def _listed(choices: Iterable[Choice]) -> str:
@@ -247,9 +254,6 @@ def _listed(choices: Iterable[Choice]) -> str:
 
 
 def _guides() -> Iterator[str]:
-    yield "## What TRL's guides name"
-    yield ""
     guides = " and ".join(f'"{guide}"' for guide in dict.fromkeys(guide for guide, _ in GUIDES))
-    yield f"Everything in {guides} is one of these techniques, except"
-    yield ""
-    yield from (f"- `{name}`: {reason}." for name, reason in ELSEWHERE.items())
+    exceptions = "; ".join(f"`{name}`, since {reason}" for name, reason in ELSEWHERE.items())
+    yield from textwrap.wrap(f"The knobs cover TRL's guides {guides}, except {exceptions}.", 120)
