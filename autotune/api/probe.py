@@ -80,13 +80,13 @@ class ProbeResult:
 
     @cached_property
     def config(self) -> transformers.TrainingArguments:
-        """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported at the first access.
+        """The recommended trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported at the first access.
 
         It is one object: ``result.config.max_steps = 2`` changes the ``result.config`` that is passed to a trainer.
         A warning is logged if ``WORLD_SIZE`` differs from the number of probed processes.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         plan, base = self._plan(), self.document.base
         probed, here = plan.launch.processes, os.environ.get("WORLD_SIZE", "1")
@@ -105,38 +105,38 @@ class ProbeResult:
 
     @property
     def peft_config(self) -> peft.PeftConfig | None:
-        """The winner's PEFT configuration; None if it trains all weights.
+        """PEFT configuration of the recommendation; None if all weights are trained.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         return self._objects().peft_config(self._plan())
 
     @property
     def quantization_config(self) -> transformers.BitsAndBytesConfig | None:
-        """The winner's quantisation, for the trainer's argument of that name, or None.
+        """Quantisation of the recommendation, for the trainer's ``quantization_config``, or None.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         return self._objects().quantization_config(self._plan())
 
     @property
     def model_init_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for ``from_pretrained`` that the winner was measured with.
+        """Keyword arguments for ``from_pretrained`` with which the recommendation was measured.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         kwargs: dict[str, Any] = self._objects().model_init_kwargs(self._plan())
         return kwargs
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Environment variables that the winner was measured with, to be set before a GPU is first used.
+        """Environment variables with which the recommendation was measured; set them before a GPU is first used.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         return self._plan().env
 
@@ -145,17 +145,17 @@ class ProbeResult:
         """The rows to train on: the dataset, or its copy in the bundle if rows had to be cut or were dropped.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         found = self._rows()
         return self._objects().training_dataset(**found.entry(found.split))
 
     @property
     def eval_dataset(self) -> datasets.Dataset | None:
-        """The rows to evaluate on, cut like those to train on; None without evaluation.
+        """The rows to evaluate on, cut like the training rows; None without evaluation.
 
         Raises:
-            AutotuneError: nothing was found.
+            AutotuneError: there is no recommendation.
         """
         found = self._rows()
         if found.evaluated is None:

@@ -142,13 +142,14 @@ class SearchArguments(Arguments):
         memory_budget (SIZE): memory that each process may use, such as ``24GiB`` or in bytes.
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for
             trainers that generate them in groups. None: 8 per process, TRL's default.
-        max_length (TOKENS): tokens to which rows are cut, or above which the trainer drops them. None: every choice of
-            the space that keeps the token coverage.
-        token_coverage: share to keep of the dataset's tokens and of those in the loss. None: 0.99.
-        allow (KNOB[,KNOB]): knobs whose choices that change training are searched too, such as ``lora``.
-        fix (KNOB=VALUE): search only this choice of a knob.
+        max_length (TOKENS): length at which rows are cut or, by some trainers, dropped. None: several are searched,
+            within the token coverage.
+        token_coverage: smallest share of the dataset's tokens, and of those in the loss, to train on. None: 0.99.
+        allow (KNOB[,KNOB]): knobs for which choices that change training are searched, too, such as ``lora``.
+        fix (KNOB=VALUE): value of a knob in every candidate.
         exclude (KNOB[,KNOB]): knobs that stay at TRL's default.
-        space (FILE): a space file instead of the one that ships with autotune.
+        space (FILE): YAML file with the choices to search, such as a changed copy of one in ``search_spaces/``. None:
+            the one that ships with autotune.
     """
 
     model: str | Path | None = field(default=None, kw_only=False)
@@ -198,7 +199,8 @@ class ProbeArguments(SearchArguments):
             None: those of ``base``; without it, one on each visible GPU, or one on a CPU or with ``workers``.
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for
             trainers that generate them in groups. None: that of ``base``; without it, 8 per process, TRL's default.
-        token_coverage: share to keep of the dataset's tokens and of those in the loss. None: that of ``base``, or 0.99.
+        token_coverage: smallest share of the dataset's tokens, and of those in the loss, to train on. None: that of
+            ``base``, or 0.99.
         workers: number of candidates to probe at the same time, in one study: each on its own ``num_processes``
             GPUs, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
             ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.
@@ -279,8 +281,8 @@ class PlanArguments(PlannedArguments):
         timeout (TIME): time after which the search ends, such as ``2m`` or in seconds; the best so far are then
             traced with all layers. None: no limit.
         output (DIR): directory for a bundle of the fastest candidate predicted to fit, unmeasured. None: no files.
-        server_gpus: number of the ``num_processes`` GPUs on which a vLLM server generates; the others train. Needs
-            ``vllm=server``, fixed or allowed. None: such a server runs on further GPUs.
+        server_gpus: number of the ``num_processes`` GPUs for a vLLM server; the others train. Needs ``vllm=server``,
+            fixed or allowed. None: the server has GPUs of its own, which are not counted.
     """
 
     num_processes: int | None = None
