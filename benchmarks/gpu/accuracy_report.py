@@ -115,15 +115,21 @@ def details(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     alike = [found for machines in devices.values() for machine in machines for found in _alike(machine)]
     rho = min(rank_correlation(found, _PLANNED_KINDS[0]) or 0.0 for found in alike)
     reached = min(_reached(found) for found in alike)
+    figures = (
+        ("allocated memory, planned", planned),
+        ("allocated memory, traced with all layers", traced),
+        ("reserved memory, traced with all layers", reserved),
+    )
+    rows = (
+        f"| {name} | {len(found)} | {_range(found, 'low', 'high')} | {_share(_known(spread(found)).median)} |\n"
+        for name, found in figures
+    )
     return (
-        f"Planned allocated memory is between {_range(planned, 'low', 'high')}, half within "
-        f"{_share(_known(spread(planned)).median)}. In {len(traced)} traces of all layers, allocated memory is between "
-        f"{_range(traced, 'low', 'high')}, half within {_share(_known(spread(traced)).median)}, and reserved memory "
-        f"between {_range(reserved, 'low', 'high')}, half within {_share(_known(spread(reserved)).median)}. In each of "
-        f"{len(alike)} groups of at least {_RANKED} configurations with the same model and rows, the rank correlation "
-        f"of planned and measured speeds is at least {rho:.2f}, and the configuration planned as the fastest has at "
-        f"least {reached:.0%} of the highest measured speed. For {len(both)}, operators were also timed one by one: "
-        f"step times computed from these are {measured:.1%} off in the median, planned ones {plain:.1%}."
+        f"| figure | cases | errors between | half within |\n|---|---|---|---|\n{''.join(rows)}\n"
+        f"In each of {len(alike)} groups of at least {_RANKED} configurations with the same model and rows, the rank "
+        f"correlation of planned and measured speeds is at least {rho:.2f}, and the configuration planned as the "
+        f"fastest has at least {reached:.0%} of the highest measured speed. For {len(both)}, operators were also timed "
+        f"one by one: step times computed from these are {measured:.1%} off in the median, planned ones {plain:.1%}."
     )
 
 

@@ -181,7 +181,7 @@ def test_lora_trains_the_tower_unless_the_modules_that_the_documentation_names_a
     from peft import get_peft_config, get_peft_model
     from transformers import AutoModelForImageTextToText
 
-    text = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
     documented = json.loads(text.partition("```json\n")[2].partition("```")[0])
 
     def trained(**changes: None) -> set[bool]:

@@ -33,10 +33,7 @@ from autotune.virtual.steps.varied import SHARES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-WORDS = {4: "four", 10: "ten"}
-QUICK, NORMAL, THOROUGH = (EFFORTS[name] for name in ("quick", "normal", "thorough"))
-PLANNING = f"{QUICK.planning_seconds:.0f}, {NORMAL.planning_seconds:.0f} or {THOROUGH.planning_seconds:.0f}"
-PATIENCE = f"{QUICK.patience} (`quick`), {NORMAL.patience} (`normal`) or {THOROUGH.patience} (`thorough`)"
+WORDS = {10: "ten"}
 LEAST = {name: version.removeprefix(">=").split(",")[0] for name, version in REQUIRED.items()}
 
 
@@ -46,16 +43,18 @@ def listed(values: Iterable[object]) -> str:
     return f"{', '.join(first)} and {last}"
 
 
+def effort_row(name: str) -> str:
+    """Return the row of an effort in the table of the search."""
+    effort, default = EFFORTS[name], " (default)" if name == ProbeArguments.effort else ""
+    cells = (effort.patience, explore._UNPREDICTED_FACTOR * effort.patience, effort.trials)
+    return f"| `{name}`{default} | {effort.planning_seconds:.0f} s | {' | '.join(map(str, cells))} |"
+
+
 FIGURES = [
     ("README.md", f"Python {PROJECT['requires-python'].removeprefix('>=')}, torch {LEAST['torch']}"),
     ("README.md", f"transformers {LEAST['transformers']} and TRL {LEAST['trl']}, or newer"),
-    ("docs/probing.md", f"for at most {PLANNING} s (`--effort quick`, `normal`, `thorough`)"),
-    (
-        "docs/probing.md",
-        f"below {100 * explore._MIN_IMPROVEMENT:.0f} % of the best rate before {PATIENCE} probes in a row",
-    ),
-    ("docs/probing.md", f"or {WORDS[explore._UNPREDICTED_FACTOR]} times as many without predicted speeds"),
-    ("docs/probing.md", f"after {QUICK.trials}, {NORMAL.trials} or {THOROUGH.trials} probes (`--trials`)"),
+    *(("docs/probing.md", effort_row(name)) for name in EFFORTS),
+    ("docs/probing.md", f"the expected improvement was below {100 * explore._MIN_IMPROVEMENT:.0f} % of the best rate"),
     ("docs/probing.md", f"(`--margin`, {100 * ProbeArguments.margin:.0f} %)"),
     ("docs/probing.md", f"TRL packs {PACKED_AT_ONCE:,} rows at a time"),
     ("docs/plan.md", f"until {improvement._PATIENCE} candidates brought none"),
@@ -66,9 +65,9 @@ FIGURES = [
     ("docs/plan.md", f"±{100 * TIME_ERROR:.0f} %. With ~ it is ±{100 * HOST_BOUND_ERROR:.0f} %"),
     ("docs/plan.md", f"assumed to take {1e6 * USUAL_PACE.launch_seconds:.0f} µs per operator"),
     ("docs/plan.md", f"the limit of {DEFAULT_LIMIT_BYTES // MIB} MiB"),
-    ("docs/plan.md", f"at most {rent._MOST_TRACED} candidates are traced"),
-    ("docs/plan.md", f"tries {listed(rent.NUMBERS)} GPUs"),
-    ("docs/plan.md", f"rises by over {100 * rent._WORTH:.0f} %"),
+    ("docs/rent.md", f"at most {rent._MOST_TRACED} candidates are traced"),
+    ("docs/rent.md", f"tries {listed(rent.NUMBERS)} GPUs"),
+    ("docs/rent.md", f"rises by over {100 * rent._WORTH:.0f} %"),
     ("docs/plan.md", f"(default: one for every {GPUS_PER_MACHINE})"),
     ("docs/check.md", f"{CPU_PROCESS_BYTES // MIB} MiB are added"),
     ("docs/dry-run.md", f"at most {dry_run._MOST_GPUS}, and"),

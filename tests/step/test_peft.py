@@ -16,10 +16,10 @@ from autotune.step.objects import peft_config
 from tests.small import small_config
 from tests.vision import FAMILIES, small_vision_config
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "images.md"
 
 LANGUAGE = r".*(language|text)_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-"""The one entry of ``lora_target_modules`` in docs/trainers.md."""
+"""The one entry of ``lora_target_modules`` in docs/images.md."""
 FITTING: list[dict[str, Any]] = [
     {"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "layers_to_transform": [0]},
     {"peft_type": "IA3", "target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
