@@ -33,7 +33,8 @@ class Legacy:
         gone: the first release without the key, or without the value.
         since: the release from which on the key is deprecated or has no effect; the library still accepts it.
         no_effect: whether an accepted key has no effect.
-        never: whether no release has had the key.
+        never: whether no release has had the key, for this trainer or for any.
+        of_trainer: whether the entry is about one trainer.
         write: equivalent keys and values of today, with the user's value filled in; None if there are none.
         by_hand: whether the user has to choose the replacement.
         note: sentences on the choice, or an empty string.
@@ -51,6 +52,7 @@ class Legacy:
     write: Mapping[str, object] | None = None
     by_hand: bool = False
     note: str = ""
+    of_trainer: bool = False
 
     @property
     def accepted(self) -> bool:
@@ -64,7 +66,8 @@ class Legacy:
 
     def _became(self, what: str) -> str:
         if self.never:
-            return f"No release of {self.library} has had {what}"
+            where = " for this trainer" if self.of_trainer else ""
+            return f"No release of {self.library} has had {what}{where}"
         if self.gone is not None:
             return f"{what} was removed in {self.library} {self.gone}"
         if self.no_effect:
@@ -96,7 +99,7 @@ def legacy_of(trainer: str, key: str, value: object) -> Legacy | None:
         library = "transformers" if section == "transformers" else "TRL"
         entry = _for_value(key, value, row, library) or (_entry(key, value, row, library) if _any_value(row) else None)
         if entry is not None:
-            return entry
+            return replace(entry, of_trainer=section not in SHARED)
     return None
 
 

@@ -100,8 +100,9 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
 def fixed_report(fixed: Fixed) -> doc.Document:
     """Return the report about ``check --fix-legacy``: the rewritten keys of a file, and those to change by hand."""
     unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
-    written = f"wrote {fixed.file}. Its other keys are not checked: run autotune check on it without --fix-legacy."
-    blocks = doc.Diff(fixed.diff), doc.Paragraph(written if fixed.diff else unchanged)
+    done = f"wrote {fixed.file}." if fixed.diff else unchanged
+    others = "Its other keys are not checked: run autotune check on it without --fix-legacy."
+    blocks = doc.Diff(fixed.diff), doc.Paragraph(f"{done} {others}")
     return doc.Document(
         None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _messages(fixed.left), doc.Tone.UNSURE))
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.inspection.legacy import legacy_of, table
+from autotune.inspection.legacy import SHARED, legacy_of, table
 from tests.inspection.released import RECORDED, TRAINERS, removed
 
 ALLOWED = {"gone", "since", "never", "no_effect", "write", "by_hand", "note", "same", "values"}
@@ -44,8 +44,11 @@ def test_the_table_says_of_no_field_that_it_went_which_no_release_had() -> None:
 
 
 def test_the_table_says_never_only_of_what_no_release_had() -> None:
-    never = {key for _, key, row in rows() if "never" in row}
-    assert never.isdisjoint(field for fields in RECORDED["fields"].values() for field in fields)
+    never = {(section, key) for section, key, row in rows() if "never" in row}
+    had = {(section, field) for section, fields in RECORDED["fields"].items() for field in fields}
+    assert never.isdisjoint(had)
+    # Sections of all trainers are about every class.
+    assert {key for section, key in never if section in SHARED}.isdisjoint(field for _, field in had)
 
 
 def test_every_row_says_one_thing_in_the_words_of_the_table() -> None:
@@ -102,9 +105,15 @@ def test_a_key_that_went_is_said_in_a_sentence(trainer: str, key: str, value: ob
             "grpo",
             "vllm_sleep_enabled",
             1,
-            "No release of TRL has had vllm_sleep_enabled: write vllm_enable_sleep_mode: 1.",
+            "No release of TRL has had vllm_sleep_enabled for this trainer: write vllm_enable_sleep_mode: 1.",
         ),
         ("reward", "num_labels", 1, "No release of TRL has had num_labels: leave it out."),
+        (
+            "reward",
+            "use_liger",
+            True,
+            "No release of TRL has had use_liger for this trainer: write use_liger_kernel: true.",
+        ),
         (
             "sft",
             "bnb_4bit_use_double_quant",

@@ -48,7 +48,10 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
             edits[key] = write
         elif old.write is not None or old.by_hand:
             why = f" The file has {clash} already." if clash is not None else ""
-            left.append(finding(text, Severity.SILENT, key, f"{old.sentence()}{why}"))
+            # What the installed release accepts still works as it is.
+            works = old.accepted and not old.no_effect and clash is None
+            severity = Severity.NOTE if works else Severity.SILENT
+            left.append(finding(text, severity, key, f"{old.sentence()}{why}"))
         elif not old.accepted or old.no_effect:
             edits[key] = {}
     after = apply_edits(unmasked, [Edit((key,), write) for key, write in edits.items()])

@@ -88,4 +88,4 @@ def _fix(words: list[str], options: dict[str, Any]) -> int:
         raise InputError(f"--fix-legacy takes no {option(min(options))}.", hint="Fix the file first, then check it.")
     fixed = fix_legacy(words[0], **taken)
     show(fixed_report(fixed), stdout_console())
-    return 0 if not fixed.left else 1
+    return 0 if fixed.is_done else 1

@@ -219,12 +219,17 @@ class Fixed:
     Attributes:
         file: the written file, or the file that was read if nothing changed.
         diff: the change, as a unified diff; empty without one.
-        left: findings that the user has to resolve by hand.
+        left: findings that the user has to resolve by hand; notes are about deprecated keys, which still work.
     """
 
     file: str
     diff: str
     left: tuple[Finding, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no removed key is left."""
+        return all(item.severity is Severity.NOTE for item in self.left)
 
 
 def outcome_for(need: Need, budget_bytes: int) -> Outcome:

@@ -19,7 +19,6 @@ from trl import DPOConfig, SFTConfig
 import autotune
 from autotune.app.check import check as of_check
 from autotune.app.check import fitting
-from autotune.app.check.fix import fix_legacy
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
 from autotune.core.documents.verdict import Outcome, Severity, Source, Verdict, WillNotFit
@@ -323,25 +322,6 @@ def test_the_api_raises_what_will_not_fit(write: Write, checked: Checked) -> Non
     assert isinstance(raised.value.verdict, Verdict)
 
 
-def test_legacy_keys_are_rewritten_and_all_else_stays(tmp_path: Path) -> None:
-    file, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
-    file.write_text("# mine\nmax_seq_length: 64  # tokens\nmax_steps: 3\nnum_mini_batches: 2\n", encoding="utf-8")
-    fixed = fix_legacy(str(file), trainer="sft", output=str(new))
-    assert new.read_text(encoding="utf-8") == "# mine\nmax_length: 64  # tokens\nmax_steps: 3\nnum_mini_batches: 2\n"
-    assert fixed.left == ()
-    old = fix_legacy(str(file), trainer="rloo", output=str(tmp_path / "rloo.yaml"))
-    assert [(item.key, item.line, item.severity) for item in old.left] == [("num_mini_batches", 4, Severity.SILENT)]
-
-
-def test_a_file_that_has_the_new_key_already_is_left_to_its_author(tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    text = "max_seq_length: 64\nmax_length: 32\npacking: true\n"
-    file.write_text(text, encoding="utf-8")
-    fixed = fix_legacy(str(file), trainer="sft")
-    assert "has max_length already" in fixed.left[0].message
-    assert file.read_text(encoding="utf-8") == text
-
-
 @pytest.mark.parametrize("args", [{}, {"fits": False}, {"gpu": GPU}], ids=str)
 def test_libraries_of_an_unsupported_version_are_refused_before_they_read_anything(
     args: dict[str, Any], write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
@@ -379,14 +359,6 @@ def test_settings_of_the_allocator_that_are_not_simulated_are_told(write: Write,
     assert verdict.plan.expandable_segments
     (told,) = (item.message for item in verdict.findings if "caching allocator" in item.message)
     assert told == "Assumed: the caching allocator has its default for max_split_size_mb:128, which is not simulated."
-
-
-def test_two_legacy_keys_become_one_mapping(tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text("dispatch_batches: true\nmax_seq_length: 64\nsplit_batches: false\n", encoding="utf-8")
-    assert fix_legacy(str(file), trainer="sft").left == ()
-    new = {"accelerator_config": {"dispatch_batches": True, "split_batches": False}, "max_length": 64}
-    assert yaml.safe_load(file.read_text(encoding="utf-8")) == new
 
 
 def test_of_continuous_batching_the_reason_is_given_why_no_step_is_traced(write: Write, checked: Checked) -> None:
