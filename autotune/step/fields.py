@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -128,7 +128,7 @@ def plain(value: Any) -> Any:
 
 def same(given: Any, used: Any) -> bool:
     """Whether two values differ only in spelling: JSON, a list of one, a number as text, null."""
-    if given == used or (given in (None, "none", "", [], {}) and not used):
+    if given == used or (given in (None, "none", ["none"], "", [], {}) and not used):
         return True
     if isinstance(given, str) and isinstance(used, dict):
         # JSON, or the name of its file.
@@ -144,9 +144,13 @@ def same(given: Any, used: Any) -> bool:
     return [given] == used or given == [used] or str(given) == str(used)
 
 
-def overrides(given: Mapping[str, Any], used: Mapping[str, Any]) -> Iterator[Override]:
-    """Yield the fields whose used value differs from the given one, in their order."""
+def overrides(given: Mapping[str, Any], used: Mapping[str, Any], unset: Collection[str] = ()) -> Iterator[Override]:
+    """Yield the fields whose used value differs from the given one, in their order.
+
+    Args:
+        unset: fields whose default is null: writing null there is the same as leaving the field out.
+    """
     for name in filter(given.__contains__, used):
         before, after = plain(given[name]), plain(used[name])
-        if not same(before, after):
+        if not (same(before, after) or (before is None and name in unset)):
             yield Override(name, before, after)

@@ -88,6 +88,26 @@ def test_a_mapping_may_be_given_as_json_or_by_the_name_of_its_file(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("report_to: [none]\noutput_dir: null\nbf16: null\n", []),
+        ("report_to: none\n", []),
+        # Another default than null.
+        ("pad_to_multiple_of: null\n", []),
+        ("fp16: true\n", []),
+    ],
+    ids=str,
+)
+def test_a_key_that_is_null_as_by_default_or_names_no_tracker_is_not_overridden(
+    body: str, told: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(f"use_cpu: true\n{body}", encoding="utf-8")
+    request = ReadCommandRequest("sft", ("--config", str(file)), {}, "cpu")
+    assert [item.key for item in read_command(request, JobContext(tmp_path, 0.0)).overrides] == told
+
+
+@pytest.mark.parametrize(
     ("trainer", "key", "value"), [("sft", "lora_target_modules", "all-linear"), ("online_dpo", "beta", 0.2)]
 )
 def test_one_value_is_no_fault_where_it_is_taken_in_place_of_a_list(

@@ -110,11 +110,12 @@ def _parse(request: ReadCommandRequest, *, starts_accelerate: bool) -> ReadComma
     if start is not None and start.processes != request.processes:
         return _parse_in_ranks(request, start)
     used = {field.name: getattr(item, field.name, None) for item in objects for field in dataclasses.fields(item)}
+    unset = {field.name for item in objects for field in dataclasses.fields(item) if field.default is None}
     given = {key: value for key, value in _given_values(parser, request.words).items() if key not in unreadable}
     return ReadCommand(
         configurations={kind: read_object(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
         faults=faults,
-        overrides=tuple(overrides(given, used)),
+        overrides=tuple(overrides(given, used, unset)),
         launch=options_of([*of_file, *of_words]),
         launched=start,
         names=names,
