@@ -1,18 +1,22 @@
-"""Contract with bitsandbytes: its versions, and the shards that it and Adafactor cannot update (FSDP2, 2^31 elements).
+"""Contract with bitsandbytes: its versions, and the shards that it and others cannot update (FSDP2, 2^31 elements).
 
 DeepSpeed makes one tensor of a process's share of the weights, which may have so many.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed
+from accelerate.utils.fsdp_utils import fsdp2_switch_optimizer_parameters
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -24,6 +28,7 @@ from autotune.techniques import find, versions
 from autotune.techniques.base import CrashReason
 from autotune.trainers import find_trainer
 from tests.settings import GPU, problem, setting, workload
+from tests.step.plans import needs_deepspeed
 
 ROWS = 8192
 """Rows of a matrix that is large enough for state in 8 bits."""
@@ -56,6 +61,35 @@ def test_an_optimizer_updates_a_whole_parameter_and_no_sharded_one(name: str, me
     assert (whole < 1).all()
     with pytest.raises(RuntimeError, match=r"DTensor|sharding strategy"):
         getattr(optim, name)([sharded]).step()
+
+
+@pytest.mark.parametrize(("name", "fails"), [("Adagrad", True), ("AdamW", False), ("RMSprop", False), ("SGD", False)])
+def test_a_checkpoint_has_no_state_of_weights_that_accelerate_replaces_by_shards(
+    name: str, fails: bool, mesh: DeviceMesh
+) -> None:
+    whole = torch.nn.Parameter(torch.ones(ROWS, 16))
+    sharded = torch.nn.Parameter(distribute_tensor(torch.ones(ROWS, 16), mesh, [Shard(0)]))
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)([whole], lr=0.1)
+    # As `Accelerator._prepare_fsdp2`, which remembers weights by their addresses.
+    stand_in: Any = torch.empty(1)
+    stand_in.data_ptr = whole.data_ptr()
+    optimizer.param_groups[0]["params"] = [stand_in]
+    fsdp2_switch_optimizer_parameters(optimizer, {whole.data_ptr(): sharded})
+    sharded.grad = torch.ones_like(sharded)
+    optimizer.step()
+    with pytest.raises(KeyError) if fails else nullcontext():
+        optimizer.state_dict()
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("module", ["stage_1_and_2", "stage3"])
+def test_deepspeed_makes_adagrad_anew_with_one_group_of_weights(module: str) -> None:
+    spec = find_spec(f"deepspeed.runtime.zero.{module}")
+    assert spec is not None
+    source = Path(str(spec.origin)).read_text(encoding="utf-8")
+    # A list of tensors is a single group.
+    assert re.search(r"torch\.optim\.Adagrad\(self\.\w+, \*\*self\.optimizer\.defaults\)", source)
+    assert "param_groups[" in source or "param_groups = [" in source
 
 
 def test_weights_in_8_bits_have_no_scales_where_fsdp2_shards_them(mesh: DeviceMesh) -> None:

@@ -234,6 +234,12 @@ def test_weights_in_4_bits_are_traced_with_fsdp2_whether_it_shares_them_out(
             "optimizer=adamw_bnb_8bit: bitsandbytes cannot update the parameters that sharding=fsdp2 shards",
         ),
         ("fsdp2", "optim: adafactor\n", "optimizer=adafactor: transformers' adafactor adds the shards"),
+        (
+            "fsdp2",
+            "optim: adagrad\n",
+            "optimizer=adagrad: adagrad keeps state of the weights that sharding=fsdp2 replaces by shards",
+        ),
+        ("fsdp2", "optim: ademamix\n", "optimizer=ademamix: bitsandbytes cannot update the parameters that"),
         ("fsdp2", "use_peft: true\nload_in_8bit: true\n", "sharding=fsdp2: 8-bit weights lose their scales"),
         (
             "zero3",
@@ -241,7 +247,7 @@ def test_weights_in_4_bits_are_traced_with_fsdp2_whether_it_shares_them_out(
             "activation_offloading=on: TRL's fused head fails with sharding=zero3",
         ),
     ],
-    ids=["bitsandbytes", "adafactor", "8 bits", "offloading"],
+    ids=["bitsandbytes", "adafactor", "adagrad", "a family", "8 bits", "offloading"],
 )
 def test_choices_that_fail_beside_an_engine_are_errors(
     engine: str, own: str, told: str, write: Write, checked: Checked
