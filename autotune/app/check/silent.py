@@ -30,7 +30,7 @@ _SWITCHED = {
     "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant"),
     "fsdp": ("fsdp_config",),
 }
-_ANSWERS, _DROPS = "completion_only_loss", "dataloader_drop_last"
+_ANSWERS, _DROPS, _BEST = "completion_only_loss", "dataloader_drop_last", "load_best_model_at_end"
 _GATHERS = "stage3_gather_16bit_weights_on_model_save"
 # Its older name, which DeepSpeed 0.19 still reads.
 _GATHERED = "stage3_gather_fp16_weights_on_model_save"
@@ -106,7 +106,7 @@ def _without_micro_batch(
     at_once = plan.count("per_device_eval_batch_size") * plan.data_ranks
     if rows < at_once:
         # transformers looks for the metric of the best checkpoint after each evaluation (`_determine_best_metric`).
-        fails = any(keys_set.get(name) for name in ("load_best_model_at_end", BEST_METRIC))
+        fails = any(keys_set.get(name) for name in (_BEST, BEST_METRIC))
         message = f"{_DROPS} drops all {counted(rows, 'row')} of an evaluation, so that it has no loss: a micro-batch"
         severity = Severity.ERROR if fails else Severity.SILENT
         yield Finding(severity, f"{message} of all processes has {at_once:,}.", _DROPS)
@@ -130,6 +130,20 @@ def of_dispatching(
     if trainer.generates or packs or len(trainer.widths(plan, workload.dataset.documents)[0]) > 1:
         message = f"{key} fails: one process reads all micro-batches, and accelerate joins them only if all are as"
         yield Finding(Severity.ERROR, f"{message} wide. Leave it out.", name)
+
+
+def of_best_model(plan: TrainingPlan, config: Configuration) -> Iterator[Finding]:
+    """Yield that memory is without the loading of the best model at the end, if DeepSpeed loads it.
+
+    It loads a checkpoint with optimizer state (deepspeed 0.19, ``DeepSpeedEngine.load_checkpoint``), which PyTorch
+    copies to the device before it drops the former state. Other engines load weights alone.
+    """
+    if config.values.get(_BEST) and plan.args.get("deepspeed"):
+        # ZeRO-3 restores weights from their float32 copies.
+        weights = "" if zero_stage(plan) == ZERO_STAGES["zero3"] else "all weights and "
+        message = f"Assumed: memory is without the end of training, where {_BEST} makes each process read {weights}its"
+        rest = "share of optimizer state into host memory, and copy that state to its device, beside the former one."
+        yield Finding(Severity.NOTE, f"{message} {rest}", _BEST)
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:

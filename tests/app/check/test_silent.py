@@ -15,7 +15,7 @@ from transformers import Trainer
 from transformers.trainer_pt_utils import AcceleratorConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from autotune.app.check.silent import of_dispatching, silent_findings
+from autotune.app.check.silent import of_best_model, of_dispatching, silent_findings
 from autotune.core.candidate import Choice
 from autotune.core.configuration import Configuration
 from autotune.core.documents.verdict import Finding, Severity
@@ -120,6 +120,17 @@ def test_times_of_deepspeed_s_own_are_not_those_of_a_plan() -> None:
         sections = {"flops_profiler": {"enabled": on}, "wall_clock_breakdown": on}
         found = findings(replace(plan, args={**plan.args, **zero3(sections)}), here)
         assert ("speeds are without flops_profiler and wall_clock_breakdown" in found) is on
+
+
+@pytest.mark.parametrize(
+    ("engine", "best", "told"), [(ZERO2, True, True), (ZERO2, False, False), (FSDP2, True, False), ({}, True, False)]
+)
+def test_the_best_checkpoint_that_deepspeed_loads_at_the_end_is_left_out_and_told(
+    engine: Mapping[str, object], best: bool, told: bool
+) -> None:
+    plan, config = TrainingPlan("sft", engine), Configuration("SFTConfig", {"load_best_model_at_end": best}, {})
+    found = [item.message for item in of_best_model(plan, config)]
+    assert ["read all weights and its share of optimizer state" in message for message in found] == [True] * told
 
 
 @pytest.mark.parametrize(
