@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from autotune.core.files.nested import mapping
-from autotune.core.plan import NO_EVALUATION
+from autotune.core.plan import EVALUATED_ONCE, NO_EVALUATION
 
 MODEL_CONFIG = "ModelConfig"
 """TRL's class of arguments for loading the model and for its adapter."""
@@ -36,8 +36,12 @@ class Configuration:
     @property
     def evaluates(self) -> bool:
         """Whether training is evaluated: between steps, or before the first one."""
-        between = self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
-        return between or bool(self.values.get("eval_on_start"))
+        return self.evaluates_between_steps or bool(self.values.get(EVALUATED_ONCE))
+
+    @property
+    def evaluates_between_steps(self) -> bool:
+        """Whether training is evaluated between steps."""
+        return self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
 
     def keys(self, name: str) -> Mapping[str, object]:
         """Return the keys of a field that has a mapping, or an object of a dataclass; empty for any other value."""

@@ -16,6 +16,9 @@ NO_EVALUATION = "no"
 SAVING, NO_CHECKPOINTS = "save_strategy", "no"
 """The field of ``transformers.TrainingArguments`` for when to save checkpoints, and its value for never."""
 
+EVALUATED_ONCE = "eval_on_start"
+"""The field of ``transformers.TrainingArguments`` by which a training evaluates before its first step; in a plan, it
+evaluates only there."""
 BEST_METRIC = "metric_for_best_model"
 """The field of ``transformers.TrainingArguments`` with the metric of evaluation that selects the best checkpoint."""
 
@@ -259,6 +262,11 @@ class TrainingPlan:
     def evaluates(self) -> bool:
         """Whether the training evaluates."""
         return self.args.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
+
+    @property
+    def evaluates_once(self) -> bool:
+        """Whether it does so before the first step alone, where the optimizer has no state."""
+        return self.evaluates and bool(self.args.get(EVALUATED_ONCE))
 
     @property
     def saves_checkpoints(self) -> bool:

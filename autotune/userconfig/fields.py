@@ -21,7 +21,7 @@ import yaml
 from autotune.core.configuration import Configuration
 from autotune.core.files.json_text import is_json
 from autotune.core.files.nested import mapping
-from autotune.core.plan import NO_CHECKPOINTS, SAVING, TrainingPlan
+from autotune.core.plan import EVALUATED_ONCE, NO_CHECKPOINTS, SAVING, TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
 from autotune.inspection.paths import is_file
@@ -123,6 +123,7 @@ def user_plan(
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
         args |= {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
+        args |= {} if config.evaluates_between_steps else {EVALUATED_ONCE: True}
     elif config.evaluates:
         assumptions += ("evaluation is left out",)
     return UserPlan(TrainingPlan(trainer.name, args, {**model, **words}), assumptions)

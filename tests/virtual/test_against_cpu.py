@@ -106,6 +106,7 @@ TAUGHT: Mapping[str, object] = {
 
 STEPS: Mapping[str, Steps] = {
     "sft": Steps("sft", TEXTS, EVALUATED, STORED),
+    "sft, evaluated before": Steps("sft", TEXTS, {**EVALUATED, "eval_on_start": True}, STORED),
     "sft, packed": Steps("sft", TEXTS, PACKED, CHECKPOINTED),
     "sft, LoRA": Steps("sft", TEXTS, EVALUATED, CHECKPOINTED, model=LORA),
     OTHERS_BY_DAY: Steps("sft", TEXTS, PACKED, STORED, model=LORA),

@@ -94,12 +94,17 @@ def traced_training(
             trainer.facts.micro_batches = plan.micro_batches
             adapter.watch(trainer, phase)
             _choose_batches(trainer, rows, adapter, plan.data_ranks)
+            evaluated = plan.evaluates and not steps_alone
+            if evaluated:
+                _prepare_evaluation(trainer, _drawing(trainer, rows, adapter))
+                trainer.args.eval_on_start = plan.evaluates_once
             trainer.train()
             trainer.facts.gradients = gradients_of_ranks(plan, trainer.accelerator)
             if steps_alone:
                 return
-            if plan.evaluates:
-                _evaluate(trainer, _drawing(trainer, rows, adapter))
+            if evaluated and not plan.evaluates_once:
+                trainer.is_in_train = True
+                trainer._evaluate(None, None)
             save_tensors(trainer, plan)
 
     return run
@@ -162,12 +167,16 @@ def _drawing(trainer: Any, rows: TracedRows, adapter: Adapter) -> Drawing:
     return drawing if rows.chosen is not None else replace(drawing, rows=drawing.rows * drawing.copies, copies=1)
 
 
-def _evaluate(trainer: Any, drawing: Drawing) -> None:
-    """Evaluate the largest micro-batch as TRL does between two steps."""
-    trainer.is_in_train, trainer.eval_dataset = True, _evaluation_rows(trainer, drawing)
+def _prepare_evaluation(trainer: Any, drawing: Drawing) -> None:
+    """Make the trainer evaluate the largest micro-batch, in a phase of its own."""
+    evaluate, trainer.eval_dataset = trainer._evaluate, _evaluation_rows(trainer, drawing)
     trainer.args.per_device_eval_batch_size = trainer.args.per_device_train_batch_size
-    with phase(EVALUATE):
-        trainer._evaluate(None, None)
+
+    def in_phase(*given: Any, **named: Any) -> Any:
+        with phase(EVALUATE):
+            return evaluate(*given, **named)
+
+    trainer._evaluate = in_phase
 
 
 def _evaluation_rows(trainer: Any, drawing: Drawing) -> Any:

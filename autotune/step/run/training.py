@@ -17,7 +17,7 @@ from datasets import Dataset, load_from_disk
 
 from autotune.core.files.nested import mapping
 from autotune.core.jobs.protocol import ProbeRequest
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import EVALUATED_ONCE, TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.rows.blocks import block_rows
 from autotune.step.data.profile import grouped_heads
@@ -145,6 +145,7 @@ def run_arguments(plan: TrainingPlan, steps: int, folder: Path) -> dict[str, obj
         "train_sampling_strategy": "sequential",
         "save_strategy": "no",
         "eval_strategy": "no",
+        EVALUATED_ONCE: False,
         "logging_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,

@@ -53,11 +53,14 @@ def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Sec
         step: the phase of the optimizer step.
         program: the names of the other phases.
     """
-    later = (phase for phase in trace.phases if phase.name in program.after)
+    later = [phase for phase in trace.phases if phase.name in program.after]
     endings = [phase for phase in later if phase.first_event >= step.end_event]
+    # A training may evaluate before its first step alone.
+    ended = {phase.name for phase in endings}
+    earlier = [phase for phase in later if phase.end_event <= step.first_event and phase.name not in ended]
     moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
     host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
-    apart = {MICRO_BATCH, *program.before, *program.in_step, *program.leading}
+    apart = {MICRO_BATCH, *program.before, *program.in_step, *program.leading, *program.after}
     before = [moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)]
     # Separately: memory of the construction by an engine grows with depth differently from that of the first step,
     # which holds all of the optimizer state.
@@ -82,7 +85,7 @@ def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Sec
         found.append(section(part, begin, (max(phase.end_event, begin[0] + 1), phase.end_operator), levels))
         begin = phase.end
     found.append(section(Part(OPTIMIZER_STEP, Occurrence.ONCE), begin, step.end))
-    for phase in endings:
+    for phase in (*earlier, *endings):
         # A phase may allocate nothing; the bytes held at its start count.
         levels = [_held(trace, phase.first_event), *moments]
         end = max(phase.end_event, phase.first_event + 1), phase.end_operator

@@ -10,6 +10,7 @@ import pytest
 from autotune.app.check.need import judge_by_study, judge_by_traces
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
+from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.setting import Wishes
@@ -22,9 +23,11 @@ from autotune.reporting.check import verdict_report
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB
 from tests.app.check.conftest import Checked, Write
+from tests.app.configured import sft
 from tests.planning.stand_in import AnalyticTracer
 from tests.reporting.examples import a_result
 from tests.settings import problem, setting, workload
+from tests.small import write_rows
 
 
 def need_of(lengths: dict[int, int], folder: Path, budget_bytes: int) -> Need:
@@ -145,3 +148,22 @@ def test_a_step_of_one_process_has_at_most_the_rows_of_an_epoch(body: str, write
         assert verdict.need.rows * verdict.need.tokens < 48 * 60 + 1
         needs.append(verdict.need.bytes)
     assert needs[0] == needs[1]
+
+
+def test_an_evaluation_before_the_first_step_alone_has_no_optimizer_state(
+    model: Path, checked: Checked, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "many.jsonl", [{"text": "a b c d " * 12}] * 96)
+
+    def evaluating(**options: object) -> MemoryEstimate:
+        config = sft(per_device_train_batch_size=1, per_device_eval_batch_size=96, **options)
+        need = checked(config=config, model=str(model), dataset=str(rows), gpu="H100-80GB").need
+        assert need is not None
+        assert need.memory is not None
+        assert need.phase == EVALUATE
+        return need.memory
+
+    first, between = evaluating(eval_on_start=True), evaluating(eval_strategy="epoch")
+    assert "optimizer state" not in first.breakdown
+    assert between.breakdown["optimizer state"] >= 2 * first.breakdown["parameter"]
+    assert evaluating(eval_strategy="epoch", eval_on_start=True).breakdown == between.breakdown
