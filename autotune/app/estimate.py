@@ -27,7 +27,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import Prompted
 from autotune.userconfig.fields import user_plan, with_nulls
-from autotune.userconfig.objects import as_built, configuration_of, peft_words
+from autotune.userconfig.objects import as_started, configuration_of, peft_words
 from autotune.userconfig.sources import teacher_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def estimate(
                 f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
                 hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
             )
-    found = as_built(configuration_of(config), config)
+    found, _ = as_started(configuration_of(config), config)
     user = user_plan(found, peft_words(peft_config), evaluates=eval_shape is not None)
     plan, trainer = user.plan, find_trainer(user.plan.trainer)
     check_evaluation(trainer, evaluates=eval_shape is not None)

@@ -15,7 +15,7 @@ from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, check_devices, deepspeed_document, with_auto
 from autotune.userconfig.fields import fields_of_kind, tables
 from autotune.userconfig.fsdp import NO_VARIABLES, SAVED, SHARDED, fsdp_args, fsdp_keys, launched_fsdp
-from autotune.userconfig.launch import NO_PRECISION, Launching
+from autotune.userconfig.launch import DEEPSPEED_VARIABLES, NO_PRECISION, Launching
 
 # accelerate still keeps its trained weights in float32, and may offload them; without a launcher it ignores FSDP
 # (accelerate 1.15, `fsdp2_prepare_model`, `AcceleratorState`).
@@ -159,7 +159,8 @@ def check_documents(started: Launching, config: Configuration) -> None:
 
     Raises:
         InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``),
-            or FSDP offloads without a backend for the host.
+            transformers refuses FSDP of a single process (transformers 5.23, ``Trainer.__init__``), or FSDP offloads
+            without a backend for the host.
         UnreadError: options on accelerate's command line choose or configure an engine, or only a variable does.
     """
     document = started.document
@@ -173,6 +174,12 @@ def check_documents(started: Launching, config: Configuration) -> None:
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
+    alone = started.processes == 1 and not (started.is_ranked or started.is_guessed)
+    if config.values.get("fsdp") and alone and not config.values.get("deepspeed"):
+        raise InputError(
+            "fsdp of a single process without a rank: transformers refuses it, and FSDP has nothing to shard there.",
+            hint="Write num_processes: 2 or more, or leave fsdp out.",
+        )
     _check_offload(started, config)
     check_choices(started.variables, document, config)
     words = [name for name in started.flags if name not in fields_of_kind("deepspeed")]
@@ -184,7 +191,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
 
 
 def check_choices(variables: Mapping[str, str], document: Mapping[str, object], config: Configuration) -> None:
-    """Check that no variable alone chooses an engine or groups of processes.
+    """Check that no variable alone chooses an engine or groups of processes, or sets DeepSpeed's document.
 
     Args:
         variables: variables that accelerate reads in each process.
@@ -200,6 +207,13 @@ def check_choices(variables: Mapping[str, str], document: Mapping[str, object], 
             raise UnreadError(
                 f"{name} chooses an engine, which a check reads only from files. Name a file with accelerate_config, or"
                 " unset the variable, which an earlier training in this process may have set."
+            )
+    launched = document.get("distributed_type") == "DEEPSPEED" and not config.values.get("deepspeed")
+    for name, key in DEEPSPEED_VARIABLES.items() if launched else ():
+        if name in variables:
+            raise UnreadError(
+                f"{name} sets DeepSpeed's document, which a check reads only from files. Write {key} under"
+                " deepspeed_config in accelerate's file, or unset the variable."
             )
 
 

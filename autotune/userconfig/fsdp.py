@@ -54,7 +54,8 @@ def fsdp_keys(
         return {}
     keys = {**_ACCELERATE_DEFAULTS, **launched}
     policy = str(keys[_WRAPS]).upper()
-    return {**_LEAST_WRAPPED.get(policy, {}), **keys, _WRAPS: policy}
+    least = _LEAST_WRAPPED.get(policy, {}) if document.get("fsdp_config") else {}
+    return {**least, **keys, _WRAPS: policy}
 
 
 def fsdp_args(keys: Mapping[str, object]) -> Mapping[str, object]:

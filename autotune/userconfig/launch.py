@@ -8,9 +8,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Launched, ReadCommand
+from autotune.core.files.nested import mapping
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TRL, Command, options_of
 from autotune.inspection.paths import is_file
@@ -39,6 +41,19 @@ READ_BY_ACCELERATE = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFI
 # Some of them, by the attributes of a launch.
 _VARIABLES: Mapping[str, str] = {"precision": "ACCELERATE_MIXED_PRECISION", "dynamo": "ACCELERATE_DYNAMO_BACKEND"}
 _USES_CPU = "ACCELERATE_USE_CPU"
+DEEPSPEED_VARIABLES: Mapping[str, str] = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_GRADIENT_CLIPPING": "gradient_clipping",
+    **{
+        f"ACCELERATE_DEEPSPEED_{key.removeprefix('deepspeed_').upper()}": key
+        for key in (
+            "deepspeed_config_file", "deepspeed_moe_layer_cls_names", "offload_optimizer_device",
+            "offload_param_device", "zero3_save_16bit_model", "zero_stage",
+        )
+    },
+}  # fmt: skip
+"""Variables that accelerate reads for keys of ``deepspeed_config`` in its file (accelerate 1.15, DeepSpeedPlugin). Its
+launcher sets the variable of each key in the file."""
 # Texts that accelerate takes for true (accelerate 1.15, `str_to_bool`).
 _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 # Beginnings of variables that accelerate's launchers set themselves: always, and by the engine (accelerate 1.15,
@@ -97,17 +112,15 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
     _check_launch(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
     engines = tuple(fields_of_kind("launch", "beginnings"))
-    variables = _variables(written, found, by_accelerate=read.launched is not None)
-    if _USES_CPU in variables:
-        found = replace(found, on_cpu=variables[_USES_CPU].lower() in _TRUE)
+    variables = _variables(written, found, document, by_accelerate=read.launched is not None)
+    found = replace(found, **_read_here(variables))
     on_cpu = "cpu" in given or found.on_cpu or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
     env = {**os.environ, **written.command.env, **written.env}
     alone = found.processes == 1 and found.engine == NO_ENGINE and launcher in _SEES_ALL_GPUS
-    read_here = {name: variables[variable].lower() for name, variable in _VARIABLES.items() if variable in variables}
     return Launching(
-        **{**vars(found), **read_here},
+        **vars(found),
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
         variables=variables,
@@ -117,13 +130,38 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
     )
 
 
-def _variables(written: WrittenConfig, found: Launched, *, by_accelerate: bool) -> Mapping[str, str]:
+def launching_here(precision: str) -> Launching:
+    """Return the launch of a training that starts in this process, which has the variables of earlier trainings.
+
+    Args:
+        precision: the precision of its configuration object, which has read the variable.
+    """
+    variables = {name: value for name, value in os.environ.items() if name.startswith(READ_BY_ACCELERATE)}
+    read, ranked = {**_read_here(variables), "precision": precision}, os.environ.keys() >= set(RANK_VARIABLES)
+    # A launcher may start several of the process that builds the object.
+    return Launching(**read, variables=variables, is_ranked=ranked, is_guessed=True)
+
+
+def _read_here(variables: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the attributes of a launch that variables set in each process."""
+    found = {name: variables[variable].lower() for name, variable in _VARIABLES.items() if variable in variables}
+    return {**found, "on_cpu": variables[_USES_CPU].lower() in _TRUE} if _USES_CPU in variables else found
+
+
+def _variables(
+    written: WrittenConfig, found: Launched, document: Mapping[str, object], *, by_accelerate: bool
+) -> Mapping[str, str]:
     """Return the variables of a command's processes that accelerate reads.
 
     Args:
+        document: accelerate's document.
         by_accelerate: whether accelerate starts them, whose launcher sets some variables.
     """
     of_launcher = (*_SET_BY_LAUNCHERS, *_SET_FOR_ENGINE.get(found.engine, ())) if by_accelerate else ()
+    if by_accelerate and found.engine == "DEEPSPEED":
+        keys = mapping(document.get("deepspeed_config"))
+        given = (variable for variable, key in DEEPSPEED_VARIABLES.items() if keys.get(key) is not None)
+        of_launcher = (*of_launcher, "ACCELERATE_USE_DEEPSPEED", *given)
     shell = {**os.environ, **written.command.env}
     kept = {name: value for name, value in shell.items() if not name.startswith(of_launcher)}
     # TRL's parser sets the file's variables in each process, after accelerate's launcher.

@@ -12,9 +12,9 @@ from autotune.core.files.nested import mapping
 from autotune.errors import InputError
 from autotune.trainers import trainers
 from autotune.trainers.distillation import TEACHER_LOADING
-from autotune.userconfig.engine import as_launched
+from autotune.userconfig.engine import as_launched, check_documents, with_variables
 from autotune.userconfig.fields import check_understood, fields_of_kind, tables
-from autotune.userconfig.launch import NO_PRECISION, Launching
+from autotune.userconfig.launch import NO_PRECISION, Launching, launching_here
 
 # DistillationTrainer passes None to `from_pretrained`, which then takes the type of the teacher's own configuration.
 _TEACHER_ALONE: Mapping[str, object] = {"dtype": None, "attn_implementation": None}
@@ -43,19 +43,22 @@ def configuration_of(config: object) -> Configuration:
     return dataclasses.replace(found, values={**found.values, TEACHER_LOADING: loading})
 
 
-def as_built(found: Configuration, config: object) -> Configuration:
-    """Return the configuration of an object with the precision in which it trains.
+def as_started(found: Configuration, config: object) -> tuple[Configuration, Launching]:
+    """Return the configuration of an object as it trains in this process, and the launch, by accelerate's variables.
 
-    transformers determines it when the object is built, from accelerate's variable if ``bf16`` and ``fp16`` are false
-    (transformers 5.23, ``TrainingArguments.__post_init__``).
+    transformers determines the precision when the object is built, from accelerate's variable if ``bf16`` and ``fp16``
+    are false (transformers 5.23, ``TrainingArguments.__post_init__``).
 
     Args:
         found: the object's values, as :func:`configuration_of` returns them.
 
     Raises:
-        UnreadError: the precision cannot be traced.
+        InputError, UnreadError: as in :func:`autotune.userconfig.engine.check_documents` and
+            :func:`autotune.userconfig.engine.as_launched`.
     """
-    return as_launched(found, Launching(precision=str(getattr(config, "mixed_precision", NO_PRECISION))))
+    launched = with_variables(launching_here(str(getattr(config, "mixed_precision", NO_PRECISION))), found)
+    check_documents(launched, found)
+    return as_launched(found, launched), launched
 
 
 def peft_words(peft_config: object | None) -> dict[str, object]:

@@ -29,7 +29,7 @@ from autotune.userconfig.engine import as_launched, check_documents, engine_args
 from autotune.userconfig.fields import trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
 from autotune.userconfig.launch_problems import of_deepspeed, of_launch, of_precision, of_ranks
-from autotune.userconfig.objects import as_built, configuration_of, peft_words
+from autotune.userconfig.objects import as_started, configuration_of, peft_words
 from autotune.userconfig.problems import of_error, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
@@ -283,10 +283,15 @@ def check_object(args: CheckArguments, launched: Launching = ALONE) -> Verdict:
     task = Task(args, text, planned, budget_bytes, started, processes=launched.processes)
     try:
         # A training that already runs has resolved the fields that choose an engine.
-        observed = launched.is_observed
-        found = as_launched(without_engine(found), launched) if observed else as_built(found, args.config)
+        if launched.is_observed:
+            found = as_launched(without_engine(found), launched)
+        else:
+            found, launched = as_started(found, args.config)
+            _check_device(task, launched, found)
     except UnreadError as error:
         return task.unknown(error)
+    except InputError as error:
+        return task.wrong((of_error(text, error),))
     words = {**peft_words(args.peft_config), "model_name_or_path": str(args.model)}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     # TRL's class derives generation_batch_size from others, with which it refuses it.

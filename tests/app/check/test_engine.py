@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -285,6 +286,20 @@ def test_keys_of_fsdp_that_are_refused_or_change_its_shards_are_named() -> None:
         engine_args(document(fsdp_ignored_modules=".*experts"), NOTHING, 2)
     with pytest.raises(UnreadError, match="FSDP of a single process"):
         engine_args(document(), NOTHING, 1)
+
+
+def test_fsdp_of_a_process_without_a_rank_is_refused_as_by_transformers(tmp_path: Path) -> None:
+    from torch.nn import Linear
+    from transformers import Trainer, TrainingArguments
+
+    with mock.patch.dict("os.environ"), pytest.raises(ValueError, match="fsdp only works in distributed training"):
+        Trainer(Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, fsdp=True))
+    own = Configuration("SFTConfig", {"fsdp": True}, {})
+    with pytest.raises(InputError, match="fsdp of a single process without a rank: transformers refuses it"):
+        check_documents(Launching(1), own)
+    # torchrun gives its single process a rank; nothing may have set the number of processes.
+    for started in (Launching(1, is_ranked=True), Launching(1, is_guessed=True), Launching(2)):
+        check_documents(started, own)
 
 
 BEST = {"save_only_model": True, "load_best_model_at_end": True}

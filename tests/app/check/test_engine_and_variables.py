@@ -23,7 +23,7 @@ from autotune.inspection.yaml_file import parse_yaml
 from autotune.step.jobs.accelerate_launch import launch_parser
 from autotune.userconfig.engine import check_documents, engine_args
 from autotune.userconfig.fields import fields_of_kind
-from autotune.userconfig.launch import RANK_VARIABLES, Launching, launching, read_document
+from autotune.userconfig.launch import DEEPSPEED_VARIABLES, RANK_VARIABLES, Launching, launching, read_document
 from autotune.userconfig.launch_problems import of_launch, of_ranks
 from autotune.userconfig.problems import of_values
 from autotune.userconfig.written import WrittenConfig
@@ -227,7 +227,7 @@ def test_fsdp_offloads_only_with_a_backend_for_the_host(
     started = Launching(2, document=document, variables=variables)
     with pytest.raises(InputError, match="Set ACCELERATE_USE_FSDP and") if refused else nullcontext():
         check_documents(started, own(offloads=True))
-    check_documents(replace(started, processes=1), own(offloads=True))
+    check_documents(replace(started, processes=1, is_ranked=True), own(offloads=True))
     check_documents(Launching(2), own(offloads=False))
     # Variables alone offload, too.
     if "FSDP_OFFLOAD_PARAMS" in variables:
@@ -325,6 +325,29 @@ def test_variables_of_the_shell_reach_processes_unless_accelerate_s_launcher_set
     assert found("accelerate launch --multi_gpu --num_processes 2") == {**shell, **of_file}
     of_launcher = found(f"accelerate launch --config_file {tmp_path / 'own.yaml'}")
     assert of_launcher == {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **of_file}
+
+
+@needs_deepspeed
+def test_accelerate_s_launcher_sets_the_variables_of_its_file_s_keys_of_deepspeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    keys = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": {"zero_stage": 3}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+    shell = dict.fromkeys(DEEPSPEED_VARIABLES, "1")
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    words = ["--config_file", str(tmp_path / "own.yaml"), "--main_process_port", "0", "train.py"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    # `accelerate.commands.launch.deepspeed_launcher`
+    arguments.deepspeed_fields_from_accelerate_config = "zero_stage"
+    set_by_launcher = prepare_deepspeed_cmd_env(arguments)[1]
+    kept = {name for name in shell if set_by_launcher[name] == shell[name]}
+    assert shell.keys() - kept == {"ACCELERATE_DEEPSPEED_ZERO_STAGE"}
+    written = started_by(f"accelerate launch --config_file {tmp_path / 'own.yaml'}", {})
+    assert launching(written, read_by_accelerate(written)).variables.keys() & shell.keys() == kept
 
 
 @pytest.mark.parametrize(

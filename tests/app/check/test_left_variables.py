@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,13 +16,18 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from transformers import Trainer
+from trl import SFTConfig
 
 from autotune.core.configuration import Configuration
+from autotune.core.documents.verdict import Outcome
+from autotune.core.files.nested import lookup
 from autotune.errors import UnreadError
 from autotune.userconfig.engine import check_documents, engine_args, with_variables
 from autotune.userconfig.launch import Launching
-from autotune.userconfig.objects import as_built, configuration_of
+from autotune.userconfig.objects import as_started, configuration_of
+from tests.app.check.conftest import Checked
 from tests.app.configured import sft
+from tests.step.plans import needs_deepspeed
 
 LEFT = {"ACCELERATE_USE_FSDP": "true"}
 SECOND = {**LEFT, "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
@@ -91,7 +97,7 @@ def test_an_engine_of_a_file_comes_before_the_variable_of_another() -> None:
 def test_a_configuration_object_trains_in_the_precision_of_accelerate_s_variable(precision: str) -> None:
     os.environ["ACCELERATE_MIXED_PRECISION"] = precision
     config = sft(bf16=False, fp16=False)
-    values = as_built(configuration_of(config), config).values
+    values = as_started(configuration_of(config), config)[0].values
     assert next((name for name in ("bf16", "fp16") if values[name]), "no") == precision
     assert Trainer(torch.nn.Linear(1, 1), config).accelerator.mixed_precision == precision
 
@@ -100,4 +106,80 @@ def test_a_precision_that_is_not_traced_leaves_an_object_s_need_open() -> None:
     os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"
     config = sft()
     with pytest.raises(UnreadError, match=r"mixed_precision: fp8 is not traced\. Write bf16 or fp16"):
-        as_built(configuration_of(config), config)
+        as_started(configuration_of(config), config)
+
+
+@needs_deepspeed
+def test_an_object_of_a_process_in_which_a_training_used_deepspeed_leaves_its_need_open() -> None:
+    from accelerate.utils import DeepSpeedPlugin
+
+    assert sft().deepspeed_plugin is None
+    # What `Accelerator` sets with a plugin.
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    config = sft()
+    assert isinstance(config.deepspeed_plugin, DeepSpeedPlugin)
+    with pytest.raises(UnreadError, match="ACCELERATE_USE_DEEPSPEED chooses an engine"):
+        as_started(configuration_of(config), config)
+
+
+def test_an_object_is_compiled_by_the_variable_that_is_left(
+    model: Path, rows: Callable[[str], Path], checked: Checked
+) -> None:
+    os.environ["ACCELERATE_DYNAMO_BACKEND"] = "inductor"
+    config = sft()
+    assert Trainer(torch.nn.Linear(1, 1), config).accelerator.state.dynamo_plugin.backend.value == "INDUCTOR"
+    verdict = checked(config=config, model=str(model), dataset=str(rows("sft")), gpu="H100-80GB")
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "dynamo_backend: inductor compiles the model" in verdict.reason
+
+
+def test_an_object_that_a_variable_puts_on_the_cpu_needs_no_gpu(
+    model: Path, rows: Callable[[str], Path], checked: Checked
+) -> None:
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    config = SFTConfig(bf16=False, report_to="none")
+    assert Accelerator().device.type == "cpu"
+    verdict = checked(config=config, model=str(model), dataset=str(rows("sft")), gpu="H100-80GB")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert "use_cpu puts the model on the CPU" in verdict.findings[0].message
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("name", "value", "path", "default", "used"),
+    [
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "gradient_accumulation_steps", "auto", 4),
+        ("ACCELERATE_GRADIENT_CLIPPING", "0.5", "gradient_clipping", "auto", 0.5),
+        ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3", "zero_optimization.stage", 2, 3),
+        ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu", "zero_optimization.offload_param.device", "none", "cpu"),
+    ],
+)
+def test_a_variable_that_sets_deepspeed_s_document_leaves_the_answer_open(
+    name: str, value: str, path: str, default: object, used: object
+) -> None:
+    from accelerate.utils import DeepSpeedPlugin
+
+    def in_plugin() -> object:
+        (found,) = lookup(DeepSpeedPlugin().deepspeed_config, path.split("."))
+        return found
+
+    assert in_plugin() == default
+    os.environ[name] = value
+    assert in_plugin() == used
+    started = Launching(2, document={"distributed_type": "DEEPSPEED"}, variables={name: value})
+    with pytest.raises(UnreadError, match=f"{name} sets DeepSpeed's document"):
+        check_documents(started, NOTHING)
+    # The trainer's own document has precedence, as has another engine.
+    check_documents(started, replace(NOTHING, values={"deepspeed": {"zero_optimization": {"stage": 2}}}))
+    check_documents(replace(started, document={"distributed_type": "MULTI_GPU"}), NOTHING)
+
+
+def test_layers_are_wrapped_by_the_size_that_variables_name() -> None:
+    left = {**SECOND, "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"}
+    for variables in (left, {**left, "FSDP_MIN_NUM_PARAMS": "5000"}):
+        with mock.patch.dict(os.environ, variables):
+            real = FullyShardedDataParallelPlugin()
+        started = with_variables(Launching(2, variables=variables), NOTHING)
+        found: Any = engine_args(started.document, NOTHING, 2, variables=variables)
+        assert found["fsdp_config"]["auto_wrap_policy"] == "SIZE_BASED_WRAP"
+        assert found["fsdp_config"].get("min_num_params", 0) == real.min_num_params
