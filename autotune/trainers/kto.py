@@ -74,7 +74,8 @@ class UnpairedPreference(Trainer):
             "model_init_kwargs", "ref_model_mixup_alpha", "ref_model_sync_steps", "trust_remote_code",
         }),
         assumed={
-            "dataset_num_proc": "mismatched pairs are as with one process, whatever dataset_num_proc is",
+            "dataset_num_proc": "rows made of pairs, and mismatched pairs, are those of one process, whatever"
+            " dataset_num_proc is",
         },
         others=frozenset({"activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs"}),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from textwrap import shorten
 from autotune.app.arguments import SearchArguments, time_limit
 from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, judge_by_probe, judge_by_study, judge_by_traces
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.silent import of_best_model, of_dispatching, of_rows, silent_findings, strategy_of
+from autotune.app.check.silent import of_dispatching, of_read_checkpoint, of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
 from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import host_notes, notes_on_assumptions
@@ -155,8 +155,8 @@ class Fitting:
         nearest = as_candidate(plan, trainer, setting, options.file)
         keys_set = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silent_findings(plan, geometry, trainer, setting, nearest, keys_set, drops_last=drops_last)]
-        silent += of_rows(named.dataset, streams=named.streams)
-        silent += of_best_model(plan, self.config)
+        silent += of_rows(named.dataset, trainer, streams=named.streams)
+        silent += of_read_checkpoint(plan, self.config)
         # TRL turns it off for streamed rows.
         silent += [] if named.streams else of_dispatching(plan, geometry, trainer, workload, self.config)
         if self.config.values.get(_SHRINKS):

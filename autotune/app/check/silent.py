@@ -31,6 +31,7 @@ _SWITCHED = {
     "fsdp": ("fsdp_config",),
 }
 _ANSWERS, _DROPS, _BEST = "completion_only_loss", "dataloader_drop_last", "load_best_model_at_end"
+_READING = (_BEST, "resume_from_checkpoint")
 _GATHERS = "stage3_gather_16bit_weights_on_model_save"
 # Its older name, which DeepSpeed 0.19 still reads.
 _GATHERED = "stage3_gather_fp16_weights_on_model_save"
@@ -132,21 +133,22 @@ def of_dispatching(
         yield Finding(Severity.ERROR, f"{message} wide. Leave it out.", name)
 
 
-def of_best_model(plan: TrainingPlan, config: Configuration) -> Iterator[Finding]:
-    """Yield that memory is without the loading of the best model at the end, if DeepSpeed loads it.
+def of_read_checkpoint(plan: TrainingPlan, config: Configuration) -> Iterator[Finding]:
+    """Yield that memory is without the reading of a checkpoint at the start or the end, if DeepSpeed reads it.
 
-    It loads a checkpoint with optimizer state (deepspeed 0.19, ``DeepSpeedEngine.load_checkpoint``), which PyTorch
-    copies to the device before it drops the former state. Other engines load weights alone.
+    It reads optimizer state too, for the best model as well (deepspeed 0.19, ``DeepSpeedEngine.load_checkpoint``);
+    PyTorch copies it to the device before it drops the former state. Other engines read no more than they hold later.
     """
-    if config.values.get(_BEST) and plan.args.get("deepspeed"):
+    names = [name for name in _READING if config.values.get(name)]
+    if names and plan.args.get("deepspeed"):
         # ZeRO-3 restores weights from their float32 copies.
         weights = "" if zero_stage(plan) == ZERO_STAGES["zero3"] else "all weights and "
-        message = f"Assumed: memory is without the end of training, where {_BEST} makes each process read {weights}its"
-        rest = "share of optimizer state into host memory, and copy that state to its device, beside the former one."
-        yield Finding(Severity.NOTE, f"{message} {rest}", _BEST)
+        message = f"Assumed: memory is without the checkpoint that {' and '.join(names)} reads: each process reads"
+        rest = f"{weights}its share of optimizer state to the host, and copies that to its device, beside the former."
+        yield Finding(Severity.NOTE, f"{message} {rest}", names[0])
 
 
-def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
+def of_rows(source: DatasetSource, trainer: Trainer, *, streams: bool) -> Iterator[Finding]:
     """Yield the assumptions about rows that TRL splits or streams.
 
     Args:
@@ -154,7 +156,10 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
     """
     if source.test_size is not None:
         message = f"test_split_size={source.test_size} sets aside random rows for evaluation"
-        yield Finding(Severity.NOTE, f"{message}; the worst micro-batch is that of all rows.", "test_split_size")
+        # It also shuffles the others (trl 1.16, ``get_dataset``), which KTO then trains in that order.
+        shuffled = " in the file's order. TRL shuffles them, so a larger one may be drawn" if trainer.ordered else ""
+        message = f"{message}; the worst micro-batch is that of all rows{shuffled}."
+        yield Finding(Severity.NOTE, message, "test_split_size")
     if streams:
         message = "The rows are streamed. The worst micro-batch is that of all rows, even if max_steps is small."
         yield Finding(Severity.NOTE, message, "max_steps")

@@ -7,21 +7,26 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import datasets
 import pytest
 from accelerate.utils import concatenate
+from datasets import Dataset
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
 from transformers.trainer_pt_utils import AcceleratorConfig
+from trl.scripts.utils import DatasetConfig, DatasetMixtureConfig, get_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from autotune.app.check.silent import of_best_model, of_dispatching, silent_findings
+from autotune.app.check.silent import of_dispatching, of_read_checkpoint, of_rows, silent_findings
 from autotune.core.candidate import Choice
 from autotune.core.configuration import Configuration
 from autotune.core.documents.verdict import Finding, Severity
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Setting
+from autotune.core.workload import DatasetSource
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import NearestCandidate
@@ -123,14 +128,32 @@ def test_times_of_deepspeed_s_own_are_not_those_of_a_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "best", "told"), [(ZERO2, True, True), (ZERO2, False, False), (FSDP2, True, False), ({}, True, False)]
+    ("engine", "own", "told"),
+    [
+        (ZERO2, {"load_best_model_at_end": True}, True),
+        (ZERO2, {"resume_from_checkpoint": True}, True),
+        (ZERO2, {"load_best_model_at_end": False}, False),
+        (FSDP2, {"load_best_model_at_end": True}, False),
+        ({}, {"load_best_model_at_end": True}, False),
+    ],
+    ids=str,
 )
-def test_the_best_checkpoint_that_deepspeed_loads_at_the_end_is_left_out_and_told(
-    engine: Mapping[str, object], best: bool, told: bool
+def test_a_checkpoint_that_deepspeed_reads_is_left_out_and_told(
+    engine: Mapping[str, object], own: Mapping[str, object], told: bool
 ) -> None:
-    plan, config = TrainingPlan("sft", engine), Configuration("SFTConfig", {"load_best_model_at_end": best}, {})
-    found = [item.message for item in of_best_model(plan, config)]
-    assert ["read all weights and its share of optimizer state" in message for message in found] == [True] * told
+    found = list(of_read_checkpoint(TrainingPlan("sft", engine), Configuration("SFTConfig", own, {})))
+    assert ["reads all weights and its share of optimizer state" in item.message for item in found] == [True] * told
+
+
+@pytest.mark.parametrize(("trainer", "told"), [("sft", False), ("kto", True)])
+def test_blocks_of_rows_that_trl_shuffles_are_those_of_the_file_and_told(trainer: str, told: bool) -> None:
+    mixture = DatasetMixtureConfig([DatasetConfig("json")], test_split_size=0.25)
+    rows = Dataset.from_dict({"row": list(range(64))})
+    with mock.patch.object(datasets, "load_dataset", return_value=rows):
+        trained = get_dataset(mixture)["train"]["row"]
+    assert list(trained) != sorted(trained)
+    (found,) = of_rows(DatasetSource("rows", "rows", test_size=0.25), find_trainer(trainer), streams=False)
+    assert ("TRL shuffles them, so a larger one may be drawn" in found.message) is told
 
 
 @pytest.mark.parametrize(
