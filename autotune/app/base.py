@@ -47,8 +47,14 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     """Return the start of a search with a base.
 
     Raises:
-        InputError: the base sets a technique to an unsupported value.
+        InputError: the base sets a technique to an unsupported value, or shards by FSDP on a single process, which
+            transformers refuses (transformers 5.23, ``Trainer.__init__``).
     """
+    if base.plan.args.get("fsdp") and machine.hardware.processes == 1:
+        raise InputError(
+            f"{base.name} shards by FSDP, and one process has nothing to shard.",
+            hint="Give --num-processes, or leave FSDP out of the file.",
+        )
     trainer = options.trainer
     plan = trainer.as_read(replace(base.plan, launch=machine.hardware.launch), base.arguments)
     plan = trainer.completed(plan, workload)

@@ -242,6 +242,13 @@ def test_fsdp_that_offloads_keeps_the_variables_that_accelerate_s_launcher_sets(
     assert started(a_base(tmp_path, SIZES + text), machine=two).problem.baseline["offload"] == "both"
 
 
+def test_fsdp_is_a_base_of_several_processes_alone(tmp_path: Path) -> None:
+    base = a_base(tmp_path, f"{SIZES}fsdp: true\n")
+    with pytest.raises(InputError, match=r"mine\.yaml shards by FSDP, and one process has nothing to shard"):
+        started(base)
+    assert started(base, machine=TWO).problem.baseline["sharding"] == "fsdp2"
+
+
 def test_gradients_summed_in_each_micro_batch_are_a_key_beside_the_user_s_own(tmp_path: Path) -> None:
     text = "fsdp: true\naccelerator_config: {even_batches: false}  # ours\nnum_processes: 2\n"
     search = searched(tmp_path, text)
