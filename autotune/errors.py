@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from autotune.confidential import hidden
@@ -65,6 +67,12 @@ class ProbeServerError(AutotuneError):
 
 def _restored(kind: type[AutotuneError], args: tuple[object, ...]) -> AutotuneError:
     return kind.__new__(kind, *args)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return a question with the most similar of the known words, and a space; an empty text if none is similar."""
+    near = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def first_line(error: BaseException) -> str:

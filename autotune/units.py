@@ -25,11 +25,14 @@ _SIZE_UNITS = {
     "gb": 1000**3,
     "tb": 1000**4,
 }
-_DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+UNITS = frozenset({*_SIZE_UNITS, *_DURATION_UNITS} - {""})
+"""The units of sizes and durations in a user's text, in lower case."""
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _MOST_BYTES = 1 << 63
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+_SPACE_BY_UNIT = re.compile(r"(?<=\d)\s+(?=[a-z])|(?<=[a-z])\s+(?=\d)")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(min|[smh])")
 
 
 def parse_size(text: str | int) -> int:
@@ -54,9 +57,11 @@ def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as ``10m``, ``90s`` or ``1h30m``; without a unit, the number is in seconds.
 
     Raises:
-        InputError: the text is zero, or neither a number nor a sequence of numbers with the units ``h``, ``m``, ``s``.
+        InputError: the text is zero, or neither a number nor a sequence of numbers with the units ``h``, ``m`` or
+            ``min``, ``s``.
     """
-    compact = text.strip().lower()
+    # As durations are shown: 1 min 30 s.
+    compact = _SPACE_BY_UNIT.sub("", text.strip().lower())
     if _NUMBER.fullmatch(compact):
         compact += "s"
     parts = _DURATION_PART.findall(compact)
@@ -94,8 +99,17 @@ def counted(number: int, noun: str, several: str = "") -> str:
     return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration in two units at the most, such as ``42 s``, ``3 min 05 s`` or ``7 h 12 min``."""
+def format_duration(seconds: float, shortest: float | None = None) -> str:
+    """Return a duration in two units at the most, such as ``42 s``, ``3 min 05 s`` or ``7 h 12 min``.
+
+    Args:
+        shortest: the shortest of the durations that it is compared with, whose larger unit is then the largest, as in
+            ``185 s``; None: it stands alone.
+    """
+    if shortest is not None and round(shortest) < 60 <= round(seconds):
+        return f"{seconds:,.0f} s"
+    if shortest is not None and round(shortest) < 3600 <= round(seconds):
+        return f"{seconds / 60:,.0f} min"
     if seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:

@@ -57,13 +57,14 @@ def test_what_is_no_size_is_refused(text: str | int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("10m", 600), ("90s", 90), ("1h30m", 5400), ("0.5h", 1800), ("600", 600), ("1.5", 1.5)]
+    ("text", "expected"),
+    [("10m", 600), ("90s", 90), ("1h30m", 5400), ("0.5h", 1800), ("600", 600), ("1.5", 1.5), ("1 h 30 min", 5400)],
 )
 def test_durations_are_read(text: str, expected: float) -> None:
     assert parse_duration(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "10x", "0", "1h30", "m", "10 minutes", "-5m", "0s", "5mm", "9" * 400])
+@pytest.mark.parametrize("text", ["", "10x", "0", "1h30", "m", "10 minutes", "-5m", "0s", "5mm", "9" * 400, "1 30"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"is not a duration.*above 0"):
         parse_duration(text)
@@ -109,6 +110,20 @@ def test_figures_read_in_the_unit_that_suits_them() -> None:
         "3 min 05 s",
         "7 h 12 min",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shortest", "text"),
+    [
+        (185, 16, "185 s"),
+        (185, 75, "3 min 05 s"),
+        (25920, 185, "432 min"),
+        (25920, 7200, "7 h 12 min"),
+        (16, 16, "16 s"),
+    ],
+)
+def test_compared_durations_have_one_unit(seconds: float, shortest: float, text: str) -> None:
+    assert format_duration(seconds, shortest) == text
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import json
@@ -16,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from autotune.confidential import hidden_url, hidden_values
 from autotune.core.events import Listener
-from autotune.errors import InputError
+from autotune.errors import InputError, suggestion
 from autotune.trainers import DEFAULT
 
 _Parameters = ParamSpec("_Parameters")
@@ -121,9 +120,8 @@ def taking(
             except TypeError as error:
                 # Python's own message, with the name of the function instead of that of the class of arguments.
                 unknown = next((name for name in kwargs if name not in signature.parameters), "")
-                near = difflib.get_close_matches(unknown, signature.parameters, n=1)
-                hint = f". Did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"{function.__name__}() {error}{hint}") from None
+                hint = suggestion(unknown, signature.parameters).rstrip()
+                raise TypeError(f"{function.__name__}() {error}{hint and '. '}{hint}") from None
             return function(kind(*args, **kwargs))
 
         listed = "\n".join(f"    {name}: {text}" for name, text in descriptions(kind).items())

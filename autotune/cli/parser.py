@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from autotune import __version__
 from autotune.cli.arguments import wrap_text
 from autotune.cli.commands import check, dry_run, lengths, plan, probe, report, techniques
-from autotune.errors import InputError
+from autotune.errors import InputError, suggestion
+from autotune.units import UNITS
 
 _DESCRIPTION = (
     "Finds the TRL configuration that trains fastest on your data and fits your device, by running real training steps."
@@ -30,6 +32,8 @@ exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used,
 3 not known (probe, check, dry-run), 70 a bug, 130 interrupted (by SIGTERM 143,
 by SIGHUP 129)
 """
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,14 @@ class Parser(argparse.ArgumentParser):
         """Raise argparse's error as an ``InputError``."""
         raise InputError(f"{message[:1].upper()}{message[1:]}.", hint=f"See {self.prog} --help.")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse's message has no suggestion, and differs between versions of Python.
+        if action.choices is not None and value not in action.choices:
+            names = [str(each) for each in action.choices]
+            what = f"a value of {action.option_strings[-1]}" if action.option_strings else "a command"
+            hint = f"{suggestion(str(value), names)}Choose from {', '.join(names)}. See {self.prog} --help."
+            raise InputError(f"{value!r} is not {what}.", hint=hint)
+
     def unknown(self, words: Sequence[str], commands: Mapping[str, Parser]) -> InputError:
         """Return the error for unknown words.
 
@@ -74,10 +86,7 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return InputError(f"{word!r} is one argument too many for {self.prog}.", hint=f"See {self.prog} --help.")
         others = [f"`{each.prog}`" for each in commands.values() if word in each._option_string_actions]
-        near = difflib.get_close_matches(word, self._option_string_actions, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        if others:
-            hint = f"It is an option of {', '.join(others)}. "
+        hint = f"It is an option of {', '.join(others)}. " if others else suggestion(word, self._option_string_actions)
         return InputError(f"{word!r} is not an option of {self.prog}.", hint=f"{hint}See {self.prog} --help.")
 
 
@@ -106,6 +115,7 @@ def read_arguments(words: Sequence[str]) -> ParsedCommand:
         InputError: an argument is unknown, missing or malformed.
         SystemExit: after --help or --version.
     """
+    _check_units(words)
     arguments, unknown = build_parser().parse_known_args(words)
     subparser: Parser = arguments.parser
     if unknown:
@@ -114,3 +124,15 @@ def read_arguments(words: Sequence[str]) -> ParsedCommand:
     for name in ("parser", "commands", "run", "debug"):
         vars(arguments).pop(name, None)
     return ParsedCommand(run, arguments)
+
+
+def _check_units(words: Sequence[str]) -> None:
+    """Raise an ``InputError`` for a number and its unit in two words, since the unit would be MODEL or DATASET."""
+    own = words[: words.index("--")] if "--" in words else words
+    for before, number, unit in zip(("", *own), own, own[1:], strict=False):
+        option, given = (before, number) if before.startswith("--") else number.partition("=")[::2]
+        if option.startswith("--") and _NUMBER.fullmatch(given) and unit.lower() in UNITS and not Path(unit).exists():
+            raise InputError(
+                f"There is a space between {given} and {unit} of {option}.",
+                hint=f"Write {option} {given}{unit}.",
+            )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable
 from functools import cache
 
-from autotune.errors import InputError
+from autotune.errors import InputError, suggestion
 from autotune.techniques.base import Technique
 
 
@@ -35,6 +34,4 @@ def find(knob: str, techniques: Iterable[Technique]) -> Technique:
     named = {item.name: item for item in techniques}
     if knob in named:
         return named[knob]
-    near = difflib.get_close_matches(knob, named, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    raise InputError(f"There is no knob {knob!r}.", hint=f"{hint}The knobs are {', '.join(named)}.")
+    raise InputError(f"There is no knob {knob!r}.", hint=f"{suggestion(knob, named)}The knobs are {', '.join(named)}.")

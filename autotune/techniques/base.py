@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.errors import InputError
+from autotune.errors import InputError, suggestion
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import missing
 
@@ -164,12 +163,12 @@ class Technique:
         if any(option.has(spelling) for option in self.options):
             return int(spelling) if spelling.isdecimal() else spelling
         spellings = [str(option.choice) for option in self.options]
-        near = difflib.get_close_matches(spelling, spellings, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
         listed = ", ".join(
             f"{option.choice} ({option.summary})" if option.family else str(option.choice) for option in self.options
         )
-        raise InputError(f"{text!r} is not a choice of {self.name}.", hint=f"{hint}It takes {listed}.")
+        raise InputError(
+            f"{text!r} is not a choice of {self.name}.", hint=f"{suggestion(spelling, spellings)}It takes {listed}."
+        )
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""

@@ -10,7 +10,7 @@ from functools import cache
 from autotune.core.candidate import Candidate
 from autotune.core.documents.length_report import LengthLimit
 from autotune.core.setting import Setting
-from autotune.errors import InputError
+from autotune.errors import InputError, suggestion
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique, facts
 from autotune.techniques.max_length import MaxLength, is_unlimited, limit_with
@@ -47,7 +47,7 @@ def find_trainer(name: str) -> Trainer:
         if removed
         else f"autotune does not support the trainer {name!r}."
     )
-    raise InputError(message, hint=f"Supported are {', '.join(trainers())}.")
+    raise InputError(message, hint=f"{suggestion(name, trainers())}Supported are {', '.join(trainers())}.")
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,14 +170,15 @@ def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.
     ("words", "message"),
     [
         ("", "The following arguments are required: COMMAND"),
-        ("prob M D", "invalid choice: 'prob'"),
+        ("prob M D", "'prob' is not a command. Did you mean 'probe'? Choose from probe, plan, check,"),
         ("lengths M", "required: DATASET"),
-        ("probe M D --trails 3", "'--trails' is not an option of autotune probe. Did you mean --trials?"),
-        ("probe M D --trails=3", "Did you mean --trials?"),
+        ("probe M D --trails 3", "'--trails' is not an option of autotune probe. Did you mean '--trials'?"),
+        ("probe M D --trails=3", "Did you mean '--trials'?"),
         ("plan M --base c.yaml", "'--base' is not an option of autotune plan. It is an option of `autotune probe`."),
         ("probe M D extra", "'extra' is one argument too many for autotune probe"),
         ("probe M D --trials many", "invalid int value: 'many'"),
-        ("probe M D --device tpu", "invalid choice: 'tpu'"),
+        ("probe M D --device tpu", "'tpu' is not a value of --device. Did you mean 'cpu'?"),
+        ("probe M D --effort QUICK", "'QUICK' is not a value of --effort. Did you mean 'quick'?"),
         ("probe M D --dev cpu", "'--dev' is not an option"),
     ],
 )
@@ -185,6 +187,28 @@ def test_a_wrong_word_is_told_with_where_to_look(words: str, message: str) -> No
         read_arguments(words.split())
     assert message in str(raised.value)
     assert "--help" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("probe M D --memory-budget 24 GiB", "Write --memory-budget 24GiB."),
+        ("probe --memory-budget 24 gb --base c.yaml", "Write --memory-budget 24gb."),
+        ("plan M --seq-len 8 --gpu=24 GiB", "Write --gpu 24GiB."),
+        ("probe M D --timeout 10 min --json", "Write --timeout 10min."),
+    ],
+)
+def test_a_space_before_a_unit_is_told(words: str, hint: str) -> None:
+    with pytest.raises(InputError, match="There is a space between") as raised:
+        read_arguments(words.split())
+    assert raised.value.hint == hint
+
+
+def test_a_model_or_a_command_may_be_named_like_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    assert options("probe", "--trials", "5", "m", "d.jsonl")["model"] == "m"
+    assert options("dry-run", "--", "train", "--hours", "5", "h")["command"][-1] == "h"
 
 
 def test_names_come_in_lists_and_repeatedly() -> None:
