@@ -22,7 +22,10 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
     name = outlook.baseline_name(result)
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     ways_out = outlook.way_out_lines(result) if nothing_fits else ()
-    further = () if nothing_fits else outlook.allow_lines(result.unlockable)
+    # Nothing was learnt yet, and the search goes on with --resume.
+    unstarted = result.recommended is None and result.status is RunStatus.INTERRUPTED
+    left_out = () if unstarted else outlook.left_out_lines(result.left_out)
+    further = () if nothing_fits or unstarted else outlook.allow_lines(result.unlockable)
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
     plane, pages = doc.Plane(_points(result), result.budget_bytes, legend, "memory used"), doc.Medium.PAGES
     return doc.Document(
@@ -37,7 +40,7 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Candidates", (_trials(result),)),
             *sections.peak_sections("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, pages),
-            *doc.listing("Not searched", outlook.left_out_lines(result.left_out)),
+            *doc.listing("Not searched", left_out),
             *doc.listing("Not measured, since it changes training", further),
             *doc.listing("Notes", filter(None, (comparison.step_change_text(result), *result.notes))),
             *_bundle(result, program),

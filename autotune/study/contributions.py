@@ -45,23 +45,28 @@ def measure_contributions(session: Session, winner: Record) -> bool:
     return probed
 
 
-def contributions(session: Session, winner: Record) -> tuple[Contribution, ...]:
-    """Return the contribution of each of the winner's choices, as far as it was measured."""
+def contributions(session: Session, winner: Record, *, interrupted: bool = False) -> tuple[Contribution, ...]:
+    """Return the contribution of each of the winner's choices, as far as it was measured.
+
+    Args:
+        interrupted: whether the user ended the search; otherwise a limit may have.
+    """
+    ended = "the search was interrupted" if interrupted else "the limit of probes or of time was reached"
     baseline = session.baseline_candidate
     changed = reverted_candidates(session.problem, winner.candidate, baseline)
-    found = {knob: _contribution(session, winner, knob, baseline, other) for knob, other in changed.items()}
+    found = {knob: _contribution(session, winner, knob, baseline, other, ended) for knob, other in changed.items()}
     return tuple(contribution for contribution in found.values() if contribution is not None)
 
 
 def _contribution(
-    session: Session, winner: Record, knob: str, baseline: Candidate, changed: Candidate
+    session: Session, winner: Record, knob: str, baseline: Candidate, changed: Candidate, ended: str
 ) -> Contribution | None:
     record = session.judge.record_for(changed)
     if record is not None and record.number == winner.number:
         return None
     choice, instead_of = winner.candidate[knob], baseline[knob]
     if record is None or not record.probed:
-        reason = _reason(session.judge, changed)
+        reason = _reason(session.judge, changed) or ended
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     # The judge's record does not contain the runs after the probe.
     record = next((known for known in session.log.records if known.number == record.number), record)
@@ -79,10 +84,10 @@ def _contribution(
 
 
 def _reason(judge: Judge, changed: Candidate) -> str:
-    """Return why a candidate was not probed."""
+    """Return why a candidate was not probed; an empty text if the search ended before."""
     veto, record = judge.veto(changed), judge.record_for(changed)
     if veto is not None:
         return veto.reason
     if record is not None:
         return record.measurement.reason
-    return judge.lighter_failure(changed) or "the limit of probes or of time was reached"
+    return judge.lighter_failure(changed) or ""

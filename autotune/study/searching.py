@@ -109,7 +109,7 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
     records = sorted([*session.log.records, *cut_off], key=lambda record: record.number)
     if settled is None:
         winner = session.leader()
-        attributed = contributions(session, winner) if winner else ()
+        attributed = contributions(session, winner, interrupted=ending is None) if winner else ()
     else:
         winner = next((record for record in records if record.number == settled.winner), None)
         attributed = settled.contributions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.documents.unsearched import LeftOut
+from autotune.core.documents.unsearched import LeftOut, Unlockable
 from autotune.core.plan import Launch
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.lengths import LengthDistribution
@@ -126,6 +126,14 @@ def test_there_is_no_way_out_where_every_candidate_failed_of_something_else_than
 def test_what_failed_its_longer_run_is_not_the_best_of_an_interrupted_run() -> None:
     said = "Interrupted before any candidate that may be recommended ran to the end."
     assert interrupted_text(interrupted()) == said
+
+
+def test_a_run_interrupted_before_any_recommendation_lists_no_choices() -> None:
+    stopped = replace(
+        interrupted(), left_out=(LeftOut("liger", "on", "no GPU"),), unlockable=(Unlockable("lora", ("r16",), ""),)
+    )
+    titles = {section.title for section in probe_report(stopped).sections}
+    assert not titles & {"Not searched", "Not measured, since it changes training"}
 
 
 def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:

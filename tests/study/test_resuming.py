@@ -94,6 +94,8 @@ def test_control_c_returns_what_was_found_so_far(durable: Run) -> None:
     assert outcome.baseline is not None
     finished = [event.number for event in durable.events if isinstance(event, ProbeFinished)]
     assert finished == [record.number for record in probed(outcome)]
+    reasons = {item.reason for item in outcome.contributions if item.number is None}
+    assert reasons == {"the search was interrupted", "packing needs flash attention"}
 
 
 def test_control_c_during_the_first_probe_returns_an_empty_outcome(run: Run) -> None:
