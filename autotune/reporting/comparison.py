@@ -33,6 +33,7 @@ def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[
 
 
 def _values(result: Result, candidate: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
+    evaluations = [each.evaluation_seconds for each in compared]
     return {
         "status": Value(words.status_text(candidate.status)),
         "memory used": Value(words.bytes_or_dash(candidate.held_bytes), candidate.held_bytes, result.budget_bytes),
@@ -40,7 +41,7 @@ def _values(result: Result, candidate: Choosable, compared: Sequence[Choosable])
         "  allocated": Value(words.bytes_or_dash(None if candidate.reserved_bytes is None else candidate.peak_bytes)),
         "speed": Value(words.rate_or_dash(candidate.tokens_per_second), candidate.tokens_per_second),
         "  95 % range": Value(_range_text(candidate)),
-        "time per evaluation": Value(words.duration_or_dash(candidate.evaluation_seconds)),
+        "time per evaluation": Value(words.duration_or_dash(candidate.evaluation_seconds, evaluations)),
         **epoch_values(candidate, compared, find_trainer(result.trainer).counted),
     }
 

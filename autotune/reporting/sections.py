@@ -49,7 +49,7 @@ def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) 
     return tuple(rows)
 
 
-def epoch_values(epoch: Epoch, compared: Iterable[Epoch], unit: str) -> dict[str, Value]:
+def epoch_values(epoch: Epoch, compared: Sequence[Epoch], unit: str) -> dict[str, Value]:
     """Return the batches, the steps and the time of an epoch by label.
 
     Args:
@@ -57,7 +57,9 @@ def epoch_values(epoch: Epoch, compared: Iterable[Epoch], unit: str) -> dict[str
     """
     dropped = any(each.row_coverage < 1 for each in compared)
     return {
-        "time per epoch": Value(duration_or_dash(epoch.seconds_per_epoch)),
+        "time per epoch": Value(
+            duration_or_dash(epoch.seconds_per_epoch, [each.seconds_per_epoch for each in compared])
+        ),
         "tokens covered": Value(format_share(epoch.token_coverage)),
         **({"rows covered": Value(format_share(epoch.row_coverage))} if dropped else {}),
         "max_length": Value(f"{epoch.max_length:,}" if epoch.max_length is not None else "none"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import floor, log10
 from pathlib import Path
@@ -92,9 +92,10 @@ def mean_or_dash(value: float | None) -> str:
     return number_or_dash(value) if value is None or value == round(value) else f"{value:,.1f}"
 
 
-def duration_or_dash(seconds: float | None) -> str:
-    """Return a duration, or a dash for None."""
-    return MISSING if seconds is None else format_duration(seconds)
+def duration_or_dash(seconds: float | None, compared: Iterable[float | None] = ()) -> str:
+    """Return a duration in the unit of the shortest of those compared, or a dash for None."""
+    shortest = min((each for each in compared if each is not None), default=None)
+    return MISSING if seconds is None else format_duration(seconds, shortest)
 
 
 def cost_text(cost: float | None) -> str:

@@ -54,6 +54,13 @@ def test_each_figure_stands_beside_the_baselines() -> None:
     assert shown["steps per epoch"] == ("14", "88")
 
 
+def test_the_times_of_an_epoch_have_one_unit() -> None:
+    result = a_result()
+    assert result.baseline is not None
+    slow = replace(result, baseline=replace(result.baseline, seconds_per_epoch=219))
+    assert cells(slow)["time per epoch"] == ("7.4 s", "219 s")
+
+
 @pytest.mark.parametrize(
     ("trainer", "counted"), [("sft", "documents"), ("grpo", "completions"), ("online_dpo", "prompts")]
 )
