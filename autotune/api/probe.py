@@ -162,6 +162,10 @@ class ProbeResult:
             return None
         return self._objects().training_dataset(**found.entry(found.evaluated))
 
+    def __str__(self) -> str:
+        """Return the report as Markdown."""
+        return self._repr_markdown_()
+
     def _repr_markdown_(self) -> str:
         """Return the report, which a notebook shows for the result."""
         return markdown_page(probe_report(self.document))

@@ -1,4 +1,4 @@
-"""The ``repr`` of results is short."""
+"""The ``repr`` and the text of results are short."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ def test_a_shell_shows_of_a_result_what_is_short_and_names_the_rest() -> None:
     assert "status=<RunStatus.FOUND: 'found'>" in repr(a_result())
     assert "trials" in repr(a_result()).partition("further: ")[2]
     assert "headline='fits', reason=''" in repr(Verdict(Outcome.FITS, "fits"))
+
+
+def test_printing_a_result_gives_a_line_for_each_short_field() -> None:
+    for value in (a_plan(), a_rent(), a_result()):
+        first, *lines, last = str(value).splitlines()
+        assert first == type(value).__name__
+        assert max(map(len, lines)) < 160
+        assert last.startswith("  further: ")
+    assert "  dataset: 'rows of 1024 tokens'" in str(a_plan()).splitlines()
+
+
+def test_printing_a_search_gives_its_report() -> None:
+    found = ProbeResult(a_result())
+    assert str(found) == found._repr_markdown_()
 
 
 def test_a_notebook_shows_a_search_as_its_report() -> None:
