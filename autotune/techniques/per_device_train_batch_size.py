@@ -50,7 +50,7 @@ class PerDeviceTrainBatchSize(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason if a micro-batch would exceed the user's global batch, at one document or more per row."""
         if int(choice) > setting.documents_per_process and GLOBAL_BATCH not in setting.allowed:
-            return f"each process has {counted(setting.documents_per_process, 'document')} in a global batch"
+            return f"a global batch has {counted(setting.documents_per_process, 'row')} for each process"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

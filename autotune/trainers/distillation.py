@@ -35,8 +35,8 @@ class OnPolicyDistillation(Generating):
     further_columns = ("image", "images")
     has_teacher = True
     peculiarities = (
-        "The teacher stays on the device for the whole training, in the type of the trained weights.",
-        "TRL does not offload it.",
+        "The teacher stays on the device for the whole training: TRL does not offload it.",
+        "The teacher has the type of the trained weights.",
     )
     # `auto` would split a teacher that does not fit between the device and the host.
     loads_with = (*Generating.loads_with, TEACHER_LOADING)

@@ -40,7 +40,7 @@ def test_micro_batches_have_to_add_up_to_the_global_batch() -> None:
     plan = SFT.plan(candidate(here, per_device_train_batch_size=4), here)
     assert plan.args["gradient_accumulation_steps"] == 3
     single = setting(global_batch_size=1)
-    rule = "per_device_train_batch_size=8: each process has 1 document in a global batch"
+    rule = "per_device_train_batch_size=8: a global batch has 1 row for each process"
     assert SFT.illegal(candidate(single, per_device_train_batch_size=8), single) == rule
 
 
