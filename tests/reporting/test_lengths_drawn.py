@@ -98,6 +98,16 @@ def test_rows_with_images_have_a_section_of_their_sizes() -> None:
     assert ["most", "3", "9,000", "9,216", "36.00", "KiB"] in lines
 
 
+def test_lengths_that_would_cut_an_image_are_not_listed() -> None:
+    report = report_of(CUT)
+    one = LengthDistribution({1: 100})
+    images = ImageProfile(one, one, one, LengthDistribution({300: 100}))
+    pictured = length_report(replace(report.workload, dataset=replace(report.workload.dataset, images=images)))
+    assert min(limit.max_length for limit in report.limits) < 300
+    assert min(limit.max_length for limit in pictured.limits) == 300
+    assert pictured.limits[-1] == report.limits[-1]
+
+
 def test_smaller_images_are_offered_by_name_with_where_to_set_them() -> None:
     counts = LengthDistribution({1: 100})
     limits = tuple(

@@ -67,7 +67,8 @@ class LengthReport(Brief):
         mean: tokens per row.
         quantiles: ascending by share.
         histogram: ascending by length; bounds grow geometrically, since lengths are long-tailed.
-        limits: ascending by maximum length; the last one cuts and drops nothing.
+        limits: ascending by maximum length, without those with which TRL would fail on a row with images; the last one
+            cuts and drops nothing.
     """
 
     schema: int = field(default=1, kw_only=True)
@@ -95,7 +96,7 @@ def length_report(workload: Workload) -> LengthReport:
         mean=documents.tokens / documents.rows,
         quantiles=tuple(LengthQuantile(share, lengths.quantile(share)) for share in QUANTILES),
         histogram=histogram(documents),
-        limits=tuple(limit(documents, max_length) for max_length in _max_lengths(documents)),
+        limits=tuple(limit(documents, max_length) for max_length in _max_lengths(documents, workload.least_length)),
     )
 
 
@@ -142,8 +143,12 @@ def _bounds(longest: int) -> list[int]:
     return [bound for bound in bounds if bound < longest] + [min(bound for bound in bounds if bound >= longest)]
 
 
-def _max_lengths(documents: Documents) -> list[int]:
-    """Return powers of two below the longest row, the lengths that reach :data:`COVERAGES`, and the longest row's."""
+def _max_lengths(documents: Documents, least: int) -> list[int]:
+    """Return powers of two below the longest row, the lengths that reach :data:`COVERAGES`, and the longest row's.
+
+    Args:
+        least: the least possible length, which replaces the shorter ones.
+    """
     longest, covering = documents.longest, map(documents.shortest_covering, COVERAGES)
     powers = (SHORTEST_LIMIT << doubled for doubled in range(longest.bit_length()))
-    return sorted({*covering, *(power for power in powers if power < longest), longest})
+    return sorted({max(least, each) for each in (*covering, *(power for power in powers if power < longest), longest)})
