@@ -150,21 +150,28 @@ def _table(table: doc.Table, width: int) -> tables.Table:
 
 
 def _widths_of_cells(table: doc.Table, widths: Sequence[int], left: int) -> Sequence[int | None]:
-    """Return widths of columns that wrap titles and no cells; None for each if the cells are too wide.
+    """Return widths of columns that wrap titles and, if need be, texts between words; None for each without room.
 
     Args:
         widths: those that wrap nothing.
         left: characters that these leave of a line, below 0.
     """
-    columns = zip(table.columns, *table.rows, strict=True)
-    least = [max(map(cell_len, (*title.split(), *map(_plain, cells)))) for title, *cells in columns]
+    columns = zip(table.kinds, table.columns, *table.rows, strict=True)
+    titles_and_cells = [(kind, title.split(), [*map(_plain, cells)]) for kind, title, *cells in columns]
+    least = [max(map(cell_len, (*words, *cells))) for _, words, cells in titles_and_cells]
+    if sum(least) > left + sum(widths):
+        split = [" ".join(cells).split() if kind == "words" else cells for kind, _, cells in titles_and_cells]
+        least = [
+            max(map(cell_len, (*words, *parts))) for (_, words, _), parts in zip(titles_and_cells, split, strict=True)
+        ]
     room = left + sum(widths) - sum(least)
     if room < 0:
         return [None] * len(widths)
-    found = list[int | None]()
-    for whole, narrow in zip(widths, least, strict=True):
-        found.append(min(whole, narrow + room))
-        room -= min(whole - narrow, room)
+    # Where texts are wrapped, the longest gets the most room.
+    found = list[int | None](least)
+    for place in sorted(range(len(widths)), key=lambda place: least[place] - widths[place]):
+        found[place] = min(widths[place], least[place] + room)
+        room -= min(widths[place] - least[place], room)
     return found
 
 

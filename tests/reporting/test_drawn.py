@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.documents.length_report import length_report
-from autotune.core.documents.result import Result
+from autotune.core.documents.result import Contribution, Result
+from autotune.core.status import ProbeStatus
 from autotune.reporting.catalogues import techniques_report
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.probe import probe_report
@@ -44,6 +47,14 @@ def widest(text: str) -> int:
 def test_a_summary_fits_the_console(result: Result, width: int) -> None:
     text, _, _ = drawn(result, width).partition("The bundle is in ")
     assert widest(text) <= width
+
+
+@pytest.mark.parametrize("width", [54, 60, 80])
+def test_a_choice_is_not_broken_where_texts_beside_it_can_be(width: int) -> None:
+    reason = "the limit of probes or of time was reached"
+    unmeasured = Contribution("gradient_checkpointing", "off", "on", None, ProbeStatus.VETOED, reason, None, None)
+    lines = drawn(replace(a_result(), contributions=(unmeasured,)), width).splitlines()
+    assert any(line.startswith("gradient_checkpointing=off   on ") for line in lines)
 
 
 @pytest.mark.parametrize("width", [20, 80])
