@@ -156,9 +156,9 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., Workload],
     [
         (
             [{"question": "a", "answer": "b"}] * 3,
-            r"no column that SFT can use: it has question, answer\..*It needs text",
+            r"lacks columns that SFT needs: it has question, answer\..*It needs text",
         ),
-        ([{"prompt": "a"}] * 3, r"no column that SFT can use: it has prompt\."),
+        ([{"prompt": "a"}] * 3, r"lacks columns that SFT needs: it has prompt\."),
         (
             [{"version": 1, "data": [{"text": "a"}] * 3}],
             r"it has version, data\..*It is one JSON object, whose `data` holds a list of 3: TRL reads it as one row\.",

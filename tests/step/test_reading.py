@@ -193,7 +193,7 @@ def test_prompts_are_written_with_the_words_that_the_configuration_gives_the_tem
 
 
 def test_a_column_that_is_not_there_is_told_with_the_field_that_names_it(prepared: Prepare) -> None:
-    with pytest.raises(InputError, match=r"no column that SFT can use: it has text\.") as raised:
+    with pytest.raises(InputError, match=r"lacks columns that SFT needs: it has text\.") as raised:
         prepared(text_rows(TEXTS), dataset_text_field="content")
     assert raised.value.hint.endswith("; dataset_text_field names content in place of text.")
 

@@ -190,7 +190,7 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
     advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
     nested = nested_rows_hint(row) if len(rows) == 1 else ""
     raise InputError(
-        f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
+        f"{source.name} lacks columns that {trainer.label} needs: it has {', '.join(rows.column_names)}.",
         hint=" ".join(filter(None, (f"It needs {trainer.wanted_columns}{renamed}.", advice or nested))),
     )
 

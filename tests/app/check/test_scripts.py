@@ -115,7 +115,7 @@ def test_a_script_without_the_trainer_s_class_may_not_train_with_it(
         (
             "model_name_or_path: MODEL\nreward_funcs: [think_format_reward]\n",
             {"problem": "1 + 1"},
-            "has no column that GRPO can use",
+            "lacks columns that GRPO needs",
         ),
         (
             "model_name_or_path: MODEL\nreward_funcs: [accuracy, tag_count]\n",
