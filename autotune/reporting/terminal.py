@@ -24,6 +24,7 @@ _INDENT = 2
 _BARS, _NARROWEST_BAR = 56, 5
 """Characters of the bars of a row together, at most, and of one bar, at least."""
 _MANY_COLUMNS = 6
+_LONGEST_WORD = 16
 _FIGURES = 10
 """Characters of a figure of a candidate, with the space after it."""
 _CHOICES_INDENT = 5
@@ -156,14 +157,10 @@ def _widths_of_cells(table: doc.Table, widths: Sequence[int], left: int) -> Sequ
         widths: those that wrap nothing.
         left: characters that these leave of a line, below 0.
     """
-    columns = zip(table.kinds, table.columns, *table.rows, strict=True)
-    titles_and_cells = [(kind, title.split(), [*map(_plain, cells)]) for kind, title, *cells in columns]
-    least = [max(map(cell_len, (*words, *cells))) for _, words, cells in titles_and_cells]
+    columns = list(zip(table.kinds, table.columns, *table.rows, strict=True))
+    least = [_least_width(title, cells) for _, title, *cells in columns]
     if sum(least) > left + sum(widths):
-        split = [" ".join(cells).split() if kind == "words" else cells for kind, _, cells in titles_and_cells]
-        least = [
-            max(map(cell_len, (*words, *parts))) for (_, words, _), parts in zip(titles_and_cells, split, strict=True)
-        ]
+        least = [_least_width(title, cells, wraps=kind == "words") for kind, title, *cells in columns]
     room = left + sum(widths) - sum(least)
     if room < 0:
         return [None] * len(widths)
@@ -173,6 +170,18 @@ def _widths_of_cells(table: doc.Table, widths: Sequence[int], left: int) -> Sequ
         found[place] = min(widths[place], least[place] + room)
         room -= min(widths[place] - least[place], room)
     return found
+
+
+def _least_width(title: str, cells: Iterable[doc.Cell], *, wraps: bool = False) -> int:
+    """Return the least width of a column whose title is wrapped, and its texts between words if it ``wraps``.
+
+    Names to copy are not wrapped, and of a text's longest words the beginning counts.
+    """
+    parts = title.split()
+    for cell in cells:
+        whole = isinstance(cell, doc.Code) or not wraps
+        parts += [_plain(cell)] if whole else [word[:_LONGEST_WORD] for word in _plain(cell).split()]
+    return max(map(cell_len, parts), default=0)
 
 
 def _cell(cell: doc.Cell, bar_width: int) -> Text | bar.Bar:

@@ -40,11 +40,13 @@ class OnlineDirectPreferenceOptimization(Prompted):
     loads_by_name = False
     counted = "prompts"
     peculiarities = (
-        "With gradient checkpointing, TRL's default, OnlineDPOTrainer generates without a key-value cache.",
-        "Each generated token then costs a full forward pass over the sequence so far.",
-        "It computes the logits of the whole vocabulary for every token.",
-        "It keeps the type of the checkpoint's weights.",
-        "It sums the gradients of a step's micro-batches; only DeepSpeed averages them.",
+        (
+            "With gradient checkpointing, TRL's default, OnlineDPOTrainer generates without a key-value cache: each "
+            "generated token costs a full forward pass over the sequence so far."
+        ),
+        "OnlineDPOTrainer computes the logits of the whole vocabulary for every token.",
+        "OnlineDPOTrainer keeps the type of the checkpoint's weights.",
+        "OnlineDPOTrainer sums the gradients of a step's micro-batches; only DeepSpeed averages them.",
     )
     most_field = "max_new_tokens"
     sends_text = True
