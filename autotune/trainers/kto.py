@@ -159,7 +159,11 @@ class UnpairedPreference(Trainer):
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return the reason of :meth:`refused`; no plan is built for candidates with enough rows."""
         few = int(candidate[ROWS]) < FEWEST_ROWS
-        return self.refused(self.plan(candidate, setting), setting.workload) if few else None
+        reason = self.refused(self.plan(candidate, setting), setting.workload) if few else None
+        if reason is None or setting.documents_per_process >= FEWEST_ROWS:
+            return reason
+        ranks = setting.global_batch_size // setting.documents_per_process
+        return f"{reason} (--global-batch-size {ranks * FEWEST_ROWS})"
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason if the loss estimates the KL divergence on a single row."""

@@ -212,7 +212,7 @@ def test_lengths_are_shown_with_the_rows_that_each_keeps(small_model_directory: 
     ("trainer", "words", "said"),
     [
         ("kto", ("--max-length", "2"), "leaves none of the dataset's 60 rows"),
-        ("kto", ("--global-batch-size", "1"), "has to be at least 2"),
+        ("kto", ("--global-batch-size", "1"), "has to be at least 2 (--global-batch-size 2)"),
         ("reward", ("--max-length", "3"), "max_length=3 leaves none of the dataset's 60 rows"),
         ("grpo", ("--reward-funcs", "missing.function"), "missing.function cannot be imported"),
         ("grpo", ("--reward-funcs", "unknown"), "There is no reward function 'unknown'"),
