@@ -57,7 +57,7 @@ def test_a_tensor_that_does_not_fit_is_out_of_memory_with_its_size() -> None:
         torch.empty(2**52, dtype=torch.uint8)
     verdict = classify_error(raised.value, began_training=True, device="cpu")
     assert verdict.status is ProbeStatus.OUT_OF_MEMORY
-    assert verdict.requested_bytes == 2**52
+    assert (verdict.reason, verdict.requested_bytes) == ("4194304 GiB could not be allocated", 2**52)
 
 
 def test_python_objects_that_do_not_fit_are_out_of_memory() -> None:

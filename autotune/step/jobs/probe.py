@@ -29,7 +29,7 @@ from autotune.step.run.progress import Progress, count_suspensions
 from autotune.step.run.timing import estimate_timing
 from autotune.step.run.training import OUTPUT_DIRECTORY, train
 from autotune.step.trainers import find_adapter
-from autotune.units import parse_size
+from autotune.units import format_bytes, parse_size
 
 # In the messages of PyTorch's allocators for CUDA and for a CPU.
 _REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]iB))")
@@ -198,7 +198,11 @@ def classify_error(
     if cause is not None and device != "cpu" and _is_host_memory_error(cause):
         return ClassifiedError(ProbeStatus.HOST_OUT_OF_MEMORY, _reason(cause))
     if cause is not None:
-        return ClassifiedError(ProbeStatus.OUT_OF_MEMORY, _reason(cause), _requested_bytes(str(cause)))
+        requested = _requested_bytes(str(cause))
+        # CUDA's message also has the allocator's state; that of a CPU has only a place in PyTorch's sources.
+        known = device == "cpu" and requested is not None
+        text = f"{format_bytes(requested or 0)} could not be allocated" if known else _reason(cause)
+        return ClassifiedError(ProbeStatus.OUT_OF_MEMORY, text, requested)
     if isinstance(error, _UNSUPPORTED_ERRORS) and not began_training:
         return ClassifiedError(ProbeStatus.UNSUPPORTED, reason)
     return ClassifiedError(ProbeStatus.CRASHED, reason)
