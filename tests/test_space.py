@@ -112,6 +112,16 @@ def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tm
         require_legal(TrainerProblem(SFT, space(here, file), here))
 
 
+def test_the_rule_that_no_choice_avoids_is_told_before_one_that_other_choices_avoid() -> None:
+    fixed = {"quantization": "4bit-nf4", "lora": "none"}
+    old = replace(GPU, hardware=replace(GPU.hardware, compute_capability=(7, 5)))
+    here = setting(machine=old, allowed=frozenset(fixed), of=workload(lengths={100: 64}))
+    problem = TrainerProblem(SFT, space(here, fixed=fixed), replace(here, wishes=Wishes(fixed)))
+    assert "no bf16 arithmetic" in str(problem.illegal(problem.baseline))
+    with pytest.raises(InputError, match="freezes the model; it needs lora or peft_config"):
+        require_legal(problem)
+
+
 def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowed() -> None:
     fixed = {"quantization": "4bit-nf4"}
     here = setting(allowed=frozenset({"quantization", "lora"}))

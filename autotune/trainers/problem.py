@@ -13,8 +13,8 @@ from autotune.errors import InputError
 from autotune.space import Space, starting_point
 from autotune.trainers.base import Trainer
 
-_MOST_CHECKED = 10_000
-"""Maximum number of candidates to check for a legal one."""
+_MOST_CHECKED, _MOST_COMPARED = 10_000, 200
+"""Maximum number of candidates to check for a legal one, and of those whose violated rules are compared."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class TrainerProblem:
         """Return why a candidate may not be tried or recommended, or None."""
         return self.trainer.illegal(candidate, self.setting)
 
+    def violated_rules(self, candidate: Candidate) -> Mapping[int, str]:
+        """Return the reasons of the rules that a candidate violates, by their places among all rules."""
+        reasons = enumerate(self.trainer.violations(candidate, self.setting))
+        return {place: reason for place, reason in reasons if reason}
+
     def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
         """Return the knobs that the first violated rule reads; every knob if none is violated."""
         return self.trainer.knobs_of_violated_rule(candidate, self.setting)
@@ -94,7 +99,7 @@ def require_legal(problem: TrainerProblem) -> None:
     changed, one after another.
 
     Raises:
-        InputError: no candidate is legal; the message states the rule.
+        InputError: no candidate is legal; the message states a rule that all of them violate, if there is one.
     """
     near = list(dict.fromkeys((problem.baseline, *problem.recipes)))
     seen = set(near)
@@ -108,5 +113,9 @@ def require_legal(problem: TrainerProblem) -> None:
             seen |= others
     # The baseline may keep too few tokens, which is not caused by a fixed choice.
     covering = next((item for item in problem.recipes), problem.baseline)
+    # The first rule that it violates may be one that other choices avoid, such as that of a type that the GPU lacks.
+    violated = [problem.violated_rules(each) for each in near[:_MOST_COMPARED]]
+    reasons = problem.violated_rules(covering).items()
+    always = [reason for place, reason in reasons if all(place in each for each in violated)]
     hint = "Fix other choices with --fix KNOB=CHOICE, or add choices of that knob to the space file (--space)."
-    raise InputError(f"No candidate is legal: {problem.illegal(covering)}.", hint=hint)
+    raise InputError(f"No candidate is legal: {next(iter(always), problem.illegal(covering))}.", hint=hint)
