@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 from datasets import Dataset, concatenate_datasets
 from trl import rewards
 from trl.data_utils import is_conversational
@@ -35,6 +36,8 @@ NO_TOKEN = 2**31 - 1
 """Token id beyond every vocabulary. If only it ends completions, all are generated to the maximum length, as real ones
 may be. ``min_new_tokens`` has that effect, too, but computes the scores of all tokens three more times."""
 _SEED = 0
+_REWARDS_SHOWN = 60
+"""Characters of a reward function's unusable result in a message."""
 # The settings of trl/scripts/grpo.py.
 _TRL_REWARDS: dict[str, Callable[..., Any]] = {
     **{name: getattr(rewards, name) for name in TRL_REWARDS},
@@ -292,7 +295,7 @@ def _check_messages(name: str, rows: Dataset) -> None:
 
 
 def _named_reward(name: str) -> Callable[..., Any]:
-    """Return a reward function; errors of a user's own function become a :class:`RewardError` with its name.
+    """Return a reward function; errors and unusable results of a user's own are a :class:`RewardError` with its name.
 
     Raises:
         InputError: it does not exist.
@@ -302,11 +305,35 @@ def _named_reward(name: str) -> Callable[..., Any]:
         return function
 
     @wraps(function)
-    async def call_async(**columns: Any) -> Any:
+    def call(**columns: Any) -> list[Any]:
         with _name_in_errors(name):
-            return await function(**columns)
+            rewards = function(**columns)
+        return _checked_rewards(name, rewards)
 
-    return call_async if is_async_callable(function) else _name_in_errors(name)(function)
+    @wraps(function)
+    async def call_async(**columns: Any) -> list[Any]:
+        with _name_in_errors(name):
+            rewards = await function(**columns)
+        return _checked_rewards(name, rewards)
+
+    return call_async if is_async_callable(function) else call
+
+
+def _checked_rewards(name: str, rewards: Any) -> list[Any]:
+    """Return rewards as a list, if TRL can read them (``_calculate_rewards``); it checks their number.
+
+    Raises:
+        RewardError: they are no numbers.
+    """
+    try:
+        listed = list(rewards)
+        numbers = torch.tensor([torch.nan if reward is None else reward for reward in listed], dtype=torch.float32)
+        numbers.reshape(len(listed))
+    except (TypeError, ValueError, RuntimeError) as error:
+        returned = repr(rewards)[:_REWARDS_SHOWN]
+        read = "TRL reads a list with a number or None for each completion"
+        raise RewardError(f"Your reward function {name} returned {returned}; {read}") from error
+    return listed
 
 
 @contextmanager
