@@ -25,7 +25,7 @@ class AutotuneError(Exception):
         self.message = hidden(message)
         self.hint = hidden(hint)
         # A quoted library's message may lack the stop at its end.
-        stop = "." if self.hint and self.message[-1:].isalnum() else ""
+        stop = "." if self.hint and self.message[-1:] not in (*".!?:;,", "") else ""
         super().__init__(f"{self.message}{stop} {self.hint}".strip())
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -49,4 +49,5 @@ def test_a_hint_begins_a_sentence_after_a_message_that_a_library_left_without_a_
     quoted = InputError("It cannot be loaded: there is no file", hint="Save it.")
     assert str(quoted) == "It cannot be loaded: there is no file. Save it."
     assert str(InputError("Is it there?", hint="Look.")) == "Is it there? Look."
+    assert str(InputError("No module named 'rewards'", hint="Look.")) == "No module named 'rewards'. Look."
     assert str(InputError("It is broken")) == "It is broken"
