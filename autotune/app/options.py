@@ -77,6 +77,11 @@ def checked_options(args: SearchArguments, init: Init = "random") -> Options:
     check_range("A global batch size of {}", args.global_batch_size)
     check_range("A maximum length of {}", max_length)
     check_range("A number of processes of {}", args.num_processes)
+    if max_length is not None and not _has_max_length(trainer):
+        raise InputError(
+            f"{trainer.label} cuts no prompts, so it takes no --max-length.",
+            hint="--prompt-coverage drops the longest prompts.",
+        )
     fixed = dict(args.fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(
@@ -147,7 +152,7 @@ def plan_options(args: PlannedArguments) -> Options:
         if getattr(args, f"{name}_coverage") is not None:
             raise InputError(f"--{name}-coverage has no effect on {what} that are all --seq-len long.", hint=hint)
     # Rows of one length are kept whole, unless the user sets a maximum length or the trainer cuts no rows.
-    cuts = any(technique.name == "max_length" for technique in find_trainer(args.trainer).techniques)
+    cuts = _has_max_length(find_trainer(args.trainer))
     sets_length = args.max_length is not None or "max_length" in (*(args.fix or ()), *args.exclude)
     return _with_teacher(checked_options(replace(args, max_length=length) if cuts and not sets_length else args))
 
@@ -169,6 +174,10 @@ def _teacher(trainer: Trainer, name: str | Path | None, init: Init) -> ModelSour
     if not trainer.has_teacher:
         raise _not_for(trainer, "has no teacher", "--teacher", "has_teacher")
     return model_source(name, init, tokenizes=False)
+
+
+def _has_max_length(trainer: Trainer) -> bool:
+    return any(technique.name == "max_length" for technique in trainer.techniques)
 
 
 def _not_for(trainer: Trainer, lack: str, option: str, ability: str) -> InputError:

@@ -220,6 +220,7 @@ def test_a_generator_of_names_is_read_once() -> None:
         ({"reward_funcs": ["a.b"]}, "SFT has no reward functions, so it takes no --reward-funcs"),
         ({"teacher": "some/model"}, "SFT has no teacher, so it takes no --teacher"),
         ({"trainer": "grpo", "prompt_coverage": 0.0}, "prompt coverage of 0.0"),
+        ({"trainer": "rloo", "max_length": 512}, "RLOO cuts no prompts, so it takes no --max-length"),
         ({"trainer": "rloo", "prompt_coverage": 1.01}, "prompt coverage of 1.01"),
     ],
 )
