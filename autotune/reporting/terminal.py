@@ -151,16 +151,21 @@ def _table(table: doc.Table, width: int) -> tables.Table:
 
 
 def _widths_of_cells(table: doc.Table, widths: Sequence[int], left: int) -> Sequence[int | None]:
-    """Return widths of columns that wrap titles and, if need be, texts between words; None for each without room.
+    """Return widths of columns that wrap titles and, if need be, texts, then figures, between words.
+
+    None for each without room.
 
     Args:
         widths: those that wrap nothing.
         left: characters that these leave of a line, below 0.
     """
     columns = list(zip(table.kinds, table.columns, *table.rows, strict=True))
-    least = [_least_width(title, cells) for _, title, *cells in columns]
-    if sum(least) > left + sum(widths):
-        least = [_least_width(title, cells, wraps=kind == "words") for kind, title, *cells in columns]
+    names = "words" if len(columns) > _MANY_COLUMNS else ""
+    least = list[int]()
+    for wrapped in ((), ("words",), ("words", "figures")):
+        least = [_least_width(title, each, wraps=kind in wrapped and kind != names) for kind, title, *each in columns]
+        if sum(least) <= left + sum(widths):
+            break
     room = left + sum(widths) - sum(least)
     if room < 0:
         return [None] * len(widths)

@@ -60,6 +60,10 @@ def test_the_name_of_a_gpu_is_whole_in_a_terminal_of_80_columns() -> None:
     assert "A100-PCIe-80GB " in drawn(80, offers=(named, UNPRICED))
 
 
+def test_figures_are_wrapped_between_words() -> None:
+    assert any(line.startswith("4 x H200 ") and "120,000" in line for line in drawn(62).splitlines())
+
+
 def test_titles_are_wrapped_before_figures() -> None:
     offers = tuple(replace(each, seconds=73.0, cost=1.25) for each in (CHEAPEST, UNPRICED))
     lines = drawn(72, offers=offers).splitlines()
