@@ -34,4 +34,8 @@ def find(knob: str, techniques: Iterable[Technique]) -> Technique:
     named = {item.name: item for item in techniques}
     if knob in named:
         return named[knob]
-    raise InputError(f"There is no knob {knob!r}.", hint=f"{suggestion(knob, named)}The knobs are {', '.join(named)}.")
+    if any(knob == item.name for item in catalogue()):
+        where, near = " for this trainer", ""
+    else:
+        where, near = "", suggestion(knob, named)
+    raise InputError(f"There is no knob {knob!r}{where}.", hint=f"{near}The knobs are {', '.join(named)}.")

@@ -212,6 +212,10 @@ def test_a_generator_of_names_is_read_once() -> None:
         ({"max_length": 512, "fix": {"max_length": 1024}}, "contradicts --fix max_length=1024. Give one of them."),
         ({"fix": {"packin": "bfd"}}, "Did you mean 'packing'"),
         ({"fix": {"packing": "bfdd"}}, "Did you mean 'bfd'"),
+        (
+            {"trainer": "online_dpo", "fix": {"max_completion_length": 32}},
+            "no knob 'max_completion_length' for this trainer. The knobs are .*max_new_tokens",
+        ),
         ({"allow": ["lorra"]}, "Did you mean 'lora'"),
         ({"exclude": ["ligr"]}, "Did you mean 'liger'"),
         ({"exclude": ["lora"], "fix": {"lora": "r8"}}, "both fixed and excluded"),
