@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from autotune.core.jobs.protocol import CheckPackingRequest, ProbeRequest
@@ -50,6 +51,18 @@ def request_of(found: Prepared, model: dict[str, object] | None = None, **args: 
     return found.request(
         TrainingPlan("reward", {"use_cpu": True, "bf16": False, **sizes, **args}, model or {}), SCHEDULE
     )
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_saved_head_of_several_outputs_is_refused_as_by_trl(outputs: int, tmp_path: Path) -> None:
+    config = small_config(num_labels=outputs)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "model")
+    small_tokenizer().save_pretrained(tmp_path / "model")
+    saved = AutoConfig.from_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match="has a head of num_labels=2") if outputs > 1 else nullcontext():
+        HEAD.configured(saved, "model")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes") if outputs > 1 else nullcontext():
+        kept_by_trl(tmp_path / "model", tmp_path / "trained", pair_rows(), 64)
 
 
 def kept_by_trl(model: Path, folder: Path, rows: Rows, length: int) -> Any:

@@ -39,12 +39,18 @@ class Head:
             name: the model's name, for messages.
 
         Raises:
-            InputError: transformers has no such class for this model.
+            InputError: transformers has no such class for this model, or its weights have a head of another size.
         """
-        config = copy.deepcopy(config)
+        architecture, config = self._architecture(config, name), copy.deepcopy(config)
         for setting, value in self.settings.items():
+            saved = getattr(config, setting, value)
+            if architecture in (config.architectures or ()) and saved != value:
+                raise InputError(
+                    f"{name} has a head of {setting}={saved}, and TRL loads it with {setting}={value}: that fails.",
+                    hint=f"Give the language model that it was made from, or a model saved with {setting}={value}.",
+                )
             setattr(config, setting, value)
-        config.architectures = [self._architecture(config, name)]
+        config.architectures = [architecture]
         return config
 
     def _architecture(self, config: Any, name: str) -> str:
