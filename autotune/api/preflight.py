@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 from autotune.api.available import available_bytes
 from autotune.api.check import DRY_RUN, will_not_fit
 from autotune.api.launched import launching_of
+from autotune.api.optimizer import check_optimizer
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
@@ -152,6 +153,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             evaluates = args.eval_strategy != NO_EVALUATION or args.eval_on_start
             _check_own_step(trainer, evaluates=evaluates)
+            check_optimizer(trainer)
             _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _save_model(base, processor, folder / "model")
             config = _arguments(args, base, quantization)

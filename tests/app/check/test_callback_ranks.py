@@ -211,7 +211,7 @@ def test_deepspeed_of_a_single_process_is_checked_as_it_trains(
     state = SimpleNamespace(
         distributed_type=DistributedType.DEEPSPEED, deepspeed_plugin=plugin, dynamo_plugin=TorchDynamoPlugin()
     )
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state))
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state), is_deepspeed_enabled=True)
     launched: list[Launching] = []
 
     def checked(_: object, given: Launching) -> Verdict:

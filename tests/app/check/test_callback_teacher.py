@@ -54,6 +54,7 @@ def test_the_teacher_of_the_trainer_is_checked_and_not_one_that_the_configuratio
     own = AutoConfig.from_pretrained(small_model_directory).intermediate_size
     file, named = rows("grpo"), str(small_model_directory)
     training = distillation(small_model_directory, file, tmp_path, "4GiB", named)
+    training.create_optimizer()
     given = {"model": training.model, "processing_class": training.processing_class, "train_dataloader": None}
     autotune.PreflightCallback(dataset=file)._verdict(training.args, training, given, None)
     assert asked == [(2 * own, "bfloat16")]
