@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autotune.errors import InputError
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, listed_gpu
 
 
@@ -11,9 +12,20 @@ def available_bytes(args: Any, trainer: Any) -> int | None:
     """Return the memory available to the training: free memory plus the memory that it already uses.
 
     Memory of the process outside the training, such as a model of an earlier notebook cell, does not become available.
+
+    Returns:
+        The bytes; None on a CPU.
+
+    Raises:
+        InputError: the training is on another kind of device.
+        RuntimeError: CUDA fails.
     """
     if args.device.type == "cpu":
         return None
+    if args.device.type != "cuda":
+        raise InputError(
+            f"A training on {args.device.type} is not traced, only one on a CPU or on a GPU of CUDA or ROCm."
+        )
     import torch
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(args.device)

@@ -23,7 +23,7 @@ from autotune.app.check.check import check_object
 from autotune.core.documents.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.core.files.scratch import scratch_folder
 from autotune.core.plan import NO_EVALUATION
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, one_line
 from autotune.inspection.machine import parse_budget
 
 if TYPE_CHECKING:
@@ -120,13 +120,13 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        own = self._arguments.memory_budget or available_bytes(args, trainer)
+        given = self._arguments.memory_budget
         if ranks.rank > 0:
-            ranks.gather(own)
+            ranks.gather(_Budget.of(given, args, trainer))
             return ranks.broadcast(_FirstRankReply()).result()
         answer = _FirstRankReply(ended="it was ended")
         try:
-            budgets = ranks.gather(own)
+            budgets = ranks.gather(_Budget.of(given, args, trainer))
             answer = _FirstRankReply(verdict=self._verdict(args, trainer, kwargs, _smallest_budget(budgets)))
         except AutotuneError as error:
             answer = _FirstRankReply(message=error.message, hint=error.hint)
@@ -177,6 +177,30 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 memory_budget=budget,
             )
             return check_object(check_arguments, launching_of(args, trainer and trainer.accelerator.state))
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """The memory budget of a process.
+
+    Attributes:
+        size: the given one, or the device's free memory; None for a CPU.
+        missing: why there is none; empty otherwise.
+    """
+
+    size: str | int | None = None
+    missing: str = ""
+
+    @classmethod
+    def of(cls, given: str | int | None, args: Any, trainer: Any) -> _Budget:
+        """Return the given budget, or the free memory, or why it is not known: the other processes wait for it."""
+        try:
+            return cls(given or available_bytes(args, trainer))
+        except AutotuneError as error:
+            return cls(missing=error.message)
+        # torch.AcceleratorError is one.
+        except RuntimeError as error:
+            return cls(missing=f"The free memory of {args.device} cannot be read: {one_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -306,10 +330,17 @@ def _architecture(model: Any) -> str:
     return names[names.index("FSDPModule") + 1] if "FSDPModule" in names else names[0]
 
 
-def _smallest_budget(budgets: list[str | int | None]) -> str | int | None:
-    """Return the smallest memory budget of the processes: the given one, or the free memory of their devices."""
-    known = [budget for budget in budgets if isinstance(budget, int)]
-    return min(known) if known else budgets[0]
+def _smallest_budget(budgets: list[_Budget]) -> str | int | None:
+    """Return the smallest memory budget of the processes: the given one, or the free memory of their devices.
+
+    Raises:
+        InputError: a process has none.
+    """
+    missing = next((budget.missing for budget in budgets if budget.missing), "")
+    if missing:
+        raise InputError(missing)
+    known = [budget.size for budget in budgets if isinstance(budget.size, int)]
+    return min(known) if known else budgets[0].size
 
 
 def _loading(model: Any, quantization: Any) -> dict[str, object]:

@@ -61,7 +61,7 @@ class StoreRanks:
         self._set(keys[self.rank], value)
         if self.rank > 0:
             return [value]
-        return self._wait_for(keys, _ARRIVAL_SECONDS)
+        return [_decoded(value, found) for found in self._wait_for(keys, _ARRIVAL_SECONDS)]
 
     def broadcast(self, value: _Value) -> _Value:
         """Return rank 0's value on every rank."""
@@ -72,10 +72,7 @@ class StoreRanks:
             self._set(key, value)
             return value
         (found,) = self._wait_for([key], _PATIENCE_SECONDS)
-        try:
-            return decode(type(value), found) if dataclasses.is_dataclass(value) else found
-        except DecodeError as error:
-            raise RanksError(f"The processes of this training run different versions of autotune: {error}.") from error
+        return _decoded(value, found)
 
     def _next_key(self) -> str:
         return f"{self._name}/{next(self._exchanges)}"
@@ -120,6 +117,14 @@ def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
     except (RuntimeError, AttributeError) as error:
         raise RanksError(f"The process group of this training has no store: {error}") from error
     return StoreRanks(store, dist.get_rank(), dist.get_world_size())
+
+
+def _decoded(like: _Value, found: Any) -> _Value:
+    """Return a received value as one of the same type as ``like``."""
+    try:
+        return decode(type(like), found) if dataclasses.is_dataclass(like) else found
+    except DecodeError as error:
+        raise RanksError(f"The processes of this training run different versions of autotune: {error}.") from error
 
 
 def _store_error(error: RuntimeError) -> RanksError:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset, load_dataset
 from peft import IA3Config, LoraConfig, get_peft_model
+from torch._subclasses import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -302,12 +303,13 @@ def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
     for name, figure in {**figures, "get_device_name": gpu}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, figure=figure: figure)
     # Of 2 GiB, with as much of the optimizer's state.
-    model = torch.nn.Linear(1024, 1024 * 512, bias=False, device="meta")
-    state = {model.weight: {"step": 1, "exp_avg": torch.empty_like(model.weight)}}
+    with FakeTensorMode():
+        model = torch.nn.ParameterList([torch.empty(1024, 1024 * 512, device="cuda")])
+        state = {model[0]: {"step": 1, "exp_avg": torch.empty_like(model[0])}}
     trainer = SimpleNamespace(
         model=model, model_wrapped=model, optimizer=SimpleNamespace(state=state), is_deepspeed_enabled=False
     )
-    args = SimpleNamespace(device=SimpleNamespace(type="meta"), world_size=1, **more)
+    args = SimpleNamespace(device=torch.device("cuda"), world_size=1, **more)
     assert available_bytes(args, trainer) == available
 
 

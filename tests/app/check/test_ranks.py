@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType, TorchDynamoPlugin
 
@@ -22,7 +23,7 @@ from autotune.api.launched import launching_of
 from autotune.api.preflight import _FirstRankReply
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InputError
 
 ENDED = "its connection ended"
 
@@ -114,6 +115,31 @@ def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, mo
     found = run(checks, waits)
     assert "sent nothing for 0 s" in str(found[0])
     assert str(found[0]) == str(found[1])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("xpu", "A training on xpu is not traced"),
+        ("cuda", "The free memory of cuda cannot be read: CUDA error: device lost"),
+    ],
+)
+def test_a_process_whose_free_memory_is_not_known_leaves_the_training_of_all_unchecked(
+    rank: int, kind: str, why: str, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("CUDA error: device lost")
+
+    def agrees(each: StoreRanks) -> Callable[[], Any]:
+        args = SimpleNamespace(device=torch.device(kind if each.rank == rank else "cpu"))
+        return lambda: autotune.PreflightCallback()._agree(args, None, {}, each)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    first, second = run(*map(agrees, meeting(store, 2, monkeypatch)))
+    assert isinstance(first, InputError)
+    assert why in str(first)
+    assert str(first) == str(second)
 
 
 def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
