@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,12 +29,10 @@ if TYPE_CHECKING:
     import transformers
 
 _LOG = logging.getLogger(__name__)
-# Token columns to decode into a trainer's text columns, by the text column's name.
-_TEXTS: Mapping[str, Mapping[str, str]] = {
-    "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},
-    "KTOConfig": {"prompt": "prompt_ids", "completion": "completion_ids"},
-}
-_COPIED_COLUMNS = frozenset({"label", "prompt", "solution"})
+_PREPARED: Mapping[str, tuple[str, ...]] = {
+    "DPOConfig": ("prompt_ids", "chosen_ids", "rejected_ids"), "KTOConfig": ("prompt_ids", "completion_ids", "label"),
+}  # fmt: skip
+"""Columns of the tokenised rows of trainers that take only text."""
 _STEP_METHODS = ("compute_loss", "training_step", "prediction_step")
 """Methods of a trainer by which it trains and evaluates."""
 _LIBRARIES = ("trl", "transformers")
@@ -57,8 +54,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     the others wait for its verdict, so that all ranks stop with the same message, or train.
 
     Args:
-        dataset: source of the rows, as for :func:`autotune.check`. None: the trainer's own rows; those of DPO and KTO
-            are already tokens and are decoded, so that a row may count one token too many.
+        dataset: source of the rows, as for :func:`autotune.check`. None: the trainer's own rows.
         memory_budget: limit of the training's memory; None: the device's free memory plus what it uses already.
         when_unsure: ``pass`` or ``fail``.
 
@@ -164,19 +160,22 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 quantization = _save_model(teacher, processor, folder / "teacher")
                 config.teacher_model_name_or_path = str(folder / "teacher")
                 config.teacher_model_init_kwargs, config.teacher_model_revision = _loading(teacher, quantization), None
-            if self._arguments.dataset is None:
+            dataset, prepared = self._arguments.dataset, False
+            if dataset is None:
                 # A trainer's own rows are tokens, for which TRL refuses this field.
                 config.assistant_only_loss = False
+                dataset, prepared = _rows(args, kwargs["train_dataloader"], folder)
             check_arguments = replace(
                 self._arguments,
                 config=config,
                 model=str(folder / "model"),
-                dataset=self._arguments.dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
+                dataset=dataset,
                 peft_config=peft_config,
                 gpu="cpu" if args.device.type == "cpu" else None,
                 memory_budget=budget,
             )
-            return check_object(check_arguments, launching_of(args, trainer and trainer.accelerator.state))
+            launching = launching_of(args, trainer and trainer.accelerator.state)
+            return check_object(check_arguments, launching, prepared=prepared)
 
 
 @dataclass(frozen=True)
@@ -366,8 +365,11 @@ def _arguments(args: Any, model: Any, quantization: Any) -> Any:
     return found
 
 
-def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
-    """Write the rows that a loader draws from, in a format of the trainer."""
+def _rows(args: Any, loader: Any, folder: Path) -> tuple[Path, bool]:
+    """Write the rows that a loader draws from; return the file, and whether its rows are tokens that TRL takes as text.
+
+    Rows with images are as the user has them: TRL tokenises them in the collator.
+    """
     import datasets
 
     rows = loader.dataset
@@ -375,21 +377,10 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     if not isinstance(rows, datasets.Dataset):
         raise InputError("The trainer's rows are not a datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
-    # Formats such as torch's yield values that JSON lacks.
-    rows = rows.with_format(None)
-    names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
-    # Rows with images are as the user has them: TRL tokenises them in the collator.
-    if names is None or not set(names.values()) <= set(rows.column_names):
-        file = folder / "rows.parquet"
-        rows.to_parquet(str(file))
-        return file
-    file = folder / "rows.jsonl"
-    with file.open("w", encoding="utf-8") as stream:
-        stream.writelines(f"{json.dumps(row)}\n" for row in _decode_rows(rows, names, processor))
-    return file
-
-
-def _decode_rows(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[dict[str, object]]:
-    for row in rows:
-        kept = {name: value for name, value in row.items() if name in _COPIED_COLUMNS}
-        yield {**kept, **{text: processor.decode(row[tokens]) for text, tokens in names.items()}}
+    columns = next((known for kind, known in _PREPARED.items() if kind in kinds), ())
+    prepared = bool(columns) and set(columns) <= set(rows.column_names)
+    # Formats such as torch's yield values that Parquet lacks.
+    rows = (rows.select_columns(list(columns)) if prepared else rows).with_format(None)
+    file = folder / "rows.parquet"
+    rows.to_parquet(str(file))
+    return file, prepared

@@ -58,6 +58,7 @@ class DatasetSource:
         reading: fields of the trainer's configuration for reading rows, such as ``dataset_text_field``, that the user
             set.
         all_splits: whether TRL loads all splits, and not only ``split``.
+        prepared: whether TRL's trainer has tokenised the rows already, and dropped those that it drops.
     """
 
     name: str
@@ -69,6 +70,7 @@ class DatasetSource:
     test_size: object = None
     reading: Mapping[str, object] = field(default_factory=dict)
     all_splits: bool = field(default=False, compare=False)
+    prepared: bool = False
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -95,6 +95,7 @@ class Fitting:
         read: the command as TRL's parser reads it.
         config: the trainer's configuration.
         findings: the findings so far.
+        prepared: whether TRL's trainer has prepared the rows already.
     """
 
     task: Task
@@ -104,6 +105,7 @@ class Fitting:
     findings: tuple[Finding, ...]
     tracer: ServerTracer
     cache: Cache
+    prepared: bool = False
 
     @cached_property
     def user(self) -> UserPlan:
@@ -202,6 +204,9 @@ class Fitting:
         """
         task, trainer = self.task, self.task.trainer
         named = sources(self.read, self.config, task.arguments.model, task.arguments.dataset)
+        if self.prepared:
+            evaluation = named.evaluation and replace(named.evaluation, prepared=True)
+            named = replace(named, dataset=replace(named.dataset, prepared=True), evaluation=evaluation)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         teacher = teacher_of(self.config) if trainer.has_teacher else None
         options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)

@@ -32,10 +32,11 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def is_temporary(folder: Path) -> bool:
-    """Return whether a folder is inside one of :func:`scratch_folder`."""
+def is_temporary(path: Path) -> bool:
+    """Return whether a file or folder is inside one of :func:`scratch_folder`."""
     system = Path(tempfile.gettempdir())
-    return any(each.parent == system and each.name.startswith(_PREFIX) for each in folder.parents)
+    places = system, system.resolve()
+    return any(each.parent in places and each.name.startswith(_PREFIX) for each in path.parents)
 
 
 def _remove_abandoned() -> None:

@@ -21,6 +21,7 @@ from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
 
 from autotune.core.files.nested import mapping
+from autotune.core.files.scratch import is_temporary
 from autotune.core.workload import CHAT_TEMPLATE, UNUSED_COLUMNS, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.inspection.dataset import check_file
@@ -32,6 +33,7 @@ from autotune.step.images.messages import check_no_images
 from autotune.step.images.sizes import COLUMNS, has_images, image_column, image_feature, image_sizes
 from autotune.step.job import lacks_space
 from autotune.step.models.loading import tokenizer_of
+from autotune.step.trainers import find_adapter
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
 
@@ -77,6 +79,9 @@ def load_rows(trainer: Trainer, source: DatasetSource, processor: Any, model: Mo
         rows = _load(source)
     if not len(rows):
         raise InputError(f"{Path(source.name)} has no rows.", hint="Give a dataset that has some.")
+    if source.prepared:
+        columns = find_adapter(trainer.name).columns
+        return LoadedRows(rows, DatasetFormat("+".join(columns), columns, tokenized=True))
     _check_text(source, rows)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     loaded = LoadedRows(rows, _format(trainer, source, rows))
@@ -102,7 +107,13 @@ def _load(source: DatasetSource) -> Dataset:
         mixture = DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture])
         rows = get_dataset(mixture)["train"]
     else:
-        rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
+        rows = load_dataset(
+            source.path,
+            source.config,
+            data_files=source.data_files,
+            split=source.split,
+            cache_dir=_cache_folder(source.data_files),
+        )
         empty = [name for name, split in (rows.info.splits or {}).items() if not split.num_examples]
         if empty and source.all_splits:
             raise InputError(
@@ -113,6 +124,14 @@ def _load(source: DatasetSource) -> Dataset:
         # Checks that the split is possible; its rows are random.
         rows.train_test_split(test_size=source.test_size)
     return rows
+
+
+def _cache_folder(file: str | None) -> str | None:
+    """Return the folder for what datasets makes of a file; None: its cache, which it never empties.
+
+    What it makes of a temporary file is kept with the file, and ends with it.
+    """
+    return str(Path(file).parent / "datasets") if file is not None and is_temporary(Path(file)) else None
 
 
 @contextmanager

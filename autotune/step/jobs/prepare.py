@@ -181,11 +181,14 @@ def _check_space(rows: Dataset, folder: Path, name: str) -> None:
 def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
     """Return the dataset's rows with the columns of the trainer's adapter, neither truncated nor packed.
 
-    TRL tokenises them: the real trainer is built around the smallest possible model.
+    TRL tokenises them: the real trainer is built around the smallest possible model. It has done so already in a
+    training that runs.
 
     Raises:
         InputError: the chat template raises an error for a row, or TRL refuses the dataset or cannot read a row.
     """
+    if request.dataset.prepared:
+        return loaded.rows
     architecture = model_class(model_config)
     adapter = find_adapter(request.trainer)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset, load_dataset
+from datasets import load_dataset
 from peft import IA3Config, LoraConfig, get_peft_model
 from torch._subclasses import FakeTensorMode
 from transformers import (
@@ -255,22 +254,6 @@ def test_the_labels_that_a_trainer_has_made_of_answers_are_those_of_its_check(
     assert "autotune: fits" in caplog.text
 
 
-@pytest.mark.parametrize("config", [DPOConfig, KTOConfig])
-def test_rows_with_images_are_written_as_they_are(config: Any, tmp_path: Path) -> None:
-    rows = Dataset.from_list([{"prompt": "p", "chosen": "c", "rejected": "r", "images": ["a.png"]}])
-    args = config(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    file = preflight._rows(args, None, SimpleNamespace(dataset=rows), tmp_path)
-    assert Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "cache")).to_list() == rows.to_list()
-
-
-def test_rows_in_a_format_of_torch_are_written_as_those_without(tmp_path: Path) -> None:
-    rows = Dataset.from_list([{"prompt_ids": [1, 2], "completion_ids": [3], "label": True}])
-    args = KTOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    loader = SimpleNamespace(dataset=rows.with_format("torch"))
-    file = preflight._rows(args, SimpleNamespace(decode=str), loader, tmp_path)
-    assert json.loads(file.read_text()) == {"prompt": "[1, 2]", "completion": "[3]", "label": True}
-
-
 @pytest.mark.slow
 def test_a_callback_of_several_trainers_checks_the_one_that_begins(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -284,12 +267,6 @@ def test_a_callback_of_several_trainers_checks_the_one_that_begins(
     for number, training in enumerate(trainers):
         with pytest.raises(WillNotFit, match=f"number {number}"):
             training.train()
-
-
-def test_a_stream_which_may_have_no_end_is_not_written(tmp_path: Path) -> None:
-    stream = IterableDataset.from_generator(lambda: iter([{"text": "a"}]))
-    with pytest.raises(InputError, match=r"not a datasets\.Dataset"):
-        preflight._rows(None, None, SimpleNamespace(dataset=stream), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +360,7 @@ def test_an_adapter_that_transformers_has_added_is_checked_as_one(
 ) -> None:
     asked: list[CheckArguments] = []
 
-    def checked(given: CheckArguments, _: object) -> Verdict:
+    def checked(given: CheckArguments, *_: object, **__: object) -> Verdict:
         asked.append(given)
         return Verdict(Outcome.FITS, "fits", budget_bytes=0)
 

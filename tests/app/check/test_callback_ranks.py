@@ -214,7 +214,7 @@ def test_deepspeed_of_a_single_process_is_checked_as_it_trains(
     trainer = SimpleNamespace(accelerator=SimpleNamespace(state=state), is_deepspeed_enabled=True)
     launched: list[Launching] = []
 
-    def checked(_: object, given: Launching) -> Verdict:
+    def checked(_: object, given: Launching, **__: object) -> Verdict:
         launched.append(given)
         return answer(Outcome.FITS)
 

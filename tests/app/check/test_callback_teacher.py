@@ -43,7 +43,7 @@ def test_the_teacher_of_the_trainer_is_checked_and_not_one_that_the_configuratio
 ) -> None:
     asked: list[tuple[object, object]] = []
 
-    def checked(given: CheckArguments, _: object) -> Verdict:
+    def checked(given: CheckArguments, *_: object, **__: object) -> Verdict:
         values = configuration_of(given.config).values
         teacher = json.loads((Path(str(values["teacher_model_name_or_path"])) / "config.json").read_text())
         loading: Any = values["teacher_model_init_kwargs"]
