@@ -53,6 +53,18 @@ class UnwrittenError(InputError):
         self.document = document
 
 
+class InterruptedSearchError(KeyboardInterrupt):
+    """Ctrl-C ended a search, whose result so far is written; not an :class:`AutotuneError`, so that a script ends.
+
+    Attributes:
+        document: the result so far, a :class:`autotune.core.documents.result.Result`.
+    """
+
+    def __init__(self, message: str, document: Any) -> None:
+        super().__init__(message)
+        self.document = document
+
+
 class StudyMismatchError(AutotuneError):
     """The study found on disk belongs to another workload, hardware, software or search space."""
 

@@ -21,7 +21,7 @@ from autotune.core.status import RunStatus
 from autotune.emit.arguments import ACCELERATE_ARGUMENTS
 from autotune.emit.document import json_text
 from autotune.emit.rows import TrainingRows, training_rows
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InterruptedSearchError
 from autotune.reporting.page.markdown import markdown_page
 from autotune.reporting.probe import probe_report
 from autotune.trainers import find_trainer
@@ -69,6 +69,11 @@ class ProbeResult:
         return self.document.recommended
 
     @property
+    def confirmed(self) -> bool:
+        """Whether a longer run has confirmed the recommendation."""
+        return self.document.confirmed
+
+    @property
     def baseline(self) -> Choosable | None:
         """TRL's default at the same global batch, or the user's own configuration; None if it was not measured."""
         return self.document.baseline
@@ -83,7 +88,8 @@ class ProbeResult:
         """The recommended trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported at the first access.
 
         It is one object: ``result.config.max_steps = 2`` changes the ``result.config`` that is passed to a trainer.
-        A warning is logged if ``WORLD_SIZE`` differs from the number of probed processes.
+        A warning is logged if ``WORLD_SIZE`` differs from the number of probed processes, and if no longer run has
+        confirmed the recommendation.
 
         Raises:
             AutotuneError: there is no recommendation.
@@ -95,6 +101,11 @@ class ProbeResult:
                 "autotune: this configuration is for %s, but WORLD_SIZE is %s: the global batch size will differ. Load"
                 " the result in a script that a launcher starts %d times, or probe with num_processes=%s.",
                 *(counted(probed, "process", "processes"), here, probed, here),
+            )
+        if not self.confirmed:
+            _LOG.warning(
+                "autotune: no longer run has confirmed this configuration: its speed and memory are those of a short "
+                "probe. Search again with resume=True."
             )
         if base is not None:
             # The user's unsearched fields, except those that accelerate's file sets.
@@ -201,5 +212,13 @@ def probe(args: ProbeArguments) -> ProbeResult:
     Raises:
         InputError: an argument cannot be used.
         AutotuneError: probes cannot be started, or the study or bundle cannot be written.
+        KeyboardInterrupt: Ctrl-C ended the search; the result so far is in its output directory.
     """
-    return ProbeResult(search(args))
+    document = search(args)
+    if document.status is RunStatus.INTERRUPTED:
+        folder = document.output_directory
+        raise InterruptedSearchError(
+            f"The result so far is autotune.ProbeResult.read({folder!r}); autotune.probe(…, resume=True) continues.",
+            document,
+        )
+    return ProbeResult(document)

@@ -19,7 +19,7 @@ from autotune.core.documents.verdict import WillNotFit
 from autotune.core.events import Noted, ProbeFinished, StageStarted
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.status import ProbeStatus
+from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from tests.reporting.examples import a_result
@@ -115,6 +115,25 @@ def test_a_training_of_other_processes_than_were_probed_is_warned_of(
     assert found.config
     said = f"is for {probed} process" in caplog.text and "the global batch size will differ" in caplog.text
     assert said == (str(probed) != (here or "1"))
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_configuration_that_no_longer_run_has_confirmed_is_warned_of(
+    confirmed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = autotune.ProbeResult(a_result(confirmed=confirmed))
+    monkeypatch.setattr(autotune.ProbeResult, "_objects", lambda _: SimpleNamespace(config=str))
+    assert found.config
+    assert found.confirmed is confirmed
+    assert ("no longer run has confirmed this configuration" in caplog.text) is not confirmed
+
+
+def test_a_script_ends_by_ctrl_c_in_a_search_and_names_the_result_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = replace(a_result(), status=RunStatus.INTERRUPTED, output_directory="/out/my run")
+    monkeypatch.setattr("autotune.api.probe.search", lambda _: document)
+    with pytest.raises(KeyboardInterrupt, match=r"autotune\.ProbeResult\.read\('/out/my run'\)") as raised:
+        autotune.probe("m", "d")
+    assert raised.value.document == document  # type: ignore[attr-defined]  # of the subclass
 
 
 def test_a_command_to_check_may_be_one_text() -> None:

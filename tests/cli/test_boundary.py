@@ -22,7 +22,7 @@ from autotune.core.documents.result import Result
 from autotune.core.events import StageStarted
 from autotune.core.files.codec import decode
 from autotune.core.status import Ending, RunStatus
-from autotune.errors import InputError
+from autotune.errors import InputError, InterruptedSearchError
 from autotune.reporting.words import short_path
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 from tests.small import write_rows, write_small_model
@@ -227,8 +227,8 @@ def test_an_interruption_prints_the_command_that_goes_on(
 def test_an_interrupted_result_prints_the_command_too(
     api: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api(probe=finding(interrupted()))
-    run(PROBE)
+    api(probe=raising(InterruptedSearchError("Ctrl-C", interrupted())))
+    assert run(PROBE) == 130
     out, err = capsys.readouterr()
     assert "Interrupted before any candidate" in out
     assert err.rstrip().endswith("probe M D --resume")

@@ -10,7 +10,7 @@ from autotune.cli.arguments import add_json, add_options, indented, options_of, 
 from autotune.core.effort import EFFORTS
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.status import RunStatus
-from autotune.errors import InputError, UnwrittenError
+from autotune.errors import InputError, InterruptedSearchError, UnwrittenError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
@@ -82,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     with watching(progress) as listener:
         try:
             result, failure = probe(**options, listener=listener).document, None
+        except InterruptedSearchError as error:
+            result, failure = error.document, None
         except UnwrittenError as error:
             result, failure = error.document, error
     # The search has ended: an interrupt only skips the report.
