@@ -61,7 +61,8 @@ def estimate(
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
         eval_shape: rows of the largest micro-batch of evaluation, and tokens of its longest; None: evaluation is left
             out.
-        listener: receives the events of the run; None: they are lines in the log of ``autotune``, at level INFO.
+        listener: receives the events of the run; None: they are lines in the log of ``autotune``, as for
+            :func:`autotune.plan`.
 
     Raises:
         InputError: an argument cannot be used.

@@ -7,8 +7,10 @@ import inspect
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -53,11 +55,17 @@ _REMEDIES: Mapping[str, str] = {
 
 
 def logging_listener() -> Listener:
-    """Return a listener that writes the progress of a run to the log of ``autotune``, at level INFO."""
+    """Return a listener that writes the progress of a run to the log of ``autotune``: at INFO, and notes as warnings.
+
+    If that log does not show INFO, an interactive session and a terminal show the lines on standard error.
+    """
     # Imported late: the help of a command needs no reports.
     from autotune.reporting.progress import PlainListener
 
-    return PlainListener(logging.getLogger("autotune").info)
+    log = logging.getLogger("autotune")
+    # Python and IPython have prompts where a user types.
+    shows = not log.isEnabledFor(logging.INFO) and (hasattr(sys, "ps1") or sys.stderr.isatty())
+    return PlainListener(partial(print, file=sys.stderr) if shows else log.info, log.warning)
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Arguments(Checked):
 
     Args:
         listener: receives the events of the run, as they happen; by default they are lines in the log of ``autotune``,
-            at level INFO.
+            at level INFO, notes as warnings. Where that log shows no INFO, a terminal and a notebook show the lines.
     """
 
     listener: Listener = field(default_factory=logging_listener)

@@ -147,11 +147,19 @@ class PlainListener:
 
     Args:
         write: gets a line without its newline.
+        note: gets the lines of notes; None: ``write``.
         clock: seconds, from any start.
     """
 
-    def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        note: Callable[[str], object] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._write = write
+        self._note = note or write
         self._clock = clock
         self._written_seconds = clock()
         self._progress = Progress()
@@ -164,7 +172,7 @@ class PlainListener:
         if isinstance(event, events.Tracing) and self._clock() - self._written_seconds >= _SILENT_SECONDS:
             line = tracing_text(event)
         if line:
-            self._write(line)
+            (self._note if isinstance(event, events.Noted) else self._write)(line)
             self._written_seconds = self._clock()
 
 

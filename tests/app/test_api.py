@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,10 +38,26 @@ def test_without_a_listener_the_progress_is_in_the_log(caplog: pytest.LogCapture
     listener(Noted("Others use the GPU."))
     measured = Measurement(ProbeStatus.OK, peak_bytes=1 << 30, tokens_per_second=100.0)
     listener(ProbeFinished(3, Candidate({"liger": "on"}), "search", measured, best=True))
-    assert [(record.name, record.levelname) for record in caplog.records] == [("autotune", "INFO")] * 3
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
+    assert {record.name for record in caplog.records} == {"autotune"}
     assert caplog.messages[:2] == ["Searching", "note: Others use the GPU."]
     assert caplog.messages[2].startswith("probe 3 ok: 1.00 GiB, ")
     assert caplog.messages[2].endswith("liger=on (best so far)")
+
+
+@pytest.mark.parametrize(("types", "level"), [(True, logging.WARNING), (True, logging.INFO), (False, logging.WARNING)])
+def test_where_a_user_types_the_progress_is_shown_unless_the_log_has_it(
+    types: bool,
+    level: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if types:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    caplog.set_level(level, "autotune")
+    LengthsArguments("model", "rows.jsonl").listener(StageStarted("Searching"))
+    assert capsys.readouterr().err == ("Searching\n" if types and level > logging.INFO else "")
 
 
 def test_a_search_whose_budget_is_refused_leaves_no_directory(tmp_path: Path) -> None:

@@ -349,7 +349,7 @@ def test_a_probe_of_another_worker_ends_beside_the_running_one() -> None:
 def test_traces_in_a_pipe_have_a_line_where_nothing_was_written_for_a_while() -> None:
     lines: list[str] = []
     now = [0.0]
-    listener = PlainListener(lines.append, lambda: now[0])
+    listener = PlainListener(lines.append, clock=lambda: now[0])
     for seconds, done in ((10.0, 5), (31.0, 20), (40.0, 25), (62.0, 40)):
         now[0] = seconds
         listener(Tracing(done, 100))
