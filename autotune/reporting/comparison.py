@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autotune.core.documents.result import Choosable, Contribution, Result
 from autotune.core.files.yaml_text import yaml_line
-from autotune.core.spread import TIE
+from autotune.core.spread import TIE, Interval, later
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
@@ -139,14 +139,23 @@ def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
             return f"As fast as {where}."
     if not told_apart:
         return f"As fast as {where} within run-to-run variation: {factor}."
+    if low is None or high is None:
+        once = recommended.runs == 1 and (result.baseline is None or result.baseline.runs == 1)
+        runs = "one run each: the spread is not known" if once else "too few pairs of runs for a 95 % interval"
+        return f"{factor} the speed of {where}, by {runs}."
     return f"{factor} the speed of {where}."
 
 
 def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
-    """Return whether the baseline's speed is in the range of a further run of the recommendation."""
-    rate = baseline.tokens_per_second if baseline is not None else None
+    """Return whether the baseline's speed is in the range of a further run of the recommendation.
+
+    Without that range, both speeds vary at least as much as runs at different times.
+    """
+    rate, own = baseline.tokens_per_second if baseline is not None else None, recommended.tokens_per_second
     low, high = recommended.tokens_per_second_low, recommended.tokens_per_second_high
-    return rate is not None and low is not None and high is not None and low <= rate <= high
+    if rate is None or own is None:
+        return False
+    return rate in (later(later(Interval(own, own))) if low is None or high is None else Interval(low, high))
 
 
 def _range_text(candidate: Choosable) -> str:

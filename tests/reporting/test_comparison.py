@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,16 @@ def recommended(result: Result) -> Choosable:
     """Return the recommendation."""
     assert result.recommended is not None
     return result.recommended
+
+
+def from_one_run_each(speedup: float) -> Result:
+    """Return a result whose speed-up is that of two probes."""
+    alone: Any = {"tokens_per_second_low": None, "tokens_per_second_high": None, "runs": 1}
+    default = a_choosable(0, BASELINE, tokens_per_second=10_000.0, **alone)
+    fastest = replace(recommended(a_result()), tokens_per_second=speedup * 10_000.0, **alone)
+    return a_result(
+        recommended=fastest, baseline=default, speedup=speedup, speedup_low=None, speedup_high=None, pairs=0
+    )
 
 
 def cells(result: Result) -> dict[str, tuple[str, str]]:
@@ -118,9 +129,19 @@ def test_the_headline_gives_the_speed_up_at_the_same_global_batch() -> None:
     )
 
 
-def test_a_speed_up_of_one_pair_has_no_interval() -> None:
+def test_the_spread_of_a_speed_up_without_an_interval_is_not_known() -> None:
     result = a_result(speedup_low=None, speedup_high=None, pairs=1)
-    assert headline(result, recommended(result)) == "2.30x the speed of TRL's default at the same global batch of 8."
+    faster = "2.30x the speed of TRL's default at the same global batch of 8, by"
+    assert headline(result, recommended(result)) == f"{faster} too few pairs of runs for a 95 % interval."
+    once = from_one_run_each(2.3)
+    assert headline(once, recommended(once)) == f"{faster} one run each: the spread is not known."
+
+
+@pytest.mark.parametrize(("speedup", "apart"), [(0.93, False), (1.0, False), (1.04, False), (1.08, False), (1.1, True)])
+def test_two_probes_do_not_tell_apart_what_runs_at_different_times_differ_by(speedup: float, apart: bool) -> None:
+    once = from_one_run_each(speedup)
+    same = f"As fast as TRL's default at the same global batch of 8 within run-to-run variation: {speedup:.2f}x."
+    assert (headline(once, recommended(once)) != same) is apart
 
 
 def test_the_headline_says_how_many_were_compared_and_what_limited_it() -> None:
@@ -131,7 +152,8 @@ def test_the_headline_says_how_many_were_compared_and_what_limited_it() -> None:
     )
     among = "It is the fastest of 9 compared candidates out of 288; the limit of probes ended the search."
     assert headline(result, recommended(result)) == (
-        f"2.30x the speed of TRL's default at the same global batch of 8. {among}"
+        "2.30x the speed of TRL's default at the same global batch of 8, by too few pairs of runs for a 95 % "
+        f"interval. {among}"
     )
     alone = replace(result, baseline=None, speedup=None)
     assert headline(alone, recommended(alone)) == f"This runs at 23,000 tok/s. {among}"
