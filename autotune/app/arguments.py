@@ -194,7 +194,7 @@ class ProbeArguments(SearchArguments):
         base (FILE): TRL configuration in YAML to start from, which may name model and dataset. Its values stay unless a
             change makes training faster or fit; comments and order are kept; the recommendation is compared with it.
             None: TRL's defaults.
-        device: device to probe on; ``auto`` uses a GPU if there is one.
+        device: device to probe on; ``auto``: a GPU if there is one, and an error if it cannot be used; else the CPU.
         num_processes: processes that train together, one per GPU. On a CPU, each has an equal share of the memory.
             None: those of ``base``; without it, one on each visible GPU, or one on a CPU or with ``workers``.
         global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or completions for

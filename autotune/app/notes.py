@@ -11,7 +11,7 @@ from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.rent import Offer
 from autotune.core.documents.result import Choosable
 from autotune.core.gpu import Gpu
-from autotune.core.machine import Hardware
+from autotune.core.machine import Hardware, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
 from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR
@@ -79,8 +79,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     few = few_documents_text(workload, setting.global_batch_size)
     if few:
         yield f"{few}: rows were repeated to measure whole steps."
-    if setting.machine.device_reason:
-        yield f"Measured on the CPU: {setting.machine.device_reason}."
+    yield from notes_on_device(setting.machine)
     for name in ALLOCATOR_VARIABLES if setting.machine.hardware.kind == "cuda" else ():
         if os.environ.get(name):
             yield (
@@ -89,6 +88,26 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
             )
     if setting.machine.hardware.is_null:
         yield "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
+
+
+def notes_on_device(machine: Machine) -> Iterator[str]:
+    """Yield the notes on the device of probes, which are reported before the first probe as well."""
+    hardware = machine.hardware
+    if machine.device_reason:
+        yield f"Runs on the CPU: {machine.device_reason}."
+    if hardware.kind != "cuda":
+        return
+    if hardware.processes > 1:
+        yield (
+            f"{hardware.processes} processes train together, one on each GPU. autotune has run several processes on"
+            " CPUs and on null GPUs, and not yet on several GPUs; --num-processes 1 probes on one."
+        )
+    if hardware.variables:
+        yield (
+            f"The GPUs of this machine differ. Train with {hardware.variables}, as in the printed command: GPU numbers"
+            " are in the order of nvidia-smi here, and CUDA counts from the fastest, so that a number such as that in"
+            " CUDA_VISIBLE_DEVICES=0 can name another GPU."
+        )
 
 
 _LOADING_SHARE = 0.1

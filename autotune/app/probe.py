@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.app.arguments import ProbeArguments, time_limit
 from autotune.app.base import start_of
-from autotune.app.notes import notes_on, notes_on_workers
+from autotune.app.notes import notes_on, notes_on_device, notes_on_workers
 from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
@@ -21,7 +21,7 @@ from autotune.app.search import Run, check_study, storage_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.documents.result import BaseFile, Result
-from autotune.core.events import StageStarted, WorkloadReady, ignore
+from autotune.core.events import Noted, StageStarted, WorkloadReady, ignore
 from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
@@ -49,6 +49,8 @@ def probe(args: ProbeArguments) -> Result:
     if config is not None and processes is None:
         processes = likely_processes(config)
     machine, (own, *further) = divide_among_workers(args.device, processes, args.workers)
+    for note in notes_on_device(machine):
+        listener(Noted(note))
     batch = global_batch_of(options, machine)
     name, hardware = default_output(str(args.model), str(args.dataset), args.base), machine.hardware
     remembers = args.resume and args.memory_budget is None
@@ -77,7 +79,7 @@ def probe(args: ProbeArguments) -> Result:
         workload = reader.check_attention(workload, machine, wanted, user_cache())
         start = start_of(base, options, workload, machine) if base is not None else None
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
-        listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
+        listener(WorkloadReady(workload, hardware, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - args.margin))
         # The run is sent to further workers, and the listener belongs to this process.
         run = Run(replace(args, listener=ignore), problem, server, out, limit_bytes)

@@ -11,6 +11,7 @@ from autotune.core.candidate import Candidate
 if TYPE_CHECKING:
     # The help of every command comes through here.
     from autotune.core.documents.estimate import Estimate
+    from autotune.core.machine import Hardware
     from autotune.core.measurement import Measurement
     from autotune.core.workload import Workload
 
@@ -34,12 +35,14 @@ class WorkloadReady:
     """The model and the dataset have been read, and the search space has been built.
 
     Attributes:
+        hardware: the device that probes run on.
         candidates: number of candidates in the search space.
         baseline: TRL's default, or the user's own configuration; candidates are displayed as differences from it.
         own: whether the baseline is the user's own.
     """
 
     workload: Workload
+    hardware: Hardware
     budget_bytes: int
     candidates: int
     baseline: Candidate = field(default_factory=lambda: Candidate({}))

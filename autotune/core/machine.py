@@ -31,8 +31,8 @@ class Hardware:
         machines: number of machines, with equally many processes on each.
         cores: number of CPU cores that this process may use.
         driver: version of the device's driver, or None.
-        variables: environment variables of a training on a CPU, as a shell sets them, such as
-            ``OMP_WAIT_POLICY=PASSIVE``; empty with a GPU.
+        variables: environment variables of a training, as a shell sets them: on a CPU such as
+            ``OMP_WAIT_POLICY=PASSIVE``, on a machine with different GPUs the order of their numbers; else empty.
     """
 
     kind: DeviceKind

@@ -148,15 +148,18 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
         body = yaml_text(document)
     command = f"trl {plan.trainer} --config config.yaml"
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if handover.server is not None else command
+    variables = f"{handover.hardware.variables} ".lstrip()
     # In `env` of this file, it would override the user's own setting.
     one_gpu_note = (
         f"One process trains on one GPU, and TRL refuses to start it if several are visible: name one, as in "
-        f"{visible([0])} {command}."
+        f"{variables}{visible([0])} {command}."
     )
     notes = [one_gpu_note] if handover.on_one_gpu and handover.server is None else []
-    if handover.hardware.variables:
+    if variables:
         # `env` of this file is read too late: after torch, OpenMP and oneDNN have been loaded.
-        notes.append(f"For the memory and speed of the probes, run: {handover.hardware.variables} {command}")
+        on_cpu = handover.hardware.kind == "cpu"
+        aim = "For the memory and speed of the probes" if on_cpu else "For the order of the GPUs, which differ"
+        notes.append(f"{aim}, run: {variables}{command}")
     lines = [f"Run with: {run}", *notes, *provenance(handover, rows)]
     head = "\n".join(wrap_comment(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"

@@ -5,12 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from autotune.core.machine import Hardware
 from autotune.inspection.cpu import cpu
+
+BY_ADDRESS = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+"""With this variable, CUDA numbers devices as the driver does, by PCI address; by default, the fastest come first."""
+# Values of CUDA_VISIBLE_DEVICES by which users hide all devices.
+_NONE_VISIBLE = ("", "-1", "NoDevFiles")
+_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"
 
 
 class NoGpuError(Exception):
@@ -20,8 +28,8 @@ class NoGpuError(Exception):
 def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
     """Return the devices that ``CUDA_VISIBLE_DEVICES`` makes visible, in its order; at least one.
 
-    Indices are in the driver's order, by PCI address, as in torch's NVML functions. The memory excludes what the
-    driver reserves for itself.
+    Indices are in the driver's order, by PCI address, as in torch's NVML functions. If the machine's cards differ, the
+    devices have the variable with which CUDA counts alike. The memory excludes what the driver reserves for itself.
 
     Args:
         visible: the value of the variable for another process; None: that of this process.
@@ -34,11 +42,41 @@ def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver does not answer ({error})") from error
     try:
-        return tuple(map(_describe, _visible_handles(visible)))
+        variables = BY_ADDRESS if len(_models_of_cards()) > 1 else ""
+        return tuple(replace(_describe(handle), variables=variables) for handle in _visible_handles(visible))
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver failed to describe the device ({error})") from error
     finally:
         pynvml.nvmlShutdown()
+
+
+def hides_gpus(visible: str | None = None) -> bool:
+    """Return whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs on purpose; ``visible`` as in :func:`visible_gpus`."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    return value is not None and value.strip() in _NONE_VISIBLE
+
+
+def nvidia_cards(root: Path = Path("/")) -> tuple[str, ...]:
+    """Return where the kernel shows NVIDIA's GPUs, whether or not their driver works: PCI addresses, or device files.
+
+    Args:
+        root: directory with ``sys``, ``proc`` and ``dev``.
+    """
+    addresses = {
+        device.name
+        for device in (root / "sys/bus/pci/devices").glob("*")
+        if _text(device / "vendor") == _VENDOR and _text(device / "class").startswith(_DISPLAY_CLASS)
+    }
+    addresses |= {device.name for device in (root / "proc/driver/nvidia/gpus").glob("*")}
+    files = (root / "dev").glob("nvidia[0-9]*")
+    return tuple(sorted(addresses)) or tuple(sorted(f"/dev/{file.name}" for file in files))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def visible_words(count: int) -> tuple[str, ...]:
@@ -50,6 +88,15 @@ def _variable_words(visible: str | None, count: int) -> list[str]:
     """Return the entries of the variable; if it is not set, the indices of ``count`` devices."""
     words = map(str, range(count)) if visible is None else visible.split(",")
     return [word.strip() for word in words]
+
+
+def _models_of_cards() -> set[str]:
+    """Return the names of all cards that answer, visible or not."""
+    names = set()
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with suppress(pynvml.NVMLError):
+            names.add(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)))
+    return names
 
 
 def _visible_handles(visible: str | None) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,12 +12,14 @@ from typing import Literal
 from autotune.core.machine import WHOLE, Hardware, Machine, Share
 from autotune.errors import InputError
 from autotune.inspection.cpu import core_numbers, cpu
-from autotune.inspection.cuda import NoGpuError, visible_gpus, visible_words
-from autotune.inspection.software import check_required, installed_packages, torch_cuda_version
+from autotune.inspection.cuda import NoGpuError, hides_gpus, nvidia_cards, visible_gpus, visible_words
+from autotune.inspection.software import check_required, installed_packages, torch_builds, torch_cuda_version
 from autotune.units import MIB, counted, format_bytes, parse_size
 
 Workers = int | Literal["auto"]
 """Number of workers that probe at the same time; ``auto``: as many as the GPUs allow, or one on a CPU."""
+_ON_CPU = "Repair the driver or torch, or measure on the CPU with --device cpu."
+_OTHER_BUILDS = {"hip": "ROCm", "xpu": "Intel GPUs"}
 
 
 def machine(
@@ -32,25 +35,56 @@ def machine(
     Raises:
         InputError: required software is missing or has an unsupported version, or the GPUs cannot be used.
     """
-    return divide_among_workers(device, processes, None, visible)[0]
+    return _divided(device, processes, None, visible)[0]
 
 
 def divide_among_workers(
+    device: Literal["auto", "cuda", "cpu"], processes: int | None, workers: Workers | None
+) -> tuple[Machine, tuple[Share, ...]]:
+    """Return the machine of one worker that measures, and the shares of all workers of this machine.
+
+    Args:
+        processes: processes that train together; None: one if there are workers, else as in :func:`machine`.
+        workers: number of workers; None: a single one with the whole machine.
+
+    Raises:
+        InputError: as in :func:`machine`; there are too few GPUs or cores, or the GPUs differ; or ``auto`` would
+            measure on the CPU of a machine with a GPU that cannot be used, which takes hours.
+    """
+    found, shares = _divided(device, processes, workers)
+    unusable = _unusable_gpu(found.device_reason) if device == "auto" and found.device_reason else ""
+    if unusable:
+        raise InputError(unusable, hint=_ON_CPU)
+    return found, shares
+
+
+def _unusable_gpu(reason: str) -> str:
+    """Return in a sentence why a machine's GPU cannot be used; empty if there is none, or it is hidden on purpose.
+
+    Args:
+        reason: why no GPU was found.
+    """
+    if hides_gpus():
+        return ""
+    builds = torch_builds()
+    for kind, name in _OTHER_BUILDS.items():
+        if kind in builds and "cuda" not in builds:
+            return f"torch is built for {name}, and probes run on NVIDIA GPUs or the CPU alone."
+    cards = nvidia_cards()
+    if not cards:
+        with suppress(NoGpuError):
+            cards = tuple(gpu.name for gpu in visible_gpus(None))
+    if not cards:
+        return ""
+    return f"This machine has {counted(len(cards), 'NVIDIA GPU')} ({', '.join(cards)}), and none can be used: {reason}."
+
+
+def _divided(
     device: Literal["auto", "cuda", "cpu"],
     processes: int | None,
     workers: Workers | None,
     visible: str | None = None,
 ) -> tuple[Machine, tuple[Share, ...]]:
-    """Return the machine of one worker, and the shares of all workers of this machine.
-
-    Args:
-        processes: processes that train together; None: one if there are workers, else as in :func:`machine`.
-        workers: number of workers; None: a single one with the whole machine.
-        visible: as in :func:`machine`, without workers.
-
-    Raises:
-        InputError: as in :func:`machine`; or there are too few GPUs or cores, or the GPUs differ.
-    """
     packages = installed_packages()
     check_required(packages)
     host = cpu()
@@ -62,9 +96,7 @@ def divide_among_workers(
             raise NoGpuError(f"{gpus[0].name} is there, but torch {packages['torch']} is not built for CUDA")
     except NoGpuError as error:
         if device == "cuda":
-            raise InputError(
-                f"Device 'cuda' cannot be used: {error}.", hint="Use --device cpu, or install what is missing."
-            ) from error
+            raise InputError(f"Device 'cuda' cannot be used: {error}.", hint=_ON_CPU) from error
         return _divided_cpu(Machine(host, packages, str(error)), processes or 1, workers)
     each = processes or (len(gpus) if workers is None else 1)
     shares = (WHOLE,) if workers is None else _shares_of_gpus(gpus, each, workers)

@@ -43,7 +43,7 @@ OPTIONAL = (
 """Distributions that some choices need. FlashAttention 2, 3 and 4 are three distributions."""
 _SOURCE_DIGITS = 12
 # A line of torch/version.py: `cuda: Optional[str] = '13.0'`, or None in place of the version.
-_CUDA = re.compile(r"^cuda\b.*= ['\"](.+)['\"]$", re.MULTILINE)
+_BUILT_FOR = re.compile(r"^(cuda|hip|xpu)\b.*= ['\"](.+)['\"]$", re.MULTILINE)
 
 
 def installed_packages() -> dict[str, str]:
@@ -104,6 +104,15 @@ def check_required(packages: Mapping[str, str]) -> None:
 def torch_cuda_version() -> str | None:
     """Return the CUDA version that the installed torch was built for, or None for a build without CUDA.
 
+    Raises:
+        InputError: as in :func:`torch_builds`.
+    """
+    return torch_builds().get("cuda")
+
+
+def torch_builds() -> dict[str, str]:
+    """Return what the installed torch was built for, with versions: ``cuda``, ``hip`` (ROCm) or ``xpu``; else empty.
+
     It is read from ``torch/version.py``, since importing torch takes seconds.
 
     Raises:
@@ -111,11 +120,10 @@ def torch_cuda_version() -> str | None:
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return None
+        return {}
     file = Path(spec.origin).with_name("version.py")
     try:
-        match = _CUDA.search(file.read_text(encoding="utf-8"))
+        return dict(_BUILT_FOR.findall(file.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         hint = "Install torch again: pip install --force-reinstall torch"
         raise InputError(f"The installation of torch is incomplete: {file} is missing.", hint=hint) from error
-    return match[1] if match is not None else None

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from autotune.core import events
 from autotune.core.candidate import Candidate
+from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.reporting import words
 from autotune.units import counted, format_bytes, format_count, format_duration
@@ -209,5 +210,11 @@ def workload_text(event: events.WorkloadReady) -> str:
     return (
         f"{model.architecture} ({format_count(model.parameters)} parameters) on {rows}, "
         f"{dataset.documents.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
-        f"budget {format_bytes(event.budget_bytes)}, {counted(event.candidates, 'candidate')}"
+        f"budget {format_bytes(event.budget_bytes)} {_device_text(event.hardware)}, "
+        f"{counted(event.candidates, 'candidate')}"
     )
+
+
+def _device_text(hardware: Hardware) -> str:
+    name = f"a CPU ({hardware.name})" if hardware.kind == "cpu" else hardware.name
+    return f"for each of {hardware.processes} processes on {name}" if hardware.processes > 1 else f"on {name}"

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import few_documents_text, notes_on, notes_on_assumptions, notes_on_gpus, notes_on_loading
+from autotune.app.notes import (
+    few_documents_text,
+    notes_on,
+    notes_on_assumptions,
+    notes_on_device,
+    notes_on_gpus,
+    notes_on_loading,
+)
 from autotune.core.gpu import AchievedRates
-from autotune.core.machine import NULL_DRIVER, DeviceKind
+from autotune.core.machine import NULL_DRIVER, DeviceKind, Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.inspection.cuda import BY_ADDRESS
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers import Trainer, trainers
 from tests.settings import GPU, contaminates, pictured_workload, problem, setting, workload
@@ -50,6 +58,23 @@ def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
     assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"))
     assert sentence not in notes_on(problem(here, trainer="sft"))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "note"),
+    [
+        (GPU.hardware, None),
+        (replace(GPU.hardware, processes=4), "4 processes train together, one on each GPU. autotune has run several"),
+        (replace(GPU.hardware, variables=BY_ADDRESS), f"The GPUs of this machine differ. Train with {BY_ADDRESS}"),
+    ],
+)
+def test_several_gpus_and_different_ones_are_notes_before_the_search_and_after(
+    hardware: Hardware, note: str | None
+) -> None:
+    machine = replace(GPU, hardware=hardware)
+    found = list(notes_on_device(machine))
+    assert [each[: len(note or "")] for each in found] == ([note] if note else [])
+    assert set(found) <= {*notes_on(problem(setting(machine=machine)))}
 
 
 def test_an_allocator_that_the_shell_sets_is_named_because_probes_run_without_it(

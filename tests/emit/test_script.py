@@ -17,6 +17,7 @@ import pytest
 from autotune.core.machine import Hardware
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.bundle import write_bundle
+from autotune.inspection.cuda import BY_ADDRESS
 from tests.reporting.examples import a_result, a_workload
 
 GPU = "CUDA_VISIBLE_DEVICES"
@@ -108,6 +109,15 @@ def test_the_configuration_says_how_one_gpu_is_named_where_several_are_visible(t
     assert "name one, as in CUDA_VISIBLE_DEVICES=0 trl sft --config config.yaml" in said
     script_of(TrainingPlan("sft", launch=Launch(2)), tmp_path)
     assert GPU not in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_gpus_that_differ_are_counted_by_their_address_in_the_configuration_and_the_script(tmp_path: Path) -> None:
+    mixed = Hardware("cuda", "Large GPU", 2**33, variables=BY_ADDRESS)
+    script = script_of(TrainingPlan("sft"), tmp_path, mixed)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    said = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert f"name one, as in {BY_ADDRESS} CUDA_VISIBLE_DEVICES=0 trl sft --config config.yaml" in said
+    assert "'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'," in script
 
 
 def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how(tmp_path: Path) -> None:

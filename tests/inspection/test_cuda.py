@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -11,7 +12,7 @@ import torch
 
 from autotune.core.machine import Hardware
 from autotune.inspection.cpu import cpu
-from autotune.inspection.cuda import NoGpuError, visible_gpus
+from autotune.inspection.cuda import BY_ADDRESS, NoGpuError, nvidia_cards, visible_gpus
 from autotune.units import GIB
 
 
@@ -125,6 +126,7 @@ def test_the_memory_that_the_driver_keeps_for_itself_does_not_count(driver: Driv
         used_by_others_bytes=2 * GIB,
         compute_capability=(9, 0),
         driver="600.10",
+        variables=BY_ADDRESS,
     )
     assert not driver.running
 
@@ -163,6 +165,42 @@ def test_every_visible_device_is_known_in_its_order(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in visible_gpus()] == names
+
+
+@pytest.mark.parametrize(
+    ("others", "variables"), [([], ""), ([replace(CARDS[0], uuid="GPU-5")], ""), ([CARDS[1]], BY_ADDRESS)]
+)
+def test_cards_that_differ_have_the_variable_with_which_cuda_counts_like_the_driver(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, others: list[Card], variables: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    driver.cards = [CARDS[0], *others]
+    assert [gpu.variables for gpu in visible_gpus()] == [variables]
+
+
+# As the kernel has them: a display controller, a 3D controller, the audio function of a card, an NVSwitch, another's.
+@pytest.mark.parametrize(
+    ("files", "cards"),
+    [
+        ({"sys/bus/pci/devices/0000:01:00.0": ("0x10de", "0x030000")}, ("0000:01:00.0",)),
+        ({"sys/bus/pci/devices/0000:02:00.0": ("0x10de", "0x030200")}, ("0000:02:00.0",)),
+        ({"sys/bus/pci/devices/0000:01:00.1": ("0x10de", "0x040300")}, ()),
+        ({"sys/bus/pci/devices/0000:05:00.0": ("0x10de", "0x068000")}, ()),
+        ({"sys/bus/pci/devices/0000:00:02.0": ("0x8086", "0x030000")}, ()),
+        ({"proc/driver/nvidia/gpus/0000:03:00.0": ()}, ("0000:03:00.0",)),
+        ({"dev/nvidia0": (), "dev/nvidiactl": ()}, ("/dev/nvidia0",)),
+        ({"dev/nvidia-uvm": ()}, ()),
+        ({}, ()),
+    ],
+)
+def test_a_card_is_seen_without_its_driver(
+    tmp_path: Path, files: dict[str, tuple[str, ...]], cards: tuple[str, ...]
+) -> None:
+    for name, values in files.items():
+        (tmp_path / name).mkdir(parents=True)
+        for file, value in zip(("vendor", "class"), values, strict=False):
+            (tmp_path / name / file).write_text(f"{value}\n")
+    assert nvidia_cards(tmp_path) == cards
 
 
 @pytest.mark.parametrize("visible", [None, "0", "GPU-22bb", "MIG-33cc"])

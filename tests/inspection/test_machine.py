@@ -168,6 +168,50 @@ def test_a_gpu_is_of_no_use_to_a_torch_without_cuda(monkeypatch: pytest.MonkeyPa
         machine("cuda")
 
 
+@pytest.mark.usefixtures("with_gpu")
+def test_probes_are_refused_on_the_cpu_of_a_machine_whose_gpu_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "torch_builds", dict)
+    monkeypatch.setattr(module, "torch_cuda_version", lambda: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(InputError, match=r"1 NVIDIA GPU \(Test GPU\).*none can be used.*not built for CUDA") as caught:
+        divide_among_workers("auto", None, None)
+    assert "--device cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("cards", "builds", "visible", "message"),
+    [
+        (("0000:01:00.0",), {"cuda": "13.0"}, None, r"1 NVIDIA GPU \(0000:01:00.0\), and none can be used: no driver"),
+        (("a", "b"), {}, "0", r"2 NVIDIA GPUs \(a, b\), and none can be used: no driver"),
+        ((), {"hip": "7.0"}, None, "torch is built for ROCm"),
+        ((), {"xpu": "2026.1"}, None, "torch is built for Intel GPUs"),
+        ((), {"cuda": "13.0"}, None, None),
+        ((), {}, None, None),
+        (("a",), {"cuda": "13.0"}, "", None),
+        (("a",), {"hip": "7.0"}, "-1", None),
+    ],
+)
+@pytest.mark.usefixtures("without_gpu")
+def test_probes_run_on_the_cpu_unasked_only_without_a_gpu_or_if_it_is_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+    cards: tuple[str, ...],
+    builds: dict[str, str],
+    visible: str | None,
+    message: str | None,
+) -> None:
+    monkeypatch.setattr(module, "nvidia_cards", lambda: cards)
+    monkeypatch.setattr(module, "torch_builds", lambda: builds)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert divide_among_workers("cpu", None, None)[0].device_reason == ""
+    if message is None:
+        assert divide_among_workers("auto", None, None)[0].hardware.kind == "cpu"
+        return
+    with pytest.raises(InputError, match=message):
+        divide_among_workers("auto", None, None)
+
+
 def test_the_environment_tells_the_versions_that_figures_depend_on() -> None:
     versions = environment(machine("cpu"))
     assert versions["python"] == platform.python_version()

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from autotune.errors import InputError
-from autotune.inspection.software import REQUIRED, check_required, installed_packages, torch_cuda_version
+from autotune.inspection.software import REQUIRED, check_required, installed_packages, torch_builds, torch_cuda_version
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 GOOD = {name: metadata.version(name) for name in REQUIRED}
@@ -93,16 +93,17 @@ def test_the_cuda_build_is_read_as_torch_itself_tells_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "version"),
+    ("source", "builds"),
     [
-        ("from typing import Optional\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),
-        ("cuda = '12.8'\n", "12.8"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\n", None),
-        ("", None),
+        ("from typing import Optional\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", {"cuda": "13.0"}),
+        ("cuda = '12.8'\n", {"cuda": "12.8"}),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\nrocm: Optional[str] = '7.0'\n", {"hip": "7.0"}),
+        ("cuda: Optional[str] = None\nxpu: Optional[str] = '20260100'\n", {"xpu": "20260100"}),
+        ("", {}),
     ],
 )
 def test_builds_for_other_devices_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, version: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, builds: dict[str, str]
 ) -> None:
     (tmp_path / "version.py").write_text(source)
     (tmp_path / "__init__.py").touch()
@@ -111,7 +112,8 @@ def test_builds_for_other_devices_are_told_apart(
         origin = str(tmp_path / "__init__.py")
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: Spec)
-    assert torch_cuda_version() == version
+    assert torch_builds() == builds
+    assert torch_cuda_version() == builds.get("cuda")
 
 
 def test_a_torch_without_its_version_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from autotune.core.plan import Launch
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import Ending, ProbeStatus, RunStatus
+from autotune.inspection.cuda import BY_ADDRESS
 from autotune.reporting.outlook import (
     allow_lines,
     interrupted_text,
@@ -180,6 +181,15 @@ def test_the_next_command_shows_one_process_one_gpu_and_keeps_the_one_that_is_ch
     cpu = replace(result, hardware=replace(result.hardware, kind="cpu"))
     for other in (group, cpu):
         assert next_command(other) == "trl sft --config /elsewhere/config.yaml"
+
+
+def test_the_next_command_counts_different_gpus_as_the_probes_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+    result = in_directory(a_result(), Path("/elsewhere"))
+    mixed = replace(result, hardware=replace(result.hardware, variables=BY_ADDRESS))
+    found = "CUDA_VISIBLE_DEVICES=0 CUDA_DEVICE_ORDER=PCI_BUS_ID trl sft --config /elsewhere/config.yaml"
+    assert next_command(mixed) == found
 
 
 def test_the_next_command_lets_threads_wait_as_in_the_probes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_the_comparison_is_with_the_user_s_configuration() -> None:
 
 def test_progress_names_it() -> None:
     progress = Progress()
-    progress.follow(WorkloadReady(a_workload(), 1, 1, own=True))
+    progress.follow(WorkloadReady(a_workload(), a_result().hardware, 1, 1, own=True))
     assert progress.candidate_text(Candidate({}), "baseline") == "your configuration"
 
 

@@ -22,6 +22,7 @@ from autotune.core.events import (
     Tracing,
     WorkloadReady,
 )
+from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.rows.documents import Documents
@@ -39,7 +40,8 @@ RAN = Measurement(
     ProbeStatus.OK, peak_bytes=10 * GIB, device_bytes=12 * GIB, tokens_per_second=10_000.0, wall_seconds=10.0
 )
 RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, wall_seconds=4.0, out_of_memory=OutOfMemory(BACKWARD, GIB, None, None))
-READY = WorkloadReady(a_workload(), 24 * GIB, 1234, BASELINE)
+H100 = Hardware("cuda", "NVIDIA H100", 80 * GIB)
+READY = WorkloadReady(a_workload(), H100, 24 * GIB, 1234, BASELINE)
 EVENTS: tuple[Event, ...] = (
     StageStarted("Tokenising chats.jsonl"),
     READY,
@@ -83,8 +85,8 @@ def test_every_event_is_one_plain_line() -> None:
     assert plain(*EVENTS) == [
         "Tokenising chats.jsonl",
         (
-            "Qwen2ForCausalLM (494M parameters) on 700 rows, 196,080 tokens, the longest 2,900; budget 24.00 GiB, "
-            "1,234 candidates"
+            "Qwen2ForCausalLM (494M parameters) on 700 rows, 196,080 tokens, the longest 2,900; budget 24.00 GiB on "
+            "NVIDIA H100, 1,234 candidates"
         ),
         "note: The driver is [old].",
         "probe 0 started (1 of at most 16): TRL's default",
@@ -101,8 +103,20 @@ def test_every_event_is_one_plain_line() -> None:
 def test_rows_are_announced_with_the_tokens_of_all_their_sequences() -> None:
     pairs = Documents.of_groups([(90, 101, 150, 180), (10, 101, 300, 120)])
     dataset = replace(a_workload().dataset, several=pairs, lengths=LengthDistribution({180: 90, 300: 10}))
-    (line,) = plain(WorkloadReady(a_workload(trainer="dpo", dataset=dataset), 24 * GIB, 2, BASELINE))
+    (line,) = plain(WorkloadReady(a_workload(trainer="dpo", dataset=dataset), H100, 24 * GIB, 2, BASELINE))
     assert "on 100 rows, 33,900 tokens, the longest 300; budget" in line
+
+
+@pytest.mark.parametrize(
+    ("hardware", "text"),
+    [
+        (Hardware("cpu", "AMD EPYC", GIB), "on a CPU (AMD EPYC)"),
+        (replace(H100, processes=4), "for each of 4 processes on NVIDIA H100"),
+    ],
+)
+def test_the_device_is_named_before_the_first_probe(hardware: Hardware, text: str) -> None:
+    (line,) = plain(replace(READY, hardware=hardware))
+    assert line.endswith(f"budget 24.00 GiB {text}, 1,234 candidates")
 
 
 def test_a_reason_of_several_lines_stays_one_plain_line() -> None:
