@@ -23,6 +23,10 @@ from autotune.errors import ProbeServerError
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
+STACK = "Stack (most recent call first):"
+"""The line above a stack that Python's ``faulthandler`` writes."""
+# The stack of a nested import has a hundred lines.
+_OUTPUT_BYTES = 32768
 # Maximum single wait: if this process is suspended, at most this much of the suspension counts towards a time limit.
 _WAIT_SECONDS = 1.0
 _NO_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
@@ -171,8 +175,8 @@ class ServerProcess(Channel):
         super().__init__(end)
         self.pid = self._process.pid
 
-    def start(self) -> Channel:
-        """Request a new process for jobs from the server, and return the connection to it.
+    def start(self, timeout_seconds: float) -> Channel | None:
+        """Request a new process for jobs from the server; return the connection to it, or None after the time-out.
 
         Raises:
             ChannelClosed: the server has ended.
@@ -185,9 +189,7 @@ class ServerProcess(Channel):
                 ours.close()
                 raise ChannelClosed from error
         process = Channel(ours)
-        while not process.ready:
-            process.receive()
-        return process
+        return process if process.receive(timeout_seconds) is not None else None
 
     def status(self) -> int | None:
         """Wait 10 s for the server's end; return its exit status, negative for a signal, or None after the time-out."""
@@ -204,9 +206,17 @@ class ServerProcess(Channel):
         self.disconnect()
         if self.status() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            # A process that waits for a file system or a driver may not even end when it is killed.
+            self.status()
         with self._output as output:
-            return read_tail(output)
+            return read_tail(output, _OUTPUT_BYTES)
+
+    def write_stack(self) -> None:
+        """Let a server that is still importing write its stack to its output, below :data:`STACK`."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_WAIT_SECONDS)
 
 
 def signal_name(number: int | None) -> str:

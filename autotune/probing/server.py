@@ -18,10 +18,13 @@ from autotune.core.jobs.protocol import Failure, InputProblem
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError, UnreadError
 from autotune.inspection.cpu import cpu_variables, out_of_memory_kills
-from autotune.probing.channel import Channel, ChannelClosed, ServerProcess, signal_name
+from autotune.probing.channel import STACK, Channel, ChannelClosed, ServerProcess, signal_name
+from autotune.units import format_duration
 
 R = TypeVar("R")
 
+START_SECONDS = 600.0
+"""Time limit for the start of the server, and of a process: imports from a slow network drive take minutes."""
 # Time for the server to report the end of a killed process.
 _KILLING_SECONDS = 10.0
 _SHOWN_LINES = 5
@@ -125,9 +128,13 @@ class JobServer:
             while True:
                 server = self.wait()
                 try:
-                    return server.start(), server
+                    process = server.start(START_SECONDS)
                 except ChannelClosed:
                     self.replace(server)
+                    continue
+                if process is None:
+                    raise self._close_with_error(f"has not started one in {format_duration(START_SECONDS)}")
+                return process, server
 
     def job_completed(self) -> None:
         """Reset the count of dead servers."""
@@ -145,7 +152,10 @@ class JobServer:
                 channel = self._channel = ServerProcess(self._arguments, self._environment)
             try:
                 while not channel.ready:
-                    channel.receive()
+                    if channel.receive(START_SECONDS) is None:
+                        channel.write_stack()
+                        problem = f"has not started in {format_duration(START_SECONDS)}: its imports hang"
+                        raise self._close_with_error(problem)
             except ChannelClosed as error:
                 status = channel.status()
                 if status is not None and status >= 0:
@@ -176,8 +186,12 @@ class JobServer:
 
     def _close_with_error(self, problem: str) -> ProbeServerError:
         channel, self._channel = self._channel, None
-        output = channel.close().splitlines()[-_SHOWN_LINES:] if channel is not None else []
-        return ProbeServerError(f"The process that starts probes {problem}.", hint="\n".join(["Its output:", *output]))
+        output = channel.close() if channel is not None else ""
+        before, found, stack = output.rpartition(STACK)
+        frames = [line for line in stack.splitlines() if line and "<frozen " not in line] if found else []
+        lines = [*(before if found else output).splitlines()[-_SHOWN_LINES:], *([STACK] if found else [])]
+        shown = "\n".join(["Its output:", *lines, *frames[:_SHOWN_LINES]])
+        return ProbeServerError(f"The process that starts probes {problem}.", hint=shown)
 
 
 class Worker:

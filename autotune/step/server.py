@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -40,8 +41,11 @@ class Server:
 
     def serve(self) -> int:
         """Serve until standard input ends or the parent is gone; return the exit status."""
+        # The parent asks where imports hang.
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
         preload(self._device)
         jobs = job_functions(self._jobs_module)
+        faulthandler.unregister(signal.SIGUSR1)
         # Jobs on a CPU use no CUDA: bitsandbytes, which peft imports, may have initialised it.
         self._spawn = self._spawn or (self._device == "cuda" and accelerator_is_initialized())
         try:

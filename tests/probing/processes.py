@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from autotune.probing.channel import Channel
+from autotune.probing.server import START_SECONDS
 from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
 
 
@@ -41,7 +42,7 @@ def timed_from(*files: Path) -> Iterator[None]:
     receive = Channel.receive
 
     def received(channel: Channel, timeout_seconds: float | None = None) -> object:
-        if timeout_seconds is not None:
+        if timeout_seconds not in (None, START_SECONDS):
             assert wait_until(lambda: all(file.exists() and file.stat().st_size for file in files))
         return receive(channel, timeout_seconds)
 

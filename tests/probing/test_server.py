@@ -23,9 +23,11 @@ from autotune.core.machine import Share
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe
+from autotune.probing import server as module
 from autotune.probing.server import Worker
+from tests.probing.hanging_at_import import FILE, HANGING
 from tests.probing.misbehaving import MODULE, PIDS_FILE, PROGRAM_FILE, request
-from tests.probing.processes import running, wait_until
+from tests.probing.processes import running, stop, timed_from, wait_until
 from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
 
 
@@ -100,6 +102,33 @@ def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: 
         pytest.raises(ProbeServerError, match=r"was killed by signal 9 \(SIGKILL\) twice while it started"),
     ):
         probe(server, request("behave"), tmp_path / "2")
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_server_whose_imports_hang_is_ended_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.1)
+    monkeypatch.setenv(FILE, str(tmp_path / "imports"))
+    with timed_from(tmp_path / "imports"), JobServer("cpu", jobs_module=HANGING) as server:
+        pid = server.pid
+        with pytest.raises(ProbeServerError, match=r"has not started in .*: its imports hang\.") as caught:
+            probe(server, request("behave"), tmp_path)
+    assert pid is not None
+    assert not running([pid])
+    assert "hanging_at_import.py" in caught.value.hint
+    assert "in wait_for_a_drive" in caught.value.hint
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_a_server_that_no_longer_starts_processes_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        pid = server.wait().pid
+        assert pid is not None
+        stop(pid)
+        monkeypatch.setattr(module, "START_SECONDS", 0.1)
+        monkeypatch.setattr("autotune.probing.channel._CLOSING_SECONDS", 0.1)
+        with pytest.raises(ProbeServerError, match="has not started one in"):
+            probe(server, request("behave"), tmp_path)
+        assert wait_until(lambda: not running([pid]))
 
 
 @pytest.mark.usefixtures("quick_start")
