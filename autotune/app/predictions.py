@@ -22,12 +22,12 @@ from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.jobs.protocol import OperatorsRequest, SpeedsRequest
 from autotune.core.machine import DeviceKind, Hardware, Machine
 from autotune.errors import AutotuneError
-from autotune.inspection.cpu import cpu
+from autotune.inspection.cpu import cpu, machine_id
 from autotune.inspection.gpus import present_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
-from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
+from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
 from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
@@ -42,6 +42,8 @@ _AT_ONCE = 4
 _LEAST = 12
 # Time budget for measuring the operators of a few candidates; a process that far exceeds it hangs in an operator.
 _MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
+# Time after which cached speeds are measured again.
+_VALID_SECONDS = 30 * 86400.0
 # Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
 # Factor by which tracing is extended while no traced candidate may fit, since probes would have no start.
@@ -210,7 +212,8 @@ def speeds_of(
 ) -> GpuSpeeds:
     """Return the speeds of this CPU, or of a GPU with its host's.
 
-    They are measured once and cached, since cached traces are valid only for equal speeds.
+    They are cached for a month, since cached traces are valid only for equal speeds, and a measurement on a busy
+    machine must not last.
 
     Args:
         gpu: the catalogue's speeds of the GPU.
@@ -218,16 +221,29 @@ def speeds_of(
     Raises:
         AutotuneError: they could not be measured.
     """
+    # With a GPU, the measured speeds are its host's.
+    key = fingerprint("speeds", cpu().name, _measured_on(machine), gpu)
+    known = cache.get(_Measured, key)
+    if known is not None and 0 <= time.time() - known.at_seconds < _VALID_SECONDS:
+        return known.speeds
+    measured = measure_speeds(server, SpeedsRequest(gpu), folder / "speeds")
+    cache.put(key, _Measured(measured, time.time()))
+    return measured
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Speeds with the time of their measurement, in seconds since 1970."""
+
+    speeds: GpuSpeeds
+    at_seconds: float
+
+
+def _measured_on(machine: Machine) -> tuple[object, ...]:
+    """Return what measured speeds and times depend on: this very machine, and its software."""
     hardware = machine.hardware
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    # With a GPU, the measured speeds are its host's.
-    key = fingerprint("speeds", hardware.name, cpu().name, hardware.threads, hardware.variables, software, gpu)
-    known = cache.get(GpuSpeeds, key)
-    if known is not None:
-        return known
-    measured = measure_speeds(server, SpeedsRequest(gpu), folder / "speeds")
-    cache.put(key, measured)
-    return measured
+    return hardware.name, hardware.threads, hardware.variables, machine_id(), software, package_digest()
 
 
 def times_of(
@@ -247,8 +263,7 @@ def times_of(
         return None
     # A function of the module, since a search is sent to further workers.
     measure = partial(_measure, hardware.kind, limit_bytes, server, tracer)
-    software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    key = fingerprint("operators", hardware.name, hardware.threads, hardware.variables, software, speeds)
+    key = fingerprint("operators", _measured_on(machine), speeds)
     return OperatorTimes(hardware.kind, measure, cache, key)
 
 

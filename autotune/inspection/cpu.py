@@ -6,6 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,18 @@ def cpu(root: Path = Path("/")) -> Hardware:
         cores=int(min(len(core_numbers(root)), openmp_threads())),
         variables=" ".join(f"{name}={value}" for name, value in cpu_variables().items()),
     )
+
+
+def machine_id(root: Path = Path("/")) -> str:
+    """Return what tells this machine from others that share a home directory: its id (machine-id(5)), or its name.
+
+    Args:
+        root: directory with ``etc``.
+    """
+    with suppress(OSError):
+        if found := (root / "etc/machine-id").read_text(encoding="ascii").strip():
+            return found
+    return platform.node()
 
 
 def core_numbers(root: Path) -> tuple[int, ...]:

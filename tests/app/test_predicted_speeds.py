@@ -37,9 +37,23 @@ def test_the_host_of_a_gpu_is_measured_on_each_host(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("autotune.app.predictions.measure_speeds", lambda *_: next(speeds))
     found = []
     for host in ("one", "another", "one"):
-        monkeypatch.setattr("autotune.app.predictions.cpu", lambda host=host: replace(CPU.hardware, name=host))
+        monkeypatch.setattr("autotune.app.predictions.machine_id", lambda host=host: host)
         found.append(speeds_of(GPU, no_server(), tmp_path, Cache(tmp_path / "cache")).launch_seconds)
     assert found == [1e-5, 2e-5, 1e-5]
+
+
+@pytest.mark.parametrize(("days", "measured"), [(29, [1e-5, 1e-5]), (31, [1e-5, 2e-5]), (-1, [1e-5, 2e-5])])
+def test_speeds_are_measured_again_after_a_month_or_when_the_clock_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, measured: list[float]
+) -> None:
+    known = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
+    speeds = iter(replace(known, launch_seconds=seconds) for seconds in (1e-5, 2e-5))
+    monkeypatch.setattr("autotune.app.predictions.measure_speeds", lambda *_: next(speeds))
+    found = []
+    for now in (1e9, 1e9 + 86400 * days):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        found.append(speeds_of(GPU, no_server(), tmp_path, Cache(tmp_path / "cache")).launch_seconds)
+    assert found == measured
 
 
 def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured() -> None:

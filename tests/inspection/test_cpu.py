@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from textwrap import dedent
 import psutil
 import pytest
 
-from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, cpu, cpu_variables
+from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, cpu, cpu_variables, machine_id
 from autotune.units import GIB, MIB
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -26,6 +27,12 @@ def tree(root: Path, files: Mapping[str, object]) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{content}\n")
     return root
+
+
+def test_a_machine_is_known_by_its_id_or_else_by_its_name(tmp_path: Path) -> None:
+    assert machine_id(tmp_path) == platform.node()
+    assert machine_id(tree(tmp_path, {"etc/machine-id": ""})) == platform.node()
+    assert machine_id(tree(tmp_path, {"etc/machine-id": "0123abcd"})) == "0123abcd"
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
