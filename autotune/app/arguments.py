@@ -131,7 +131,7 @@ class SearchArguments(Arguments):
         eval_split: split of ``eval_dataset``, or else of ``dataset``, for evaluation. None: the ``test`` split of
             ``eval_dataset``, or all rows of a file; no evaluation without ``eval_dataset``.
         reward_funcs (NAME[,NAME]): for trainers that generate completions: reward functions, as dotted paths such as
-            ``my_rewards.length`` or TRL's names. None: ``get_soft_overlong_punishment``.
+            ``my_rewards.length`` or TRL's names. None: a placeholder, ``get_soft_overlong_punishment``.
         completion_length (TOKENS|COLUMN): for trainers that generate completions: mean tokens per completion, or the
             column of ``dataset`` with typical completions. None: half of ``max_completion_length``.
         prompt_coverage: for trainers that generate completions: share of the prompts to keep, above 0 and up to 1, in
@@ -209,7 +209,7 @@ class ProbeArguments(SearchArguments):
         margin: share of the budget, 0 to 0.5, that probes keep free for later training.
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
-        timeout (TIME): time limit of the whole command, such as ``10m`` or in seconds. None: no limit.
+        timeout (TIME): time until the result so far is written, such as ``10m`` or in seconds. None: no limit.
         init: initial weights: ``random`` ones need no checkpoint; ``pretrained`` loads it.
         seed: seed of the search and of the order of batches.
         storage (URL): URL of an Optuna storage, the same for all workers of a study: a database URL of Optuna,

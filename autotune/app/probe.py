@@ -13,7 +13,7 @@ from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
-from autotune.app.output import default_output, open_output
+from autotune.app.output import Output, default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
@@ -22,21 +22,23 @@ from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.documents.result import BaseFile, Result
 from autotune.core.events import Noted, StageStarted, WorkloadReady, ignore
-from autotune.core.workload import Init
+from autotune.core.machine import Machine
+from autotune.core.workload import Init, Workload
 from autotune.emit.rows import training_rows
-from autotune.errors import AutotuneError, InputError
+from autotune.errors import AutotuneError, InputError, JobLostError
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import divide_among_workers
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
+from autotune.probing import JobServer
 from autotune.study.durations import Clock
 from autotune.study.problem import SearchOutcome
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import EditTarget, edited_base
 from autotune.userconfig.launch import likely_processes
 from autotune.userconfig.sources import Sources, teacher_of
-from autotune.userconfig.written import read_written
+from autotune.userconfig.written import WrittenConfig, read_written
 
 
 def probe(args: ProbeArguments) -> Result:
@@ -65,18 +67,14 @@ def probe(args: ProbeArguments) -> Result:
         # A resumed study keeps its budget; a different one is refused later.
         if not args.resume or out.remembered_budget() is None:
             out.remember_budget(budget_bytes)
-        base = None
-        if config is not None:
-            listener(StageStarted(f"Reading {config.place} with TRL's parser"))
-            base = read_base(config, machine.hardware, server, out.workload / "base")
-            options = _options_with_base(options, base, args.init)
-        named = given or _sources_with_base(args, options, base)
-        reader = WorkloadReader(server, out.workload, listener)
-        attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
-        read = named.model, named.dataset, named.evaluation
-        workload = reader.read(options.trainer.name, *read, options.rollouts, options.peft, options.teacher)
-        wanted = attentions(options, machine, attention or None)
-        workload = reader.check_attention(workload, machine, wanted, user_cache())
+        try:
+            with server.time_limit(clock.left()):
+                options, base, workload = _read(args, options, config, given, machine, server, out)
+        except JobLostError as error:
+            if not clock.over():
+                raise
+            late = f"Nothing was measured in --timeout {args.timeout}."
+            raise JobLostError(f"{late} {error.message}", hint="Give more time, or fewer rows.") from error
         start = start_of(base, options, workload, machine) if base is not None else None
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, hardware, budget_bytes, problem.size, problem.baseline, own=base is not None))
@@ -84,7 +82,8 @@ def probe(args: ProbeArguments) -> Result:
         # The run is sent to further workers, and the listener belongs to this process.
         run = Run(replace(args, listener=ignore), problem, server, out, limit_bytes)
         check_study(args, out, storage_of(run).fingerprint)
-        predictions = predictions_of(args, problem, limit_bytes, server, tracer) if args.plan else Predictions()
+        with server.time_limit(clock.left()):
+            predictions = predictions_of(args, problem, limit_bytes, server, tracer) if args.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         run = replace(run, problem=problem, timeout_seconds=clock.left(), predictor=predictions.predictor)
         outcome = search_together(run, further, listener)
@@ -112,6 +111,39 @@ def probe(args: ProbeArguments) -> Result:
         )
         # No other run may write to the folder before.
         return write_result(result_of(outcome, problem, facts), out.directory)
+
+
+def _read(
+    args: ProbeArguments,
+    options: Options,
+    config: WrittenConfig | None,
+    given: Sources | None,
+    machine: Machine,
+    server: JobServer,
+    out: Output,
+) -> tuple[Options, UserBase | None, Workload]:
+    """Return the options with those of the base, the base, and the workload with the self-test of attention.
+
+    Args:
+        config: the base as written; None without one.
+        given: the model and the rows of the arguments; None: those of the base.
+
+    Raises:
+        InputError: the base, the model or the rows cannot be used.
+        JobLostError: a time limit was exceeded.
+    """
+    base, listener = None, args.listener
+    if config is not None:
+        listener(StageStarted(f"Reading {config.place} with TRL's parser"))
+        base = read_base(config, machine.hardware, server, out.workload / "base")
+        options = _options_with_base(options, base, args.init)
+    named = given or _sources_with_base(args, options, base)
+    reader = WorkloadReader(server, out.workload, listener)
+    attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
+    read = named.model, named.dataset, named.evaluation
+    workload = reader.read(options.trainer.name, *read, options.rollouts, options.peft, options.teacher)
+    wanted = attentions(options, machine, attention or None)
+    return options, base, reader.check_attention(workload, machine, wanted, user_cache())
 
 
 def _sources_of_arguments(args: ProbeArguments) -> Sources:

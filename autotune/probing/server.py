@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -91,6 +92,7 @@ class JobServer:
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
+        self._end_seconds = math.inf
         # Protects the server while it is started, waited for, commanded, or replaced.
         self._lock = RLock()
         self._channel: ServerProcess | None = ServerProcess(self._arguments, self._environment)
@@ -112,10 +114,22 @@ class JobServer:
         """The server's process id, or None without a running server."""
         return self._channel.pid if self._channel is not None else None
 
+    @contextlib.contextmanager
+    def time_limit(self, seconds: float | None) -> Iterator[None]:
+        """Limit the time of :meth:`run` in this context: the running job is killed at its end; None: no limit."""
+        before = self._end_seconds
+        self._end_seconds = min(before, math.inf if seconds is None else time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._end_seconds = before
+
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
         """Run a job in its own process, whose process group has ended afterwards. See :meth:`Worker.run`."""
         with contextlib.closing(Worker(self)) as worker:
-            return worker.run(job, request, folder, timeout_seconds)
+            left_seconds = max(0.0, self._end_seconds - time.monotonic())
+            seconds = min(left_seconds, math.inf if timeout_seconds is None else timeout_seconds)
+            return worker.run(job, request, folder, None if seconds == math.inf else seconds)
 
     def start(self) -> tuple[Channel, ServerProcess]:
         """Start a process for jobs; return the connection to it, and its server.

@@ -149,7 +149,10 @@ def test_help_lists_every_knob_that_some_trainer_has_to_be_allowed(capsys: pytes
         ),
         ("plan", "or directory: .jsonl, .json, .csv, .parquet, .arrow or .txt (default: rows of --seq-len tokens)"),
         ("probe", "--seed N seed of the search and of the order of batches (default: 42)"),
-        ("probe", "--timeout TIME time limit of the whole command, such as 10m or in seconds (default: no limit)"),
+        (
+            "probe",
+            "--timeout TIME time until the result so far is written, such as 10m or in seconds (default:",
+        ),
         ("dry-run", "COMMAND the training command, as words or as one text; on the command line after --"),
     ],
 )

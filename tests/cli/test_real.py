@@ -73,6 +73,17 @@ def test_a_storage_that_does_not_answer_ends_a_search_before_anything_is_read(
 
 
 @pytest.mark.slow
+def test_a_time_limit_ends_the_reading_of_model_and_rows(
+    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--device", "cpu", "--timeout", "1s", "--output", tmp_path / "out")
+    assert command("probe", small_model_directory, small_dataset_file, *words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"Nothing was measured in --timeout 1s. Reading {small_model_directory} and tokenising" in said
+    assert "Give more time, or fewer rows." in said
+
+
+@pytest.mark.slow
 def test_ctrl_c_while_the_model_is_read_prints_how_to_go_on(
     small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
 ) -> None:
@@ -80,10 +91,9 @@ def test_ctrl_c_while_the_model_is_read_prints_how_to_go_on(
     command = [sys.executable, "-m", "autotune", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
-        first = running.stderr.readline()
+        assert any(line.startswith("Reading ") for line in running.stderr)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=120)
-    assert first.startswith("Reading ")
     assert (running.returncode, out) == (130, "")
     assert err.rstrip().endswith(f"--output {tmp_path / 'out'} --resume")
     assert "Traceback" not in err

@@ -35,6 +35,18 @@ def test_a_probe_that_hangs_is_killed_with_every_process_it_started(
     assert wait_until(lambda: not running(pids))
 
 
+def test_a_limit_of_the_server_holds_for_jobs_without_one_and_ends_with_its_context(
+    misbehaving_server: JobServer, tmp_path: Path
+) -> None:
+    with (
+        timed_from(tmp_path / "1" / PIDS_FILE),
+        misbehaving_server.time_limit(0.1),
+        misbehaving_server.time_limit(None),
+    ):
+        assert probe(misbehaving_server, request("hang"), tmp_path / "1").status is ProbeStatus.TIMEOUT
+    assert probe(misbehaving_server, request("behave"), tmp_path / "2").ok
+
+
 def test_a_process_that_a_probe_leaves_behind_is_killed(misbehaving_server: JobServer, tmp_path: Path) -> None:
     assert probe(misbehaving_server, request("leave_a_process_behind"), tmp_path).ok
     assert wait_until(lambda: not running(json.loads((tmp_path / PIDS_FILE).read_text())))
