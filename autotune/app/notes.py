@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from autotune.core.candidate import Choice
@@ -16,6 +16,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
 from autotune.core.step_time import HOST_BOUND_ERROR, TIME_ERROR
 from autotune.core.workload import Workload
+from autotune.inspection.software import newer_than_tested
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_assumptions
 from autotune.techniques.attention import EAGER, UNEVEN_IMAGES, Attention, uneven_images
@@ -25,6 +26,7 @@ from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
+from autotune.trainers.prompts import PLACEHOLDER_REWARD
 from autotune.units import counted, format_bytes, format_share
 
 SERVED = (
@@ -36,8 +38,11 @@ _MOST_NAMED_ROWS = 5
 """Most rows named in a note."""
 
 
-def notes_on_workload(workload: Workload) -> Iterator[str]:
-    """Yield the notes on trainer, model and rows, which hold for every run and plan."""
+def notes_on_workload(workload: Workload, packages: Mapping[str, str]) -> Iterator[str]:
+    """Yield the notes on trainer, model, rows and installed packages, which hold for every run and plan."""
+    if find_trainer(workload.trainer).scores and not workload.rollouts.rewards:
+        yield PLACEHOLDER_REWARD
+    yield from notes_on_software(packages)
     yield from notes_on_prompts(workload)
     for profile in workload.profiles:
         yield from profile.remarks
@@ -50,6 +55,15 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
         yield f"The longest row has {longest:,} tokens; the model was made for {positions:,} positions."
     if workload.evaluation is not None:
         yield "Speeds and times of an epoch leave evaluations out."
+
+
+def notes_on_software(packages: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note if releases are installed that came after the newest tested ones."""
+    tested = newer_than_tested(packages)
+    if tested:
+        newer = " and ".join(f"{name} {packages[name]}" for name in tested)
+        known = ", ".join(f"{name} {version}" for name, version in tested.items())
+        yield f"Installed is {newer}, and autotune was tested up to {known}: the stated errors may not hold."
 
 
 def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
@@ -71,7 +85,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     """Yield the notes on a run, the most important first."""
     setting = problem.setting
     workload = setting.workload
-    yield from notes_on_workload(workload)
+    yield from notes_on_workload(workload, setting.machine.packages)
     yield from notes_on_images(problem.baseline[Attention.name], workload)
     not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:

@@ -181,7 +181,7 @@ def _notes(evaluator: Evaluator, planned: Machine, args: PlanArguments, *, decid
     problem = evaluator.problem
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
-    yield from notes_on_workload(workload)
+    yield from notes_on_workload(workload, planned.packages)
     yield from notes_on_images(problem.baseline[Attention.name], workload)
     yield from notes_on_offloading(problem)
     yield _not_measured(gpu)

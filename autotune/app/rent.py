@@ -238,7 +238,7 @@ def _order(offer: Offer) -> tuple[object, ...]:
 def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Iterator[str]:
     args, batch, prices = survey.arguments, survey.batch, survey.prices
     auto = args.num_processes == AUTO
-    yield from notes_on_workload(survey.workload)
+    yield from notes_on_workload(survey.workload, survey.evaluators[0].problem.setting.machine.packages)
     yield "Nothing was measured."
     if args.dataset is not None:
         varied = "Memory that batches of varied lengths may add is not traced for a table"

@@ -16,6 +16,7 @@ from autotune.emit.rows import TrainingRows
 from autotune.techniques.offload import optimizer_on_host
 from autotune.trainers import find_trainer
 from autotune.trainers.base import EVALUATED
+from autotune.trainers.prompts import PLACEHOLDER_REWARD
 from autotune.units import counted
 
 
@@ -65,6 +66,7 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     Sentences on the use of the bundle's files follow.
     """
     plan, workload = handover.plan, handover.workload
+    yield from _reward_sentences(handover)
     yield from handover.figures
     evaluation = workload.evaluation
     if rows.evaluated is not None and evaluation is not None:
@@ -124,6 +126,11 @@ def _launch_sentences(handover: Handover) -> Iterator[str]:
         yield f"On a CPU, accelerate has no FSDP: trl {behaviour}."
 
 
+def _reward_sentences(handover: Handover) -> Iterator[str]:
+    if handover.plan.rewards and not handover.workload.rollouts.rewards:
+        yield PLACEHOLDER_REWARD
+
+
 def _completion_sentences(handover: Handover) -> Iterator[str]:
     rollouts, completions, basis = handover.workload.rollouts, handover.plan.completions, handover.basis.value
     if completions is None:
@@ -133,12 +140,8 @@ def _completion_sentences(handover: Handover) -> Iterator[str]:
         kind = f"as in the column {rollouts.column}"
     speed = f"Speed was {basis} with completions of {completions.mean:,.0f} tokens on average ({kind}), memory"
     yield f"{speed if handover.timed else f'Memory was {basis}'} with completions as long as possible."
-    rewards = ", ".join(handover.plan.rewards)
-    if rewards and rollouts.rewards:
+    rewards = ", ".join(rollouts.rewards)
+    if rewards:
         # The names of TRL's own functions have no module.
         start = "; start training where Python finds its module" if "." in rewards else ""
         yield f"They are rewarded by {rewards}{start}."
-    elif rewards:
-        yield (
-            f"No reward function was named: {rewards}, which checks only length, is used. Replace it in reward_funcs."
-        )

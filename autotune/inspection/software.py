@@ -25,6 +25,17 @@ REQUIRED: Mapping[str, str] = {
 }
 """Required distributions and versions; the same as in ``pyproject.toml``, which a test checks."""
 
+NEWEST_TESTED: Mapping[str, str] = {
+    "torch": "2.15.0",
+    "transformers": "5.24.0",
+    "trl": "1.16.0",
+    "accelerate": "1.15.0",
+    "peft": "0.21.2",
+    "datasets": "5.2.0",
+    "optuna": "5.0.0",
+}
+"""The newest releases of :data:`REQUIRED` that autotune was tested with; a test compares README and constraints.txt."""
+
 OPTIONAL = (
     "bitsandbytes",
     "liger-kernel",
@@ -99,6 +110,21 @@ def check_required(packages: Mapping[str, str]) -> None:
             raise InputError(f"{name} is not installed.", hint=hint)
         if not SpecifierSet(versions).contains(packages[name], prereleases=True):
             raise InputError(f"{name} {packages[name]} is installed; autotune needs {name}{versions}.", hint=hint)
+
+
+def newer_than_tested(packages: Mapping[str, str]) -> dict[str, str]:
+    """Return the newest tested versions of the packages of which a later release is installed; bug fixes do not count.
+
+    Args:
+        packages: installed versions, by name.
+    """
+    from packaging.version import Version
+
+    def release(version: str) -> tuple[int, ...]:
+        return Version(version).release[:2]
+
+    known = {name: tested for name, tested in NEWEST_TESTED.items() if name in packages}
+    return {name: tested for name, tested in known.items() if release(packages[name]) > release(tested)}
 
 
 def torch_cuda_version() -> str | None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.arguments import CheckArguments
+from autotune.app.check.task import Task
 from autotune.app.notes import (
     few_documents_text,
     notes_on,
@@ -14,14 +16,22 @@ from autotune.app.notes import (
     notes_on_device,
     notes_on_gpus,
     notes_on_loading,
+    notes_on_software,
+    notes_on_workload,
 )
+from autotune.core.documents.verdict import Need, Outcome, Source
 from autotune.core.gpu import AchievedRates
 from autotune.core.machine import NULL_DRIVER, DeviceKind, Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.core.workload import Rollouts
+from autotune.inspection.command_line import Command
 from autotune.inspection.cuda import BY_ADDRESS
 from autotune.inspection.gpus import find_gpu
+from autotune.inspection.software import NEWEST_TESTED
 from autotune.trainers import Trainer, trainers
+from autotune.trainers.prompts import PLACEHOLDER_REWARD
+from autotune.userconfig.written import WrittenConfig
 from tests.settings import GPU, contaminates, pictured_workload, problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
@@ -35,6 +45,29 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
     for sentence in (*trainer.peculiarities, *trainer.text_peculiarities):
         assert sentence in told
         assert sentence in written
+
+
+@pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+def test_a_reward_that_nobody_named_is_the_first_note(trainer: Trainer) -> None:
+    unnamed = replace(workload(), trainer=trainer.name)
+    named = replace(unnamed, rollouts=Rollouts(rewards=("my_rewards.length",)))
+    first, second = (next(notes_on(problem(setting(of=of), trainer=trainer.name)), "") for of in (unnamed, named))
+    assert (first == PLACEHOLDER_REWARD) is trainer.scores
+    assert second != PLACEHOLDER_REWARD
+
+
+def test_releases_after_the_newest_tested_ones_are_a_note_in_plans_searches_and_checks() -> None:
+    packages = {**NEWEST_TESTED, "torch": "3.0.1", "peft": "1.0"}
+    (note,) = notes_on_software(packages)
+    tested = f"torch {NEWEST_TESTED['torch']}, peft {NEWEST_TESTED['peft']}"
+    assert note.startswith(f"Installed is torch 3.0.1 and peft 1.0, and autotune was tested up to {tested}: ")
+    assert note in notes_on_workload(workload(), packages)
+    assert note in notes_on(problem(setting(machine=replace(GPU, packages=packages))))
+    assert list(notes_on_software(NEWEST_TESTED)) == []
+    task = Task(CheckArguments("a.yaml"), WrittenConfig(Command("sft", ()), None, "sft"), None, 1, 0.0)
+    task = replace(task, target=replace(GPU, packages=packages))
+    findings = task.verdict(Outcome.FITS, (), need=Need(Source.TRACED, 1, 1, 1, 1, 1)).findings
+    assert [each.message for each in findings] == [note]
 
 
 @pytest.mark.parametrize("trainer", ["dpo", "kto"])

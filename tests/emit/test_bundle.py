@@ -19,6 +19,7 @@ from autotune.core.status import RunStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
+from autotune.trainers.prompts import NO_REWARD, PLACEHOLDER_REWARD
 from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload, interrupted, nothing_fits
 
 
@@ -75,6 +76,17 @@ def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocat
 
 
 GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+
+
+def test_a_reward_that_nobody_named_comes_first_in_the_files(tmp_path: Path) -> None:
+    plan = TrainingPlan("grpo", GROUPS, rewards=(NO_REWARD,), completions=Completions(8, 12))
+    result = a_result(trainer="grpo", workload=a_workload(trainer="grpo"))
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
+    for name, mark in (("config.yaml", "# "), ("train.py", "")):
+        lines = [line.removeprefix(mark).strip() for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()]
+        text = " ".join(lines)
+        assert text.index(PLACEHOLDER_REWARD) < text.index("Recommended by autotune for")
 
 
 @pytest.mark.parametrize(

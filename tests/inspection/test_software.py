@@ -14,9 +14,18 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from autotune.errors import InputError
-from autotune.inspection.software import REQUIRED, check_required, installed_packages, torch_builds, torch_cuda_version
+from autotune.inspection.software import (
+    NEWEST_TESTED,
+    REQUIRED,
+    check_required,
+    installed_packages,
+    newer_than_tested,
+    torch_builds,
+    torch_cuda_version,
+)
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 GOOD = {name: metadata.version(name) for name in REQUIRED}
@@ -81,6 +90,29 @@ def test_another_system_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(InputError, match="autotune needs Linux, and this is darwin"):
         check_required(GOOD)
+
+
+def test_the_newest_tested_versions_are_those_of_the_readme_and_no_older_than_what_is_developed_with() -> None:
+    lines = (line.partition("==") for line in (PYPROJECT.parent / "constraints.txt").read_text().splitlines())
+    pinned = {name.lower(): version for name, _, version in lines}
+    assert NEWEST_TESTED.keys() == REQUIRED.keys()
+    assert all(Version(tested) >= Version(pinned[name]) for name, tested in NEWEST_TESTED.items())
+    text = " ".join((PYPROJECT.parent / "README.md").read_text().split())
+    assert f"torch {NEWEST_TESTED['torch']} and transformers {NEWEST_TESTED['transformers']}, and on" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "newer"),
+    [
+        ("torch", "2.13.0+cpu", False), ("torch", "2.15.3", False), ("torch", "2.16.0+cu140", True),
+        ("trl", "1.17.0.dev0+3f2a", True), ("peft", "1.0", True), ("vllm", "99.0", False),
+    ],
+)  # fmt: skip
+def test_a_release_after_the_newest_tested_one_is_known_and_a_bug_fix_is_not(
+    name: str, version: str, newer: bool
+) -> None:
+    found = newer_than_tested({**NEWEST_TESTED, name: version})
+    assert found == ({name: NEWEST_TESTED[name]} if newer else {})
 
 
 @pytest.mark.parametrize("version", ["1.17.0.dev0", "1.99.0"])

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from autotune.app.arguments import CheckArguments
+from autotune.app.notes import notes_on_software
 from autotune.confidential import hidden_words
 from autotune.core.documents.verdict import Finding, Need, Outcome, Severity, Verdict, headline
 from autotune.core.machine import Machine
@@ -58,6 +59,8 @@ class Task:
         """Return a verdict with the check's device, budget, versions and time filled in."""
         if outcome is Outcome.UNKNOWN and self._dry_run is not None:
             findings = (*findings, Finding(Severity.NOTE, self._dry_run))
+        if self.target is not None and need is not None:
+            findings += tuple(Finding(Severity.NOTE, note) for note in notes_on_software(self.target.packages))
         return Verdict(
             outcome,
             headline(outcome, need, self.budget_bytes, reason),
