@@ -17,23 +17,7 @@ from autotune.virtual.operators.known import known
 from autotune.virtual.recording.tensors import tensors_of
 
 _C10D, _FUNCTIONAL = torch.ops.c10d, torch.ops._c10d_functional
-# Collectives by the share of the largest tensor that each of n ranks sends, the factors of NCCL's bus bandwidth:
-# 2 (n - 1) / n, (n - 1) / n, or 1 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-_TWICE = frozenset({
-    _C10D.allreduce_, _C10D.allreduce_coalesced_, _FUNCTIONAL.all_reduce, _FUNCTIONAL.all_reduce_,
-    _FUNCTIONAL.all_reduce_coalesced, _FUNCTIONAL.all_reduce_coalesced_,
-})  # fmt: skip
-_ONCE = frozenset({
-    _C10D.allgather_, _C10D._allgather_base_, _C10D.allgather_coalesced_, _C10D.allgather_into_tensor_coalesced_,
-    _C10D.reduce_scatter_, _C10D._reduce_scatter_base_, _C10D.reduce_scatter_tensor_coalesced_, _C10D.alltoall_,
-    _C10D.alltoall_base_, _FUNCTIONAL.all_gather_into_tensor, _FUNCTIONAL.all_gather_into_tensor_out,
-    _FUNCTIONAL.all_gather_into_tensor_coalesced, _FUNCTIONAL.reduce_scatter_tensor,
-    _FUNCTIONAL.reduce_scatter_tensor_out, _FUNCTIONAL.reduce_scatter_tensor_coalesced, _FUNCTIONAL.all_to_all_single,
-})  # fmt: skip
-_WHOLE = frozenset({
-    _C10D.broadcast_, _C10D.reduce_, _C10D.gather_, _C10D.scatter_, _C10D.send, _FUNCTIONAL.broadcast,
-    _FUNCTIONAL.broadcast_,
-})  # fmt: skip
+_ALL_REDUCE = "allreduce", "all_reduce"
 # Operators that write another rank's values, or a reduction over ranks, into a tensor of the same shape.
 _SAME = frozenset({_C10D.allreduce_, _C10D.broadcast_})
 # Operators with known results, assuming that all ranks have this rank's values.
@@ -58,7 +42,7 @@ def sent(func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool
     if not size or len(ranks) == 1:
         return Work(Kind.NOTHING)
     waits = not on_side_stream and not _is_asynchronous(func, args, kwargs)
-    collective = Collective(ranks, all_reduce=func.overloadpacket in _TWICE)
+    collective = Collective(ranks, all_reduce=func.overloadpacket.__name__.startswith(_ALL_REDUCE))
     return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits, collective=collective)
 
 
@@ -96,11 +80,13 @@ def _share_sent(packet: Any, args: Any, ranks: int) -> float:
 
 def _ring_steps(packet: Any, ranks: int) -> int:
     """Return the number of sends per rank, each of one of ``ranks`` equal pieces of the whole tensor."""
-    if packet in _TWICE:
+    # Divided by the ranks, the factors of https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md.
+    name = packet.__name__.lstrip("_")
+    if name.startswith(_ALL_REDUCE):
         return 2 * (ranks - 1)
-    if packet in _ONCE:
+    if name.startswith(("allgather", "all_gather", "reduce_scatter", "alltoall", "all_to_all")):
         return ranks - 1
-    return ranks if packet in _WHOLE else 0
+    return ranks if name.startswith(("broadcast", "reduce", "gather", "scatter", "send")) else 0
 
 
 def _ranks(args: Any) -> tuple[int, ...]:
