@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
@@ -10,11 +9,8 @@ from operator import not_
 
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP, StepProgram
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.virtual.recording.records import Category, OperatorRecord, Phase, Place, Position, Trace, held_after
+from autotune.virtual.recording.records import OperatorRecord, Phase, Place, Position, Trace, held_after
 from autotune.virtual.steps.phases import MICRO_BATCH, inside, micro_batches, step_name
-
-# Looked up for every event; faster than `Category.value`.
-_NAMES = {category: category.value for category in Category}
 
 
 @dataclass(frozen=True)
@@ -130,21 +126,12 @@ def _section(host_levels: Sequence[int], part: Part, moments: Sequence[_Moment],
 
 def _moments(trace: Trace, end: int) -> Iterator[_Moment]:
     """Yield the local maxima of the device's live bytes, including one at the end of the range."""
-    levels: dict[str, int] = defaultdict(int)
-    rising: tuple[int, OperatorRecord | None] | None = None
-
-    def moment(event: int, operator: OperatorRecord | None) -> _Moment:
-        return _Moment(event, operator, {name: size for name, size in levels.items() if size})
-
-    for index, event in enumerate(trace.events[:end]):
-        if event.place is not Place.DEVICE:
-            continue
-        if event.change_bytes < 0 and rising is not None:
-            yield moment(*rising)
-            rising = None
-        levels[_NAMES[trace.categories.get(event.storage, Category.TEMPORARY)]] += event.change_bytes
-        if event.change_bytes > 0:
-            known = 0 <= event.operator < len(trace.operators)
-            rising = (index, trace.operators[event.operator] if known else None)
-    if rising is not None:
-        yield moment(*rising)
+    numbered = enumerate(trace.events[:end])
+    changes = [index for index, event in numbered if event.place is Place.DEVICE and event.change_bytes]
+    grows = [trace.events[index].change_bytes > 0 for index in changes]
+    turns = zip(changes, grows, [*grows[1:], False], strict=False)
+    highest = [index for index, now, later in turns if now and not later]
+    for count, levels in held_after(trace, Place.DEVICE, (index + 1 for index in highest)):
+        operator = trace.events[count - 1].operator
+        known = 0 <= operator < len(trace.operators)
+        yield _Moment(count - 1, trace.operators[operator] if known else None, levels)
