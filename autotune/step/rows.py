@@ -54,17 +54,8 @@ class RowSizes:
     @property
     def loads(self) -> Loads:
         """The sizes on which the memory of a micro-batch depends."""
-        return Loads(self.widest, self.shortest, self.trainable, self.image_elements, self.beside)
-
-    @property
-    def widest(self) -> Counts:
-        """Tokens of each row's longest sequence; shape (rows,)."""
-        return np.asarray(self.lengths.max(axis=1))
-
-    @property
-    def shortest(self) -> Counts:
-        """Tokens of each row's shortest sequence; shape (rows,)."""
-        return np.asarray(self.lengths.min(axis=1))
+        widest, shortest = self.lengths.max(axis=1), self.lengths.min(axis=1)
+        return Loads(widest, shortest, self.trainable, self.image_elements, self.beside)
 
 
 def quantile_indices(sizes: Counts, count: int) -> Counts:

@@ -80,7 +80,7 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     built = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
     sizes = ADAPTER.sizes(built)
     assert sizes.beside is not None
-    blocks = blocks_of(sizes.widest, sizes.beside, 5)
+    blocks = blocks_of(sizes.loads.widest, sizes.beside, 5)
     assert [(block.rows, block.tokens, block.beside) for block in blocks] == seen
     # Some are dropped, and the last block of an epoch has fewer rows.
     assert sum(rows for rows, _, _ in seen) < found.reply.dataset.documents.rows or length == 64
@@ -267,7 +267,7 @@ def test_blocks_of_pictured_rows_are_those_of_trl_s_loader(pictured: Prepared, e
     real, rows = sizes_of(loader), EVALUATED if evaluated else TRAINED
     sizes = evaluated_sizes(trainer, ADAPTER) if evaluated else ADAPTER.sizes(trainer)
     assert evaluation_batch_rows(trainer, ADAPTER) == EVALUATED
-    blocks = blocks_of(sizes.widest, sizes.beside, rows, 1, sizes.image_elements)
+    blocks = blocks_of(sizes.loads.widest, sizes.beside, rows, 1, sizes.image_elements)
     assert [(block.rows, block.tokens, block.beside, block.image_elements) for block in blocks] == real
     geometry = whole_geometry(KTO, pictured_request(pictured).plan, pictured.workload)
     planned = geometry.evaluation if evaluated else geometry

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.core.rows.blocks import block_rows
 from autotune.core.rows.heaviest import heaviest, heaviest_blocks, heaviest_unpadded
-from autotune.step.rows import Counts, Flags, RowSizes
+from autotune.step.rows import Counts, RowSizes
 from autotune.step.trainers.base import Collation
 
 
@@ -29,14 +29,14 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
 def next_narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the rows of the widest micro-batch that is narrower than the worst; empty if there is none."""
-    if collation.blocks:
-        blocks = block_rows(len(sizes.widest), rows)
-        widths = collation.rounded(sizes.widest[blocks].max(axis=1))
-        return _widest(blocks, widths, widths < widths.max())
-    widths = collation.rounded(sizes.widest)
+    widths = sizes.loads.rounded(collation.multiple)
+    blocks = block_rows(len(widths), rows) if collation.blocks else None
+    widths = widths if blocks is None else widths[blocks].max(axis=1)
     narrower = np.flatnonzero(widths < widths.max())
     if not len(narrower):
         return ()
+    if blocks is not None:
+        return (blocks[narrower[widths[narrower].argmax()]],)
     # The first result is padded if any of these rows can be, as in the worst micro-batch.
     narrower_sizes = RowSizes(sizes.lengths[narrower], sizes.trainable[narrower])
     return (narrower[worst_order(narrower_sizes, rows, collation)[0]],)
@@ -48,9 +48,3 @@ def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, 
         return ()
     found = heaviest_unpadded(sizes.loads, rows, collation.multiple, blocks=collation.blocks)
     return () if found is None else (found,)
-
-
-def _widest(blocks: Counts, widths: Counts, mask: Flags) -> tuple[Counts, ...]:
-    """Return the rows of the widest block of the mask, or nothing if the mask is empty."""
-    candidates = np.flatnonzero(mask)
-    return (blocks[candidates[widths[candidates].argmax()]],) if len(candidates) else ()
