@@ -79,7 +79,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         token_coverage=setting.token_coverage,
         recommended=recommended,
         baseline=baseline,
-        **vars(speed_up(outcome.winner, outcome.baseline)),
+        **_speed_up(outcome.winner, outcome.baseline),
         contributions=outcome.contributions,
         confirmed=outcome.confirmed,
         trials=trials,
@@ -238,20 +238,6 @@ def _seconds(run: Measurement, micro_batches: int) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class SpeedUp:
-    """The winner's token rate over the baseline's, as :class:`autotune.core.documents.result.Result` has it.
-
-    Attributes:
-        pairs: number of pairs of alternating runs; 0: the ratio is that of their probes.
-    """
-
-    speedup: float | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    pairs: int = 0
-
-
 def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     """Return the token rates from which a record's promised rate is computed.
 
@@ -264,18 +250,21 @@ def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
 
 
-def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp:
-    """Return the speed-up, unknown if either did not run; without pairs it is the ratio of the two probes."""
+def _speed_up(winner: Record | None, baseline: Record | None) -> dict[str, Any]:
+    """Return the winner's token rate over the baseline's, by the names of the result's fields.
+
+    It is unknown if either did not run; without pairs of alternating runs it is the ratio of the two probes.
+    """
     if winner is None or baseline is None:
-        return SpeedUp()
+        return {"speedup": None}
     if winner.number == baseline.number:
-        return SpeedUp(1.0)
+        return {"speedup": 1.0}
     found = [ratio for ratio in (_ratio(ours, theirs) for ours, theirs in pairs(winner)) if ratio is not None]
     if not found:
-        return SpeedUp(_ratio(winner.measurement, baseline.measurement))
+        return {"speedup": _ratio(winner.measurement, baseline.measurement)}
     interval = mean_interval(found)
     low, high = (interval.low, interval.high) if interval is not None else (None, None)
-    return SpeedUp(mean_rate(found), low, high, len(found))
+    return {"speedup": mean_rate(found), "speedup_low": low, "speedup_high": high, "pairs": len(found)}
 
 
 def failure_of(record: Record, records: Iterable[Record]) -> Measurement | None:
