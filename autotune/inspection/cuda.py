@@ -39,6 +39,8 @@ def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
     """
     try:
         pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound as error:
+        raise NoGpuError("there is no NVIDIA driver") from error
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver does not answer ({error})") from error
     try:
