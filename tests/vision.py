@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,8 @@ from tests.small import small_tokenizer
 
 VOCABULARY = 640
 """Of the models: the words of :func:`tests.small.small_tokenizer`, and the tokens that processors add."""
+WITH_TORCHVISION = find_spec("torchvision") is not None
+"""Whether Qwen's processors open and resize images with torchvision, as when they are loaded where it is installed."""
 _CHAT_TEMPLATE = (
     "{%- for message in messages -%}<|{{ message.role }}|>"
     "{%- if message.content is string -%}{{ message.content }}"
@@ -81,17 +84,18 @@ def _llava_next(tokenizer: Any) -> Any:
     )
 
 
-def _qwen(name: str, patch: int) -> Callable[[Any], Any]:
+def _qwen(name: str, patch: int, videos: str = "Qwen2VLVideoProcessor") -> Callable[[Any], Any]:
     def made(tokenizer: Any) -> Any:
         import transformers
-        from transformers import ProcessorMixin, Qwen2VLImageProcessorPil
 
-        images = Qwen2VLImageProcessorPil(
-            patch_size=patch, size={"shortest_edge": (2 * patch) ** 2, "longest_edge": (16 * patch) ** 2}
-        )
+        fields = {"patch_size": patch, "size": {"shortest_edge": (2 * patch) ** 2, "longest_edge": (16 * patch) ** 2}}
+        processor = getattr(transformers, name)
+        if WITH_TORCHVISION:
+            images = transformers.Qwen2VLImageProcessor(**fields)
+            return processor(images, tokenizer, video_processor=getattr(transformers, videos)(patch_size=patch))
         # Its processor of videos can only be made with torchvision, and no row here has videos.
-        with mock.patch.object(ProcessorMixin, "check_argument_for_proper_class"):
-            return getattr(transformers, name)(images, tokenizer, video_processor=None)
+        with mock.patch.object(transformers.ProcessorMixin, "check_argument_for_proper_class"):
+            return processor(transformers.Qwen2VLImageProcessorPil(**fields), tokenizer, video_processor=None)
 
     return made
 
@@ -163,14 +167,14 @@ FAMILIES: Mapping[str, Family] = {
             "vision_start_token_id": token("<|vision_start|>"),
             "vision_end_token_id": token("<|vision_end|>"),
         },
-        _qwen("Qwen3VLProcessor", 8),
+        _qwen("Qwen3VLProcessor", 8, "Qwen3VLVideoProcessor"),
         ["<|vision_start|>", "<|vision_end|>"],
     ),
 }  # fmt: skip
 
 
 def small_processor(model_type: str) -> Any:
-    """Return the processor of a family, which works with Pillow alone: it has no videos."""
+    """Return the processor of a family, which needs Pillow alone; without torchvision, Qwen's have no videos."""
     family = FAMILIES[model_type]
     tokenizer = small_tokenizer(chat_template=False, extra_special_tokens=dict(family.words))
     tokenizer.add_tokens(list(family.further), special_tokens=True)

@@ -38,7 +38,7 @@ from tests.virtual.compared import assert_as_on_cpu
 from tests.virtual.reference import run_on_cpu
 from tests.vision import FAMILIES, picture, small_processor, small_vision_config
 
-pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
+pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles", "images_outside_of_torch")
 LORA = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 STORED, CHECKPOINTED = {"gradient_checkpointing": False}, {"gradient_checkpointing": True}
 WAYS: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
@@ -65,6 +65,12 @@ OWN: Mapping[str, Mapping[str, object]] = {
 }
 # Widths and heights of the images of each row: one row has fewer, which some processors pad with images of zeros.
 PICTURES: Sequence[Sequence[tuple[int, int]]] = ([(90, 60)], [(40, 90), (64, 64)])
+
+
+@pytest.fixture
+def images_outside_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's CPU allocator would count what torchvision allocates while it resizes images; a trace does not."""
+    monkeypatch.setattr("tests.vision.WITH_TORCHVISION", False)
 
 
 def asked(text: str) -> list[dict[str, str]]:
