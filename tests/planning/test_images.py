@@ -23,13 +23,16 @@ from autotune.trainers.evaluation import whole_geometry
 from tests.planning.test_own_sizes import plain_products
 from tests.settings import GPU, plan_with, setting
 from tests.step.test_images_tokenised import of_answers, of_prompts, rows_of
-from tests.vision import picture, write_small_vision_model
+from tests.vision import WITH_TORCHVISION, picture, write_small_vision_model
 
 
 @pytest.mark.parametrize(
     ("trainer", "family"),
     [
         ("sft", "gemma3"),
+        pytest.param(
+            "sft", "qwen3_vl", marks=pytest.mark.skipif(not WITH_TORCHVISION, reason="it is loaded with torchvision")
+        ),
         *(
             pytest.param(trainer, family, marks=pytest.mark.nightly)
             for trainer, family in (("kto", "gemma3"), ("grpo", "gemma3"), ("sft", "llava_next"))
