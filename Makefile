@@ -86,6 +86,7 @@ test-nvidia: $(NVIDIA_READY)
 	$(NVIDIA_BIN)/python -m pytest -m cuda_build tests/nullgpu/test_preload.py tests/nullgpu/test_training.py
 	$(NVIDIA_BIN)/python -m pytest -m 'not gpu and not nightly' -k image $(TWO_WORKERS) \
 		tests/app tests/contract tests/planning tests/step tests/techniques tests/trainers tests/virtual
+	$(NVIDIA_BIN)/python -m pytest -m nightly --timeout 900 -k 'images and qwen' tests/end_to_end/test_rows.py
 
 # These fail, and print the reason, if the targets above cannot run here.
 can-test-cuda: $(READY)

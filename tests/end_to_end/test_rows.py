@@ -12,7 +12,7 @@ from autotune.trainers import trainers
 from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, train
 from tests.small import write_rows
 from tests.step.test_images_tokenised import PICTURED
-from tests.vision import picture, write_small_vision_model
+from tests.vision import WITH_TORCHVISION, picture, write_small_vision_model
 
 
 def text(words: int, number: int = 0) -> str:
@@ -117,9 +117,20 @@ def test_training_starts_with_them_unchanged(script: bool, found: tuple[Ended, P
 GROUPS = ("max_completion_length=8", "num_generations=2")
 
 
-@pytest.mark.parametrize("trainer", [name for name, known in trainers().items() if known.takes_images])
-def test_a_recommendation_on_images_is_confirmed_and_trains_unchanged(trainer: str, tmp_path: Path) -> None:
-    model = write_small_vision_model(tmp_path / "model", "gemma3")
+@pytest.mark.parametrize(
+    ("trainer", "family"),
+    [
+        *((name, "gemma3") for name, known in trainers().items() if known.takes_images),
+        *(
+            pytest.param(*case, marks=pytest.mark.skipif(not WITH_TORCHVISION, reason="it is loaded with torchvision"))
+            for case in (("sft", "qwen3_vl"), ("grpo", "qwen2_5_vl"))
+        ),
+    ],
+)
+def test_a_recommendation_on_images_is_confirmed_and_trains_unchanged(
+    trainer: str, family: str, tmp_path: Path
+) -> None:
+    model = write_small_vision_model(tmp_path / "model", family)
     files = [str(tmp_path / f"{number}.png") for number in range(16)]
     for number, file in enumerate(files):
         picture(30 + 5 * number, 90 - 4 * number).save(file)
