@@ -63,6 +63,16 @@ def _gemma3(tokenizer: Any) -> Any:
     return Gemma3Processor(images, tokenizer, image_seq_length=4)
 
 
+def _gemma4(tokenizer: Any) -> Any:
+    import transformers
+
+    images = transformers.Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70)
+    # As Qwen's, it needs torchvision for videos alone.
+    with mock.patch.object(transformers.ProcessorMixin, "check_argument_for_proper_class"):
+        sounds = transformers.Gemma4AudioFeatureExtractor()
+        return transformers.Gemma4Processor(sounds, images, tokenizer, video_processor=None, image_seq_length=70)
+
+
 def _idefics3(tokenizer: Any) -> Any:
     from transformers import Idefics3ImageProcessorPil, Idefics3Processor
 
@@ -114,6 +124,25 @@ FAMILIES: Mapping[str, Family] = {
             "image_token_index": token("<image_soft_token>"),
         },
         _gemma3,
+    ),
+    "gemma4": Family(
+        "<|image|>",
+        {
+            "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+            "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+        },
+        {
+            "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"],
+            "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
+        },
+        {**_TOWER, "patch_size": 4, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 256},
+        lambda token: {
+            "image_token_id": token("<|image|>"), "boi_token_id": token("<|image>"), "eoi_token_id": token("<image|>"),
+            "audio_token_id": token("<|audio|>"), "boa_token_id": token("<|audio>"),
+            "eoa_token_index": token("<audio|>"), "video_token_id": token("<|video|>"), "audio_config": None,
+        },
+        _gemma4,
+        ["<|video|>"],
     ),
     "idefics3": Family(
         "<image>",

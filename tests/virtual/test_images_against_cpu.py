@@ -51,8 +51,8 @@ WAYS: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
 # the peak. In towers as small as these, that is a larger share of all that is allocated than elsewhere.
 SUM_ERROR = 0.05
 BY_DAY = {
-    "gemma3": "checkpointed", "idefics3": "stored", "llava_next": "LoRA, checkpointed", "qwen2_5_vl": "stored",
-    "qwen3_vl": "LoRA, stored",
+    "gemma3": "checkpointed", "gemma4": "stored", "idefics3": "stored", "llava_next": "LoRA, checkpointed",
+    "qwen2_5_vl": "stored", "qwen3_vl": "LoRA, stored",
 }  # fmt: skip
 COMPLETED = {"max_completion_length": 6, "num_generations_eval": 2, "beta": 0.04, "pad_to_multiple_of": 8}
 OWN: Mapping[str, Mapping[str, object]] = {

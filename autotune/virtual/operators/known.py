@@ -2,9 +2,9 @@
 
 A training step branches on values: whether a padding mask is all true, how many tokens the loss counts, where packed
 documents begin. These are integers and booleans that depend on the batch alone, so a real tensor is kept with the fake
-one, and operators run on both. Floating-point values are not computed, with one exception: batch data such as pixels is
-moved and compared, to find padding images. A read of any other floating-point value returns an assumption, which is
-counted.
+one, and operators run on both. Floating-point values are not computed, with one exception: batch data such as pixels,
+and known integers converted to floating point, are moved, divided and compared, to find padding images and patches. A
+read of any other floating-point value returns an assumption, which is counted.
 
 Large values, such as attention masks, are computed lazily, since most are never read: at the first read, or before a
 write to a tensor that they are computed from.
@@ -55,7 +55,7 @@ _SKIPPED_PATHS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).pa
 # Operators that a model applies to floating-point batch data up to and including the comparison.
 _BATCH_DATA_OPERATORS = _operators(
     "_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index", "unsqueeze",
-    "view", "_unsafe_view", "split", "split_with_sizes", "cat", "eq", "ne",
+    "view", "_unsafe_view", "split", "split_with_sizes", "cat", "div", "eq", "ne",
 )  # fmt: skip
 
 
@@ -143,6 +143,12 @@ def _is_data(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and isinstance(getattr(tensor, _KNOWN, None), LazyValue)
 
 
+def _makes_data(func: Any, inputs: Sequence[torch.Tensor], result: Any) -> bool:
+    """Return whether an operator converts integers or booleans to floating point."""
+    is_copy = func is torch.ops.aten._to_copy.default and isinstance(result, FakeTensor)
+    return is_copy and result.is_floating_point() and not inputs[0].is_floating_point()
+
+
 def _attached(tree: Any) -> Any:
     """Return arguments of an operator with tensors replaced by their attached known values, computed or not."""
     return map_tree(tree, FakeTensor, lambda tensor: getattr(tensor, _KNOWN))
@@ -207,7 +213,9 @@ class Knowledge:
         mutable = func._schema.is_mutable
         if mutable and self._pending:
             self._compute_readers({tensor.untyped_storage()._cdata for tensor in _mutated(func, args, kwargs)})
-        is_batch_data = func.overloadpacket in _BATCH_DATA_OPERATORS and any(map(_is_data, inputs))
+        is_batch_data = func.overloadpacket in _BATCH_DATA_OPERATORS and (
+            any(map(_is_data, inputs)) or _makes_data(func, inputs, result)
+        )
         wanted = is_batch_data or result is None or any(_is_storable(tensor) for tensor in tensors_of(result))
         if not wanted or func.overloadpacket in _RANDOM or not all(map(_is_known, inputs)):
             if mutable:
