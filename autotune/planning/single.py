@@ -179,8 +179,10 @@ class SizedPlan:
         """
         geometry, plan = self.geometry, self.plan
         worst, shape = geometry.worst, typical.shape
-        resized = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=shape.trained)
-        widths = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
+        resized = replace(
+            worst, tokens=shape.tokens, filled=shape.filled, second_tokens=shape.second_tokens, trained=shape.trained
+        )
+        widths = (shape.tokens, worst.tokens), (shape.second_tokens, worst.second_tokens)
         if resized == shape and all((1 - _NEAR_SHARE) * largest <= tokens <= largest for tokens, largest in widths):
             return _size_of(geometry), typical.share * shape.tokens / worst.tokens
         split = plan.launch.processes // plan.data_ranks

@@ -168,7 +168,7 @@ def _part_text(part: Part) -> str:
 
 
 def _shape_text(shape: Shape) -> str:
-    mismatched = f", mismatched pairs of {_tokens_text(shape.beside)}" if shape.beside else ""
+    mismatched = f", mismatched pairs of {_tokens_text(shape.second_tokens)}" if shape.second_tokens else ""
     filled = f", {format_share(shape.filled)} not padding" if shape.filled < 1 else ""
     return f"{counted(shape.rows, 'row')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
 

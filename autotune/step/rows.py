@@ -33,8 +33,8 @@ class RowSizes:
         generated: tokens that the model generates for each sequence of a typical row; shape (rows, sequences). None
             without generation.
         max_generated: maximum number of tokens that it may generate per sequence.
-        beside: tokens of the additional sequence that each row passes through models without gradients, in a separate
-            tensor, after truncation; shape (rows,). None without one.
+        second_tokens: tokens of the additional sequence that each row passes through models without gradients, in a
+            separate tensor, after truncation; shape (rows,). None without one.
         image_elements: elements of ``pixel_values`` of each row; shape (rows,). None for rows of text.
     """
 
@@ -42,7 +42,7 @@ class RowSizes:
     trainable: Counts
     generated: Counts | None = None
     max_generated: int = 0
-    beside: Counts | None = None
+    second_tokens: Counts | None = None
     image_elements: Counts | None = None
 
     @property
@@ -55,7 +55,7 @@ class RowSizes:
     def loads(self) -> Loads:
         """The sizes on which the memory of a micro-batch depends."""
         widest, shortest = self.lengths.max(axis=1), self.lengths.min(axis=1)
-        return Loads(widest, shortest, self.trainable, self.image_elements, self.beside)
+        return Loads(widest, shortest, self.trainable, self.image_elements, self.second_tokens)
 
 
 def quantile_indices(sizes: Counts, count: int) -> Counts:

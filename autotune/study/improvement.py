@@ -48,7 +48,7 @@ def next_smaller(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
     """Yield the candidate with the next smaller choice of each ordered knob that has one."""
     for knob, choices in problem.choices.items():
         current = candidate[knob]
-        if knob in problem.ordered and isinstance(current, int):
+        if knob in problem.memory_ordered and isinstance(current, int):
             smaller = [each for each in choices if isinstance(each, int) and each < current]
             if smaller:
                 yield candidate.but(**{knob: max(smaller)})

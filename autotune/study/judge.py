@@ -55,7 +55,7 @@ class Failures:
 
     def is_slow(self, candidate: Candidate) -> bool:
         """Whether a probe with no larger micro-batches timed out, and none with as large ones ended ``ok``."""
-        knobs = self._problem.longer
+        knobs = self._problem.time_ordered
         slow = (run.candidate for run in self._failed.values() if run.measurement.status is ProbeStatus.TIMEOUT)
         return any(_as_large(candidate, other, knobs) for other in slow) and not any(
             _as_large(other, candidate, knobs) for other in self._trained
@@ -73,11 +73,11 @@ class Failures:
         if not differing:
             return None
         if measurement.status is ProbeStatus.TIMEOUT:
-            longer = _growth(candidate, run.candidate, differing, problem.longer)
+            longer = _growth(candidate, run.candidate, differing, problem.time_ordered)
             killed = f"probe {run.number} was {measurement.reason}"
             return longer and f"{killed}, and this never takes less time: {longer}, all else equal"
         ended = f"probe {run.number} {ended_text(measurement.status)}"
-        larger = _growth(candidate, run.candidate, differing, problem.ordered)
+        larger = _growth(candidate, run.candidate, differing, problem.memory_ordered)
         if larger is None or (problem.accumulates(run.candidate) and not problem.accumulates(candidate)):
             return None
         return f"{ended}, and this never needs less: {larger}, all else equal"
@@ -162,7 +162,7 @@ class Judge:
                 self.failures.learn(replace(record, measurement=run), expected_to_fit=True)
                 self._predictor.learn(record.candidate, run)
 
-    def set_aside(self, candidate: Candidate) -> None:
+    def exclude(self, candidate: Candidate) -> None:
         """Close a candidate for this run, because the time limit ended its probe."""
         self._closed.add(candidate)
 
@@ -250,7 +250,7 @@ def fastest(records: Iterable[Record]) -> Record | None:
     return min(tied, key=lambda record: (record.measurement.need_bytes or 0, -record.tokens_per_second, record.number))
 
 
-def standing(records: Iterable[Record], judge: Judge) -> list[Record]:
+def recommendable_records(records: Iterable[Record], judge: Judge) -> list[Record]:
     """Return the records that may be recommended: legal and without a failed run."""
     known = tuple(records)
     out = {record.number for record in failed(known)}
@@ -265,7 +265,7 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
     faster in its only run than this one is expected to be in a further run (:func:`_expected_high`); an unconfirmed one
     only if ``confirm_more``.
     """
-    running = standing(records, judge)
+    running = recommendable_records(records, judge)
     confirmed = [record for record in running if record.confirmed]
     best = fastest(record for record in confirmed if len(record.rates) > 1) or fastest(confirmed)
     if best is None:

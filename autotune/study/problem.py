@@ -31,11 +31,11 @@ class Problem(Protocol):
         """Documented candidates that are tried before the sampler's; illegal ones are vetoed."""
 
     @property
-    def ordered(self) -> frozenset[str]:
+    def memory_ordered(self) -> frozenset[str]:
         """Knobs whose larger integer choice never needs less memory, all else equal, unless it ends accumulation."""
 
     @property
-    def longer(self) -> frozenset[str]:
+    def time_ordered(self) -> frozenset[str]:
         """Knobs whose larger integer choice never takes a probe less time, all else equal."""
 
     def normal(self, candidate: Candidate) -> Candidate:

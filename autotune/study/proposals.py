@@ -16,7 +16,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Predictor
 from autotune.core.status import Ending, ProbeStatus
 from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
-from autotune.study.judge import Judge, standing
+from autotune.study.judge import Judge, recommendable_records
 from autotune.study.problem import Problem, Record
 from autotune.study.trial_documents import violation
 from autotune.study.trial_log import TrialLog
@@ -87,7 +87,7 @@ class Surrogate:
         """Return the posterior mean of log(need / limit): above 0, the candidate is not expected to fit."""
         return float(self._need([candidate]).mean[0])
 
-    def rank_by_gain(self, candidates: Iterable[Candidate], standing: Sequence[Candidate]) -> list[Candidate]:
+    def rank_by_gain(self, candidates: Iterable[Candidate], recommendable: Sequence[Candidate]) -> list[Candidate]:
         """Sort candidates by descending expected improvement over the probed ones that may be recommended.
 
         Without predictions, candidates are ranked by their expected rate, those that are not expected to fit last: the
@@ -97,16 +97,16 @@ class Surrogate:
         need = self._need(listed)
         excess = np.maximum(need.mean - need.untraced, 0.0)
         if self._rate.predicted:
-            order = np.lexsort((excess, -self._gains(listed, standing)))
+            order = np.lexsort((excess, -self._gains(listed, recommendable)))
         else:
             order = np.lexsort((-self._rate(listed).mean, excess, chances(self._codes, self._ran, listed) < MIN_CHANCE))
         return [listed[index] for index in order]
 
-    def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
+    def expected_gain(self, candidates: Sequence[Candidate], recommendable: Sequence[Candidate]) -> float:
         """Return the largest expected improvement, as a share of the best rate; infinite without candidates."""
-        return float(self._gains(candidates, standing).max()) if candidates else np.inf
+        return float(self._gains(candidates, recommendable).max()) if candidates else np.inf
 
-    def _gains(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> Array:
+    def _gains(self, candidates: Sequence[Candidate], recommendable: Sequence[Candidate]) -> Array:
         """Return the expected improvement of each candidate, as a share of the best rate.
 
         Candidates that are slower, crash or do not fit improve nothing (with a constraint: Schonlau, Welch and Jones
@@ -115,7 +115,7 @@ class Surrogate:
         """
         need, rate = self._need(candidates), self._rate(candidates)
         fits = normal_cdf(-need.mean, need.untraced if self._need.predicted else need.unmeasured)
-        best = self._rate(standing).mean.max() if standing else rate.mean.max()
+        best = self._rate(recommendable).mean.max() if recommendable else rate.mean.max()
         improvement = expected_improvement(rate.mean - best, np.hypot(rate.untraced, rate.unmeasured))
         return np.asarray(chances(self._codes, self._ran, candidates) * fits * improvement)
 
@@ -172,7 +172,7 @@ class Proposer:
             pool = dict.fromkeys((*predicted, *(each for one in traced for each in self._worth_probing(one))))
         if not pool:
             return next(self._random_worth_probing(_MOST_EXAMINED), None)
-        return min(surrogate.rank_by_gain(pool, self._standing()), key=self._judge.failures.is_slow)
+        return min(surrogate.rank_by_gain(pool, self._recommendable()), key=self._judge.failures.is_slow)
 
     @property
     def ending(self) -> Ending:
@@ -184,11 +184,11 @@ class Proposer:
 
         Considered are the incumbent's neighbours, traced candidates and random ones.
         """
-        return self._surrogate().expected_gain(list(self._pool(incumbent)), self._standing())
+        return self._surrogate().expected_gain(list(self._pool(incumbent)), self._recommendable())
 
-    def _standing(self) -> list[Candidate]:
+    def _recommendable(self) -> list[Candidate]:
         """Return the probed candidates that may be recommended."""
-        return [record.candidate for record in standing(self._log.records, self._judge)]
+        return [record.candidate for record in recommendable_records(self._log.records, self._judge)]
 
     def _surrogate(self) -> Surrogate:
         return Surrogate(self._problem.choices, self._log.records, self._log.memory_limit_bytes, self._predictor)

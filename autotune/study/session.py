@@ -185,7 +185,7 @@ class Session:
         if self._was_cut_off(number, measurement, reserve_seconds):
             self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
-            self.judge.set_aside(candidate)
+            self.judge.exclude(candidate)
         elif (stored := self.log.finish(number, measurement)) is not None:
             self._own_numbers.add(stored.number)
         else:

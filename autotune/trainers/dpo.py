@@ -16,7 +16,7 @@ from autotune.trainers.declared import ConfigFields, DatasetFormat
 
 REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
-PASS_SPREAD = (
+REFERENCE_PASS_NOTE = (
     "Speeds with reference=precomputed include its pass over the dataset, divided by num_train_epochs (TRL's default "
     "is 3) or spread over max_steps: the fewer epochs or steps, the smaller the gain."
 )
@@ -43,7 +43,7 @@ class PreferenceOptimization(Trainer):
     )
     ignores_bias_buffers = True
     # TRL refuses a precomputed reference for rows with images.
-    text_peculiarities = (PASS_SPREAD,)
+    text_peculiarities = (REFERENCE_PASS_NOTE,)
     takes_images = True
     parts = ("prompt", "chosen", "rejected")
     config_fields = ConfigFields(

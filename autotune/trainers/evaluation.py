@@ -125,11 +125,11 @@ class _Pictured:
         def width(tokens: Numbers | None) -> int:
             return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
 
-        widest, beside = width(self.loads.widest), width(self.loads.beside)
+        widest, second_tokens = width(self.loads.widest), width(self.loads.second_tokens)
         # If completions are generated, the loss only counts them.
         filled = 1.0 if like.generated else float(self.loads.widest[chosen].sum()) / (like.rows * widest)
         rows = tuple(order.repeat(self.copies or 1).tolist())
-        return Shape(like.rows, widest + like.generated, like.generated, beside, filled, rows, bool(self.copies))
+        return Shape(like.rows, widest + like.generated, like.generated, second_tokens, filled, rows, bool(self.copies))
 
 
 def _with_images(
@@ -174,7 +174,7 @@ def _representatives(
     import numpy as np
 
     drawn = _random_micro_batches(len(alike), rows, blocks=blocks)
-    tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.beside) if tokens is not None]
+    tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.second_tokens) if tokens is not None]
     widths = [-(-width // multiple) * multiple for width in tensors]
     sizes = np.stack([*widths, elements[drawn].sum(axis=1)], axis=1, dtype=float)
     groups = np.lexsort(sizes.T[::-1]).reshape(_STRATA, -1)

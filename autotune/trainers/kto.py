@@ -21,7 +21,7 @@ from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.dpo import PASS_SPREAD, REFERENCE_PASS
+from autotune.trainers.dpo import REFERENCE_PASS, REFERENCE_PASS_NOTE
 from autotune.trainers.geometry import share_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class UnpairedPreference(Trainer):
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2, splits=True),
         DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",), with_images=True),
     )
-    text_peculiarities = (PASS_SPREAD,)
+    text_peculiarities = (REFERENCE_PASS_NOTE,)
     takes_images = True
     parts = ("prompt", "completion")
     config_fields = ConfigFields(
@@ -108,7 +108,7 @@ class UnpairedPreference(Trainer):
         if not estimates_kl(plan.args.get("loss_type")):
             return found
         prompts = own.widest - own.trainable
-        return replace(found, beside=mismatched(prompts, own.trainable, rows, plan.number("max_length")))
+        return replace(found, second_tokens=mismatched(prompts, own.trainable, rows, plan.number("max_length")))
 
     def exchanged(self, documents: Documents) -> Numbers:
         """Return the tokens of mismatched pairs, as if the dataset were one block.
@@ -139,12 +139,12 @@ class UnpairedPreference(Trainer):
             answer = min(max(1, tokens - 1), max(1, round(tokens * trainable)))
             return ((tokens - answer, answer),) * shape.rows
         # The possible widths of mismatched pairs of rows with a prompt and an answer of at least a token each.
-        beside = _clamp(int(shape.beside) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
-        apart = abs(beside - tokens)
+        second_tokens = _clamp(int(shape.second_tokens) or tokens, (tokens + 3) // 2, 2 * tokens - 2)
+        apart = abs(second_tokens - tokens)
         # The mean answer has the trainable tokens, and no prompt or answer is empty.
-        answers = tokens * trainable - (tokens - beside) / shape.rows
-        prompt = _clamp(beside - round(answers), apart + 1, min(tokens, beside) - 1)
-        first, others = (prompt, tokens - prompt), (prompt - apart, beside - prompt)
+        answers = tokens * trainable - (tokens - second_tokens) / shape.rows
+        prompt = _clamp(second_tokens - round(answers), apart + 1, min(tokens, second_tokens) - 1)
+        first, others = (prompt, tokens - prompt), (prompt - apart, second_tokens - prompt)
         last = (others[0] - 1, others[1]) if layout is Layout.PADDED else others
         return (first, *(others,) * (shape.rows - 2), last)
 
@@ -207,10 +207,10 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
     own, answers = kept[:, 1] if length is None else kept[:, 1].clip(max=length), kept[:, 1] - prompts
     # Rows are cut at the end of their answers.
     trained = own - prompts if counted is None else np.minimum(counted, own - prompts)
-    beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
-    found = blocks_of(own, beside, rows, multiple)
+    second_tokens = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
+    found = blocks_of(own, second_tokens, rows, multiple)
     whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
-    widths, besides = found["tokens"][whole], found["beside"][whole]
+    widths, second_widths = found["tokens"][whole], found["second_tokens"][whole]
     held = np.add.reduceat(own, np.arange(0, len(own), rows))[whole]
     unpadded = np.unique(widths[~found["padded"][whole]]).tolist()
     in_epoch, every_token = len(own), int(own.sum())
@@ -220,30 +220,30 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
         some = np.concatenate(_largest_of_any(prompts, answers, Loads(own, own, trained), rows, multiple))
         prompts, answers, own, trained = (each[some] for each in (prompts, answers, own, trained))
         if exchanged is not None:
-            beside = mismatched(prompts, np.full_like(answers, most) if rows == 1 else answers, rows, length)
-        found = blocks_of(own, beside, rows, multiple)
+            second_tokens = mismatched(prompts, np.full_like(answers, most) if rows == 1 else answers, rows, length)
+        found = blocks_of(own, second_tokens, rows, multiple)
     starts = np.arange(0, len(own), rows)
     in_block, counted_in_block = np.add.reduceat(own, starts), np.add.reduceat(trained, starts)
-    loads = Loads(own, own, trained, beside=beside)
+    loads = Loads(own, own, trained, second_tokens=second_tokens)
     worst = [int(chosen[0]) // rows for chosen in heaviest_blocks(loads, rows, multiple)]
     shapes: dict[tuple[int, int], Shape] = {}
     for place in worst:
-        width, second, tokens = (int(numbers[place]) for numbers in (found["tokens"], found["beside"], in_block))
+        width, second, tokens = (int(numbers[place]) for numbers in (found["tokens"], found["second_tokens"], in_block))
         filled, share = share_of(tokens, rows * width), float(counted_in_block[place]) / tokens
-        shape = Shape(rows, width, beside=second, filled=filled, trained=share)
+        shape = Shape(rows, width, second_tokens=second, filled=filled, trained=share)
         known = shapes.get((width, second), shape)
         # Of blocks with the same widths, the one with the most tokens in the loss is traced.
         shapes[width, second] = max(known, shape, key=lambda shape: shape.filled * shape.trained)
 
-    def shape_of(tokens: int, beside: float, held: float) -> Shape:
-        return Shape(rows, tokens, beside=round(beside), filled=min(1.0, held / (rows * tokens)))
+    def shape_of(tokens: int, second_tokens: float, held: float) -> Shape:
+        return Shape(rows, tokens, second_tokens=round(second_tokens), filled=min(1.0, held / (rows * tokens)))
 
     largest, *rivals = shapes.values()
     geometry = BatchGeometry(
-        layout=Layout.PADDED if (found["padded"] | found["beside_padded"])[worst].any() else Layout.EQUAL,
+        layout=Layout.PADDED if (found["padded"] | found["second_padded"])[worst].any() else Layout.EQUAL,
         worst=largest,
         rivals=tuple(rivals),
-        sizes=representatives(widths, shape_of, figures=[besides, held]),
+        sizes=representatives(widths, shape_of, figures=[second_widths, held]),
         tokens=rows * every_token / in_epoch,
         documents=float(rows),
         rows=in_epoch,

@@ -149,7 +149,7 @@ class MicroBatches(Declared, ABC):
         """
         alone = layout is Layout.PADDED and shape.rows == 1 and not shape.generated
         multiple = int(shape.tokens) if alone else None
-        sizes = {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": multiple}
+        sizes = {"max_length": int(max(shape.tokens, shape.second_tokens)), "pad_to_multiple_of": multiple}
         return {name: value for name, value in sizes.items() if name in self.fields}
 
     @abstractmethod

@@ -55,12 +55,12 @@ class TrainerProblem:
         return tuple(dict.fromkeys(self.normal(recipe) for recipe in self.space.recipes))
 
     @property
-    def ordered(self) -> frozenset[str]:
+    def memory_ordered(self) -> frozenset[str]:
         """Knobs whose larger choice never needs less memory, all else equal, unless it ends accumulation."""
         return frozenset(item.name for item in self.trainer.techniques if item.impact.monotonic)
 
     @property
-    def longer(self) -> frozenset[str]:
+    def time_ordered(self) -> frozenset[str]:
         """Knobs whose larger choice never takes a probe less time: they make micro-batches larger and nothing else."""
         return frozenset(
             item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.sets_only_sizes

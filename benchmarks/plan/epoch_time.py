@@ -184,7 +184,7 @@ def _loaded(prepared: Prepared, plan: TrainingPlan, epochs: int, folder: Path) -
                 tokens[shape].append(padded)
                 continue
             beside = batch["KL_input_ids"].shape[1] if "KL_input_ids" in batch else 0
-            shape = Shape(rows if flat else rows // sequences, padded // rows, beside=beside)
+            shape = Shape(rows if flat else rows // sequences, padded // rows, second_tokens=beside)
             tokens[shape].append(padded if flat else int(batch["attention_mask"].sum()))
     whole = {shape: held for shape, held in tokens.items() if flat or shape.rows == _rows_of(plan)}
     count = sum(map(len, whole.values()))
@@ -222,7 +222,7 @@ def _at_mean(geometry: BatchGeometry) -> BatchGeometry:
     """Return a geometry whose time is that of one mean size without padding, in whole tokens."""
 
     def whole(mean: Shape) -> tuple[Typical, ...]:
-        return (Typical(Shape(mean.rows, round(mean.tokens), round(mean.generated), round(mean.beside))),)
+        return (Typical(Shape(mean.rows, round(mean.tokens), round(mean.generated), round(mean.second_tokens))),)
 
     apart = tuple(replace(item, sizes=whole(mean_shape(item.sizes))) for item in geometry.apart)
     return replace(geometry, sizes=whole(geometry.typical), apart=apart)
@@ -267,7 +267,7 @@ def _line(found: Compared) -> str:
 
 
 def _said(shape: Shape) -> str:
-    beside = f" and {shape.beside:,}" if shape.beside else ""
+    beside = f" and {shape.second_tokens:,}" if shape.second_tokens else ""
     return f"{shape.rows} x {shape.tokens:,}{beside}"
 
 

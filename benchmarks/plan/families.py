@@ -63,7 +63,7 @@ _GROUP: Mapping[str, object] = {"num_generations": 2}
 SETUPS: Mapping[str, Setup] = {
     "sft": Setup(_PAIR, ({}, {"packing": True})),
     "dpo": Setup(_PAIR, _BESIDE_AND_BEFORE),
-    "kto": Setup(Shape(3, 36, beside=60), _BESIDE_AND_BEFORE),
+    "kto": Setup(Shape(3, 36, second_tokens=60), _BESIDE_AND_BEFORE),
     "reward": Setup(_PAIR),
     # Two iterations over the same completions need their old log-probabilities.
     "grpo": Setup(_COMPLETED, ({"beta": 0.0, **_GROUP}, {"beta": 0.04, "num_iterations": 2, **_GROUP}), (NO_REWARD,)),

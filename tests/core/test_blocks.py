@@ -16,8 +16,8 @@ class Block(NamedTuple):
     rows: int
     tokens: int
     padded: bool
-    beside: int = 0
-    beside_padded: bool = False
+    second_tokens: int = 0
+    second_padded: bool = False
     image_elements: int = 0
 
 

@@ -25,7 +25,9 @@ TIMES: dict[str, Callable[[float], float]] = {
 
 
 def representatives(tokens: list[int], **options: Any) -> tuple[Typical, ...]:
-    return module.representatives(tokens, lambda tokens, beside=0.0: Shape(1, tokens, beside=beside), **options)
+    return module.representatives(
+        tokens, lambda tokens, second_tokens=0.0: Shape(1, tokens, second_tokens=second_tokens), **options
+    )
 
 
 def widest(lengths: list[int], rows: int) -> list[int]:
@@ -83,11 +85,11 @@ def test_other_figures_of_the_micro_batches_keep_their_mean() -> None:
     drawn = list(product(LONG_TAILED, repeat=2))
     held = [sum(rows) for rows in drawn]
     found = representatives([max(rows) for rows in drawn], figures=[held])
-    assert sum(each.share * each.shape.beside for each in found) == pytest.approx(np.mean(held), rel=1e-9)
+    assert sum(each.share * each.shape.second_tokens for each in found) == pytest.approx(np.mean(held), rel=1e-9)
     # Wide micro-batches have more tokens, and none has more than its rows can hold.
-    tokens = [each.shape.beside for each in found]
+    tokens = [each.shape.second_tokens for each in found]
     assert tokens == sorted(tokens)
-    assert all(each.shape.beside <= 2.1 * each.shape.tokens for each in found)
+    assert all(each.shape.second_tokens <= 2.1 * each.shape.tokens for each in found)
 
 
 def test_sizes_that_hardly_differ_need_one() -> None:

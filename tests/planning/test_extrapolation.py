@@ -131,13 +131,13 @@ def test_a_full_trace_of_kto_whose_second_tensor_has_its_own_width_is_what_small
     geometry = KTO.geometry(plan, documents(120, longest))
 
     # Blocks with wider mismatched pairs, and with narrower ones, than rows.
-    assert len({shape.beside > shape.tokens for shape in geometry.shapes}) == 2
+    assert len({shape.second_tokens > shape.tokens for shape in geometry.shapes}) == 2
     for shape in (geometry.shapes[0], geometry.shapes[-1]):
         planned, rows = (
             KTO.traced_plan(plan, geometry.layout, shape),
             KTO.traced_rows(geometry.layout, shape, TRAINABLE),
         )
-        run = runs(worker, tmp_path / f"{shape.tokens}-{shape.beside}", model, planned, rows, TRAINABLE)
+        run = runs(worker, tmp_path / f"{shape.tokens}-{shape.second_tokens}", model, planned, rows, TRAINABLE)
         small = Fit({depth: run(depth) for depth in traced_depths(["same"] * KTO_LAYERS)}, KTO_LAYERS)
         assert small.aligned
         foretold, full = small.forecast(2), run(KTO_LAYERS)

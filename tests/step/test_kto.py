@@ -79,16 +79,16 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     request = request_of(found, max_length=length)
     built = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
     sizes = ADAPTER.sizes(built)
-    assert sizes.beside is not None
-    blocks = blocks_of(sizes.loads.widest, sizes.beside, 5)
-    assert [(block.rows, block.tokens, block.beside) for block in blocks] == seen
+    assert sizes.second_tokens is not None
+    blocks = blocks_of(sizes.loads.widest, sizes.second_tokens, 5)
+    assert [(block.rows, block.tokens, block.second_tokens) for block in blocks] == seen
     # Some are dropped, and the last block of an epoch has fewer rows.
     assert sum(rows for rows, _, _ in seen) < found.reply.dataset.documents.rows or length == 64
     geometry = KTO.geometry(request.plan, found.reply.dataset.documents)
     chosen = [seen[rows[0] // 5] for rows in heaviest_blocks(sizes.loads, 5, 1)]
-    assert {(shape.tokens, shape.beside) for shape in geometry.shapes} == {(own, kl) for _, own, kl in chosen}
+    assert {(shape.tokens, shape.second_tokens) for shape in geometry.shapes} == {(own, kl) for _, own, kl in chosen}
     for rows, own, kl in seen:
-        assert any(5 * shape.tokens >= rows * own and 5 * shape.beside >= rows * kl for shape in geometry.shapes)
+        assert any(5 * shape.tokens >= rows * own and 5 * shape.second_tokens >= rows * kl for shape in geometry.shapes)
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -111,9 +111,11 @@ def test_answers_are_exchanged_in_evaluation_among_as_many_rows_as_in_training(
     built = of_trl(found, tmp_path, eval_dataset=data, max_length=64, per_device_eval_batch_size=rows)
     seen = widths(list(built.get_eval_dataloader()))
     said = KTO.evaluated(request_of(found).plan, found.reply.dataset.documents, rows)
-    assert {(shape.tokens, shape.beside) for shape in said.shapes} <= {(own, kl) for _, own, kl in seen}
+    assert {(shape.tokens, shape.second_tokens) for shape in said.shapes} <= {(own, kl) for _, own, kl in seen}
     for count, own, kl in seen:
-        assert any(rows * shape.tokens >= count * own and rows * shape.beside >= count * kl for shape in said.shapes)
+        assert any(
+            rows * shape.tokens >= count * own and rows * shape.second_tokens >= count * kl for shape in said.shapes
+        )
 
 
 def test_a_probe_s_micro_batches_are_whole_blocks(found: Prepared, tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_every_block_that_may_need_the_most_memory_runs_when_gradients_exist(fou
         batch = trainer.data_collator(rows)
         ran.append((batch["input_ids"].shape[1], batch["KL_input_ids"].shape[1]))
         most.append(int(counted[place]))
-    widest = [(shape.tokens, shape.beside) for shape in said.shapes]
+    widest = [(shape.tokens, shape.second_tokens) for shape in said.shapes]
     different = list(dict.fromkeys(ran))
     assert different[: len(widest)] == widest
     # Beside the widest, at most the block with the most tokens that the loss counts.
@@ -203,9 +205,9 @@ def test_a_dataset_smaller_than_a_block_repeats_its_rows(tmp_path: Path) -> None
 def test_traced_rows_make_the_widths_of_both_tensors() -> None:
     for rows in (2, 3, 8):
         for tokens in (12, 33):
-            for beside in range((tokens + 3) // 2, 2 * tokens - 1):
+            for second_tokens in range((tokens + 3) // 2, 2 * tokens - 1):
                 for trainable in (0.1, 0.5, 0.9):
-                    made = KTO.traced_rows(Layout.PADDED, Shape(rows, tokens, beside=beside), trainable)
+                    made = KTO.traced_rows(Layout.PADDED, Shape(rows, tokens, second_tokens=second_tokens), trainable)
                     prompts, answers = zip(*made, strict=True)
                     assert min(answers) > 0
                     assert min(prompts) >= 0
@@ -214,7 +216,7 @@ def test_traced_rows_make_the_widths_of_both_tensors() -> None:
                         [prompt + answer for prompt, answer in zip(prompts, (answers[-1], *answers[:-1]), strict=True)],
                         rows,
                     )
-                    assert (block.rows, block.tokens, block.beside) == (rows, tokens, beside)
+                    assert (block.rows, block.tokens, block.second_tokens) == (rows, tokens, second_tokens)
                     assert block.padded
 
 
@@ -267,12 +269,12 @@ def test_blocks_of_pictured_rows_are_those_of_trl_s_loader(pictured: Prepared, e
     real, rows = sizes_of(loader), EVALUATED if evaluated else TRAINED
     sizes = evaluated_sizes(trainer, ADAPTER) if evaluated else ADAPTER.sizes(trainer)
     assert evaluation_batch_rows(trainer, ADAPTER) == EVALUATED
-    blocks = blocks_of(sizes.loads.widest, sizes.beside, rows, 1, sizes.image_elements)
-    assert [(block.rows, block.tokens, block.beside, block.image_elements) for block in blocks] == real
+    blocks = blocks_of(sizes.loads.widest, sizes.second_tokens, rows, 1, sizes.image_elements)
+    assert [(block.rows, block.tokens, block.second_tokens, block.image_elements) for block in blocks] == real
     geometry = whole_geometry(KTO, pictured_request(pictured).plan, pictured.workload)
     planned = geometry.evaluation if evaluated else geometry
     assert planned is not None
-    assert {(shape.tokens, shape.beside) for shape in planned.shapes} <= {(own, kl) for _, own, kl, _ in real}
+    assert {(shape.tokens, shape.second_tokens) for shape in planned.shapes} <= {(own, kl) for _, own, kl, _ in real}
 
 
 def test_a_probe_runs_the_blocks_with_the_most_tokens_and_image_data(pictured: Prepared, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_each_rank_holds_what_was_traced_of_a_checkpoint(
     )
     saving = next(section for section in reply.sections if section.part.phase == SAVE)
     traced = [saving.host_bytes, saving.machine_bytes - saving.host_bytes]
-    # DeepSpeed's ranks copy their own shards of the optimizer's state besides, one after another.
+    # DeepSpeed's ranks copy their own shards of the optimizer's state second_widths, one after another.
     shard = 4 * workload.model.parameters // RANKS
     for of_trace, of_run in zip(traced, real, strict=True):
         most = 1.01 * of_run + (shard if "deepspeed" in args else 0)

@@ -50,8 +50,8 @@ class TableProblem:
 
     baseline: Candidate = BASELINE
     recipes: Sequence[Candidate] = ()
-    ordered: frozenset[str] = frozenset({"batch"})
-    longer: frozenset[str] = frozenset({"batch"})
+    memory_ordered: frozenset[str] = frozenset({"batch"})
+    time_ordered: frozenset[str] = frozenset({"batch"})
     forbidden: Mapping[str, Choice] = field(default_factory=dict)
     fixed: Mapping[str, Choice] = field(default_factory=dict)
 

@@ -52,7 +52,7 @@ def test_trials_limit_the_probes_with_contributions_and_without_confirmations(ru
 
 
 def test_a_search_that_found_nothing_yet_goes_on(run: Run) -> None:
-    run.problem = TableProblem(ordered=frozenset())
+    run.problem = TableProblem(memory_ordered=frozenset())
     outcome = run(ReplayedTable(limit_bytes=0), effort=replace(PATIENT, patience=1))
     assert len(probed(outcome)) == 9
 
@@ -153,7 +153,7 @@ def test_where_micro_batches_as_large_ended_in_time_one_that_took_too_long_says_
 
 
 def test_words_and_numbers_of_a_knob_that_takes_longer_do_not_compare(run: Run) -> None:
-    run.problem.longer = frozenset({"checkpointing"})
+    run.problem.time_ordered = frozenset({"checkpointing"})
     killed = Measurement(ProbeStatus.TIMEOUT, "killed after 5 min")
     run.problem.recipes = (BASELINE.but(batch=2), BASELINE.but(batch=4), BASELINE.but(batch=2, checkpointing="off"))
     table = ReplayedTable(shown={run.problem.recipes[0]: killed})
@@ -171,7 +171,7 @@ def test_a_smaller_batch_or_another_knob_is_not_vetoed_by_running_out_of_memory(
 
 
 def test_words_and_numbers_of_an_ordered_knob_do_not_compare(run: Run) -> None:
-    run.problem.ordered = frozenset({"batch", "checkpointing"})
+    run.problem.memory_ordered = frozenset({"batch", "checkpointing"})
     run.problem.recipes = (BASELINE.but(attention="eager"), BASELINE.but(attention="eager", checkpointing="off"))
     table = ReplayedTable()
     run(table, trials=3)

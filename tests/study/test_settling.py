@@ -207,7 +207,7 @@ def test_a_change_back_that_ran_again_is_compared_by_that(
 def test_a_change_back_that_does_not_fit_says_so(run: Run) -> None:
     tight = BASELINE.but(checkpointing="on", batch=16, attention="flash", liger="on")
     run.problem.recipes = (tight,)
-    run.problem.ordered = frozenset()
+    run.problem.memory_ordered = frozenset()
     run.problem.baseline = BASELINE.but(batch=4)
     table = ReplayedTable(shown={tight: rate(1e6, 600)})
     outcome = run(table, trials=6)

@@ -29,8 +29,8 @@ def probe(number: int, candidate: Candidate, rate: float) -> Record:
 
 
 def order(predictor: Foretold, records: list[Record], *candidates: Candidate) -> list[Candidate]:
-    standing = [record.candidate for record in records]
-    return Surrogate(CHOICES, records, LIMIT_BYTES, predictor).rank_by_gain(candidates, standing)
+    recommendable = [record.candidate for record in records]
+    return Surrogate(CHOICES, records, LIMIT_BYTES, predictor).rank_by_gain(candidates, recommendable)
 
 
 def test_a_process_is_a_joint_normal_distribution_conditioned_on_its_values() -> None:

@@ -182,11 +182,11 @@ def formed(found: Prepared, choices: Choices, folder: Path) -> Formed:
     built, known, rows = found.built(plan, folder), found.adapter, plan.rows
     sizes, collation = known.sizes(built), known.collation(built)
     of_row = [
-        (*own, int(trained), int(beside))
-        for own, trained, beside in zip(
+        (*own, int(trained), int(second_tokens))
+        for own, trained, second_tokens in zip(
             sizes.lengths.tolist(),
             sizes.trainable,
-            sizes.trainable if sizes.beside is None else sizes.beside,
+            sizes.trainable if sizes.second_tokens is None else sizes.second_tokens,
             strict=True,
         )
     ]

@@ -65,8 +65,8 @@ def test_any_rows_may_share_a_micro_batch_where_trl_splits_some_off(
     asked = replace(found.asked, dataset=replace(found.asked.dataset, test_size=0.2))
     of = prepare(asked, JobContext(tmp_path, time.monotonic()))
     said = KTO.geometry(plan, of.dataset.documents)
-    beside, widest, counted = map(max, zip(*drawn, strict=True))
-    assert max(shape.beside for shape in said.shapes) >= beside
+    second_tokens, widest, counted = map(max, zip(*drawn, strict=True))
+    assert max(shape.second_tokens for shape in said.shapes) >= second_tokens
     assert max(shape.tokens for shape in said.shapes) == widest
     trained = (shape.rows * shape.tokens * shape.filled * shape.trained for shape in said.shapes)
     assert max(trained) >= 0.97 * counted

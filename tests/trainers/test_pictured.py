@@ -144,7 +144,7 @@ def test_no_block_is_larger_in_any_way_than_one_of_those_that_are_traced(seed: i
         assert set(blocks) <= every
         assert all(len(shape.chosen) == size and shape.evaluated is (found is not geometry) for shape in found.shapes)
         for shape, block in zip(found.shapes, blocks, strict=True):
-            assert (len(block) * shape.tokens, len(block) * shape.beside) == needs(block)[:2]
+            assert (len(block) * shape.tokens, len(block) * shape.second_tokens) == needs(block)[:2]
         for block in every:
             assert any(all(np.greater_equal(needs(shape.chosen), needs(block))) for shape in found.shapes)
 

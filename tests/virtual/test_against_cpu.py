@@ -88,7 +88,7 @@ SEQUENCES = {**LORA, "lora_task_type": "SEQ_CLS"}
 # Mismatched pairs that are narrower than rows, and some that are wider.
 NARROWER, WIDER = (
     find_trainer("kto").traced_rows(Layout.PADDED, shape, 0.5)
-    for shape in (Shape(3, LENGTH, beside=36), Shape(3, 36, beside=60))
+    for shape in (Shape(3, LENGTH, second_tokens=36), Shape(3, 36, second_tokens=60))
 )
 KTO: Mapping[str, object] = {"per_device_train_batch_size": 3, "max_length": 64, "eval_strategy": "epoch"}
 NEW = 8

@@ -29,8 +29,8 @@ class Shape:
         rows: ``per_device_train_batch_size``; 1 if rows are laid end to end.
         tokens: tokens of the widest sequence, padding included, or of the one row; a mean may be fractional.
         generated: how many of these tokens the trained model generates.
-        beside: tokens of the widest sequence of a second tensor of as many rows, which passes through models without
-            gradients; 0: there is none, or it is as wide as the first.
+        second_tokens: tokens of the widest sequence of a second tensor of as many rows, which passes through models
+            without gradients; 0: there is none, or it is as wide as the first.
         filled: the share of the tokens, 0 to 1, that are not padding, if the loss leaves padding out.
         chosen: indices of its rows in the dataset, if they have images; else empty. If micro-batches are drawn
             together, the indices are those of all of them, its own first.
@@ -41,7 +41,7 @@ class Shape:
     rows: int
     tokens: float
     generated: float = 0
-    beside: float = 0.0
+    second_tokens: float = 0.0
     filled: float = 1.0
     chosen: tuple[int, ...] = ()
     evaluated: bool = False
@@ -82,7 +82,7 @@ def mean_shape(sizes: Sequence[Typical]) -> Shape:
         return sizes[0].shape
     means = (
         sum(size.share * getattr(size.shape, name) for size in sizes)
-        for name in ("tokens", "generated", "beside", "filled")
+        for name in ("tokens", "generated", "second_tokens", "filled")
     )
     return Shape(sizes[0].shape.rows, *means)
 
@@ -169,7 +169,7 @@ class BatchGeometry:
         """
         if self.ranks == 1:
             return self.sizes
-        ascending = sorted(self.sizes, key=lambda size: (size.shape.tokens, size.shape.beside))
+        ascending = sorted(self.sizes, key=lambda size: (size.shape.tokens, size.shape.second_tokens))
         below = [share**self.ranks for share in accumulate((size.share for size in ascending), initial=0.0)]
         ends = [end for end in below[1:-1] if end >= _RARE]
         largest = ascending[len(ascending) - len(ends) - 1 :]

@@ -16,7 +16,7 @@ _COMPARED_AT_ONCE = 1 << 16
 
 
 RECORD = [
-    ("rows", "i8"), ("tokens", "i8"), ("padded", "?"), ("beside", "i8"), ("beside_padded", "?"),
+    ("rows", "i8"), ("tokens", "i8"), ("padded", "?"), ("second_tokens", "i8"), ("second_padded", "?"),
     ("image_elements", "i8"),
 ]  # fmt: skip
 """The fields of ``Blocks``, an array of all micro-batches of an epoch, with their types.
@@ -24,7 +24,8 @@ RECORD = [
 - ``rows``: rows of the dataset; the last block of an epoch may have fewer than the others.
 - ``tokens``: tokens of its widest sequence, padding included.
 - ``padded``: whether a sequence is padded, which brings an attention mask.
-- ``beside``, ``beside_padded``: the same for a second tensor, which passes through models without gradients; 0: none.
+- ``second_tokens``, ``second_padded``: the same for a second tensor, which passes through models without
+  gradients; 0: none.
 - ``image_elements``: numbers that the vision tower gets; 0 for rows of text.
 """
 
@@ -37,12 +38,12 @@ def block_rows(population: int, rows: int) -> Numbers:
     return np.asarray(first + np.arange(rows) % np.minimum(rows, population - first))
 
 
-def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_elements: Any = None) -> Blocks:
+def blocks_of(lengths: Any, second_tokens: Any, rows: int, multiple: int = 1, image_elements: Any = None) -> Blocks:
     """Return the blocks of ``rows`` successive rows, in order; the last one may have fewer.
 
     Args:
         lengths: tokens of each row's sequence after cutting; an array or a sequence, not empty.
-        beside: tokens of each row's sequence in the second tensor after cutting, or None without one.
+        second_tokens: tokens of each row's sequence in the second tensor after cutting, or None without one.
         multiple: the length of a tensor is rounded up to a multiple of this.
         image_elements: numbers that the vision tower gets of each row, or None for rows of text.
     """
@@ -57,7 +58,7 @@ def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_ele
 
     zeros = np.zeros_like(counts)
     tokens, padded = tensor(lengths)
-    second, second_padded = (zeros, zeros > 0) if beside is None else tensor(beside)
+    second, second_padded = (zeros, zeros > 0) if second_tokens is None else tensor(second_tokens)
     elements = zeros if image_elements is None else np.add.reduceat(image_elements, starts)
     columns = [counts, tokens, padded, second, second_padded, elements]
     return np.rec.fromarrays(columns, dtype=RECORD)
@@ -79,7 +80,7 @@ def worst_blocks(blocks: Blocks) -> list[int]:
     front: Numbers = np.zeros(0, dtype=np.int64)
     for start in range(0, len(blocks), _COMPARED_AT_ONCE):
         front = _front(blocks, np.append(front, np.arange(start, min(start + _COMPARED_AT_ONCE, len(blocks)))))
-    keys = [blocks[name][front] for name in ("beside", "padded", "tokens")]
+    keys = [blocks[name][front] for name in ("second_tokens", "padded", "tokens")]
     return [int(place) for place in front[np.lexsort(keys)][::-1]]
 
 
@@ -104,6 +105,6 @@ def _needs(blocks: Numbers) -> Numbers:
     import numpy as np
 
     rows = blocks["rows"].astype(np.int64)
-    sizes = [rows * blocks[name].astype(np.int64) ** power for name in ("tokens", "beside") for power in (1, 2)]
-    others = [blocks[name] for name in ("padded", "beside_padded", "image_elements")]
+    sizes = [rows * blocks[name].astype(np.int64) ** power for name in ("tokens", "second_tokens") for power in (1, 2)]
+    others = [blocks[name] for name in ("padded", "second_padded", "image_elements")]
     return np.stack([*sizes, *others], axis=1)

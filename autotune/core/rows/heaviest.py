@@ -20,15 +20,15 @@ class Loads:
         widest, shortest: tokens of each row's longest and shortest sequence.
         trainable: tokens that the loss counts.
         image_elements: numbers that the vision tower gets; None for rows of text.
-        beside: tokens of each row's sequence in a second tensor, which depends on the rows of its micro-batch; None
-            without one.
+        second_tokens: tokens of each row's sequence in a second tensor, which depends on the rows of its micro-batch;
+            None without one.
     """
 
     widest: Numbers
     shortest: Numbers
     trainable: Numbers
     image_elements: Numbers | None = None
-    beside: Numbers | None = None
+    second_tokens: Numbers | None = None
 
     def rounded(self, multiple: int) -> Numbers:
         """Return the tokens of each row's longest sequence, rounded up to a multiple; shape (rows,)."""
@@ -100,7 +100,7 @@ def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ..
     import numpy as np
 
     every = block_rows(len(loads.widest), rows)
-    known = blocks_of(loads.widest, loads.beside, rows, multiple, loads.image_elements)
+    known = blocks_of(loads.widest, loads.second_tokens, rows, multiple, loads.image_elements)
     worst = [every[place] for place in worst_blocks(known)]
     # Tokens of an incomplete last block count once, although its rows are repeated when it runs.
     trainable = np.add.reduceat(loads.trainable, every[:, 0])

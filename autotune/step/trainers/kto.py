@@ -44,13 +44,15 @@ class _OnTokenizedRows(OnTokenizedRows):
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then time it on a sample of blocks for an extrapolation to all."""
         lengths = self.adapter.sequences(dataset, self.args.max_length)[:, 0]
-        beside = _mismatched_tokens(dataset, self.args)
-        loads, blocks = blocks_of(lengths, beside, batch_size), block_rows(len(dataset), batch_size)
-        pairs = {"ref_logps": lengths} if beside is None else {"ref_logps": lengths, "ref_KL_logps": beside}
+        second_tokens = _mismatched_tokens(dataset, self.args)
+        loads, blocks = blocks_of(lengths, second_tokens, batch_size), block_rows(len(dataset), batch_size)
+        pairs = (
+            {"ref_logps": lengths} if second_tokens is None else {"ref_logps": lengths, "ref_KL_logps": second_tokens}
+        )
         columns = {column: pair - self.adapter.lengths(dataset)[:, 0] for column, pair in pairs.items()}
         # A last block with fewer rows repeats them in `blocks`, which would need more memory than TRL does.
         widest = [np.unique(blocks[place]) for place in worst_blocks(loads)]
-        return self.precompute_sample(dataset, name, widest, blocks, loads.tokens + loads.beside, columns)
+        return self.precompute_sample(dataset, name, widest, blocks, loads.tokens + loads.second_tokens, columns)
 
 
 class UnpairedPreference(WithReference):
@@ -78,10 +80,10 @@ class UnpairedPreference(WithReference):
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the truncated sizes of rows, of their answers, and of mismatched pairs."""
         rows = trainer.train_dataset
-        sequences, beside = self.sequences(rows, trainer.args.max_length), _mismatched_tokens(rows, trainer.args)
+        sequences, second_tokens = self.sequences(rows, trainer.args.max_length), _mismatched_tokens(rows, trainer.args)
         # TRL drops rows whose prompt alone fills the length.
         answers = sequences[:, 0] - self.lengths(rows)[:, 0]
-        return RowSizes(sequences, answers, beside=beside, image_elements=image_elements(rows))
+        return RowSizes(sequences, answers, second_tokens=second_tokens, image_elements=image_elements(rows))
 
     def collation(self, trainer: Any) -> Collation:
         """Return a collation with micro-batches of successive rows, each padded to its own width."""
