@@ -76,8 +76,9 @@ def test_a_checkpoint_has_no_state_of_weights_that_accelerate_replaces_by_shards
     optimizer.param_groups[0]["params"] = [stand_in]
     fsdp2_switch_optimizer_parameters(optimizer, {whole.data_ptr(): sharded})
     sharded.grad = torch.ones_like(sharded)
-    optimizer.step()
+    # PyTorch 2.11 fails already in the step.
     with pytest.raises(KeyError) if fails else nullcontext():
+        optimizer.step()
         optimizer.state_dict()
 
 

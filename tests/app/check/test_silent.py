@@ -111,7 +111,8 @@ def test_transformers_saves_no_model_of_shards() -> None:
         state = SimpleNamespace(fsdp_plugin=SimpleNamespace(state_dict_type=kind))
         accelerator = SimpleNamespace(state=state, get_state_dict=lambda _: {})
         trainer: Any = SimpleNamespace(
-            is_fsdp_enabled=True, accelerator=accelerator, model=None, args=SimpleNamespace(push_to_hub=False),
+            is_fsdp_enabled=True, accelerator=accelerator, model=None,
+            args=SimpleNamespace(push_to_hub=False, should_save=True),
             _save=lambda *_, kind=kind, **__: saved.append(kind.name),
         )  # fmt: skip
         Trainer.save_model(trainer, "out")
