@@ -16,6 +16,7 @@ from autotune.techniques import find
 from autotune.techniques.base import Effect, Technique, facts, impossible, option_of
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import least_coverage
+from autotune.techniques.sharding import Sharding
 from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
 from autotune.units import counted
@@ -50,10 +51,11 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to an unsupported value, or shards by FSDP on a single process, which
             transformers refuses (transformers 5.23, ``Trainer.__init__``).
     """
-    if base.plan.args.get("fsdp") and machine.hardware.processes == 1:
+    is_fixed = Sharding.name in options.wishes.fixed
+    if base.plan.args.get("fsdp") and machine.hardware.processes == 1 and not is_fixed:
         raise InputError(
             f"{base.name} shards by FSDP, and one process has nothing to shard.",
-            hint="Give --num-processes, or leave FSDP out of the file.",
+            hint="Give --num-processes, --fix sharding=ddp, or a file without FSDP.",
         )
     trainer = options.trainer
     plan = trainer.as_read(replace(base.plan, launch=machine.hardware.launch), base.arguments)

@@ -52,9 +52,9 @@ def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
         pynvml.nvmlShutdown()
 
 
-def hides_gpus(visible: str | None = None) -> bool:
-    """Return whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs on purpose; ``visible`` as in :func:`visible_gpus`."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+def hides_gpus() -> bool:
+    """Return whether ``CUDA_VISIBLE_DEVICES`` hides all GPUs on purpose."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
     return value is not None and value.strip() in _NONE_VISIBLE
 
 

@@ -149,7 +149,7 @@ def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
 def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
     """Return whether the baseline's speed is in the range of a further run of the recommendation.
 
-    Without that range, both speeds vary at least as much as runs at different times.
+    Without that range, each of the two speeds is of one run, and has at least the range of a run at a later time.
     """
     rate, own = baseline.tokens_per_second if baseline is not None else None, recommended.tokens_per_second
     low, high = recommended.tokens_per_second_low, recommended.tokens_per_second_high

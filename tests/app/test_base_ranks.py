@@ -247,6 +247,9 @@ def test_fsdp_is_a_base_of_several_processes_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"mine\.yaml shards by FSDP, and one process has nothing to shard"):
         started(base)
     assert started(base, machine=TWO).problem.baseline["sharding"] == "fsdp2"
+    alone = started(base, fix={"sharding": "ddp"})
+    assert alone.problem.illegal(alone.problem.baseline) is None
+    assert not alone.plan.args.get("fsdp")
 
 
 def test_gradients_summed_in_each_micro_batch_are_a_key_beside_the_user_s_own(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def of_read_checkpoint(plan: TrainingPlan, config: Configuration) -> Iterator[Fi
         # ZeRO-3 restores weights from their float32 copies.
         weights = "" if zero_stage(plan) == ZERO_STAGES["zero3"] else "all weights and "
         message = f"Assumed: memory is without the checkpoint that {' and '.join(names)} reads: each process reads"
-        rest = f"{weights}its share of optimizer state to the host, and copies that to its device, beside the former."
-        yield Finding(Severity.NOTE, f"{message} {rest}", names[0])
+        rest = f"{weights}its share of optimizer state to the host, and copies that to its device, which then has both"
+        yield Finding(Severity.NOTE, f"{message} {rest} the old and the new state.", names[0])
 
 
 def of_rows(source: DatasetSource, trainer: Trainer, *, streams: bool) -> Iterator[Finding]:
