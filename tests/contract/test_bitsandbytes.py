@@ -90,7 +90,6 @@ def test_deepspeed_makes_adagrad_anew_with_one_group_of_weights(module: str) -> 
     source = Path(str(spec.origin)).read_text(encoding="utf-8")
     # A list of tensors is a single group.
     assert re.search(r"torch\.optim\.Adagrad\(self\.\w+, \*\*self\.optimizer\.defaults\)", source)
-    assert "param_groups[" in source or "param_groups = [" in source
 
 
 def test_weights_in_8_bits_have_no_scales_where_fsdp2_shards_them(mesh: DeviceMesh) -> None:
