@@ -130,8 +130,8 @@ STEPS: Mapping[str, Steps] = {
     "grpo, LoRA": Steps("grpo", PROMPTS, GROUPS, None, [STORED, CHECKPOINTED], LORA),
     "rloo": Steps("rloo", PROMPTS, GROUPS, STORED, [CHECKPOINTED]),
     "rloo, LoRA": Steps("rloo", PROMPTS, GROUPS, None, [STORED, CHECKPOINTED], LORA),
-    "distillation": Steps("distillation", PROMPTS, TAUGHT, None, [STORED, CHECKPOINTED]),
-    "distillation, LoRA": Steps("distillation", PROMPTS, TAUGHT, CHECKPOINTED, [STORED], LORA),
+    "distillation": Steps("distillation", PROMPTS, TAUGHT, STORED, [CHECKPOINTED]),
+    "distillation, LoRA": Steps("distillation", PROMPTS, TAUGHT, None, [STORED, CHECKPOINTED], LORA),
     # Neither the forward nor the reverse divergence, so that each tile is projected twice.
     "distillation, JSD": Steps("distillation", PROMPTS, {**TAUGHT, "beta": 0.5}, None, [STORED, CHECKPOINTED]),
 }

@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 from unittest import mock
 
+import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from trl.generation import vllm_generation
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.images.sizes import COLUMNS
+from autotune.step.rows import Counts
 from autotune.step.trainers.base import Adapter, Drawing
 from autotune.step.trainers.prompts import (
     COMPLETION_TOKENS,
@@ -45,11 +47,14 @@ class OnTokenizedPrompts(_Trl):
         plan: the training plan.
         adapter: the adapter of the trainer.
         skipped_micro_batches: micro-batches of a step that are not run.
+        trained: places of the rows of a generation batch, in the order in which they are trained; None: that in which
+            they are generated.
     """
 
     plan: TrainingPlan
     adapter: Adapter
     skipped_micro_batches = 0
+    trained: Counts | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         module = self.adapter.module
@@ -71,6 +76,20 @@ class OnTokenizedPrompts(_Trl):
         if self.args.train_sampling_strategy != "sequential":
             return super()._get_eval_sampler(dataset)
         return SequentialSampler(dataset)
+
+    def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        shuffle = self.adapter.module.shuffle_sequence_dict
+
+        def permutation(count: int) -> torch.Tensor:
+            return torch.arange(count) if self.trained is None else torch.from_numpy(self.trained)
+
+        def shuffle_in_order(batch: Any) -> Any:
+            with mock.patch.object(torch, "randperm", permutation):
+                return shuffle(batch)
+
+        # TRL shuffles the completions of a generation batch; here, the order of rows assigns them to micro-batches.
+        with mock.patch.object(self.adapter.module, "shuffle_sequence_dict", shuffle_in_order):
+            return super()._prepare_inputs(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a micro-batch, then count the skipped ones: after a step's last, or up to the next generation."""
@@ -142,6 +161,14 @@ class Generating(Prompted):
     def max_completion_tokens(self, trainer: Any) -> int:
         """Return the maximum tokens of a completion."""
         return int(trainer.max_completion_length)
+
+    def yielded(self, trainer: Any, rows: Counts, trained: Counts) -> Counts:
+        """Return the rows unchanged: they are put in order where TRL shuffles them, after its passes over all of them.
+
+        A trace runs the first chunk of a pass, which has to be the widest, too.
+        """
+        trainer.trained = trained
+        return rows
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return the drawing of the prompts of all micro-batches of a step at once."""

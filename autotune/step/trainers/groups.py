@@ -11,7 +11,6 @@ from unittest import mock
 import torch
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.rows import Counts
 from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.groups import OLD_PASS
@@ -21,31 +20,14 @@ from autotune.virtual.engine.dispatch import UnknownShapeError
 
 
 class _GroupTrainer(OnTokenizedPrompts):
-    """TRL's trainer with the passes over a generation batch as phases, of which a trace runs one chunk.
+    """TRL's trainer with the passes over a generation batch as phases, of which a trace runs one chunk."""
 
-    Attributes:
-        trained: places of the rows of a generation batch, in the order in which they are trained; None: that in which
-            they are generated.
-    """
-
-    trained: Counts | None = None
     beta: float
     _passes: Iterator[str]
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        shuffle = self.adapter.module.shuffle_sequence_dict
-
-        def permutation(count: int) -> torch.Tensor:
-            return torch.arange(count) if self.trained is None else torch.from_numpy(self.trained)
-
-        def shuffle_in_order(batch: Any) -> Any:
-            with mock.patch.object(torch, "randperm", permutation):
-                return shuffle(batch)
-
         previous = self._buffered_inputs
-        # TRL shuffles the completions of a generation batch; here, the order of rows assigns them to micro-batches.
-        with mock.patch.object(self.adapter.module, "shuffle_sequence_dict", shuffle_in_order):
-            inputs = super()._prepare_inputs(*args, **kwargs)
+        inputs = super()._prepare_inputs(*args, **kwargs)
         if self._has_images and is_tracing() and self._buffered_inputs is not previous:
             # Meanwhile TRL also holds the unshuffled tensors, and those of the previous generation.
             with phase(SCORING):
@@ -119,14 +101,6 @@ class Groups(Generating):
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
         """Return the micro-batches of a generation batch."""
         return {"steps_per_generation": plan.steps_per_generation}
-
-    def yielded(self, trainer: Any, rows: Counts, trained: Counts) -> Counts:
-        """Return the rows unchanged: they are put in order where TRL shuffles them, after its passes over all of them.
-
-        A trace runs the first chunk of a pass, which has to be the widest, too.
-        """
-        trainer.trained = trained
-        return rows
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return the drawing of a generation batch's prompts at once, each yielded once per completion.
