@@ -33,9 +33,19 @@ EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), pro
 HEAD = """\
 # Which settings are searched?
 
-A **knob** is one setting that `autotune probe` and `autotune plan` vary, such as `packing`; its values are **choices**.
-`autotune techniques` explains each choice and shows which ones this machine lacks. (`make docs` writes this page from
-the code.)
+A **knob** is one setting that `autotune probe` and `autotune plan` vary; its values are **choices**. `make docs` writes
+this page from the code; `autotune techniques` also explains each choice, and names those that this machine lacks.
+
+```console
+$ autotune probe MODEL DATASET --allow lora --fix attention=sdpa --exclude packing
+```
+
+| option | effect |
+|---|---|
+| none | choices that keep the gradient, up to rounding, are tried |
+| `--allow KNOB` | choices that change training are tried, too |
+| `--fix KNOB=CHOICE` | every candidate has this choice |
+| `--exclude KNOB` | every candidate has TRL's default |
 """
 
 MATRIX = """\
@@ -43,8 +53,8 @@ MATRIX = """\
 
 | cell | meaning |
 |---|---|
-| yes | tried by default, unless it changes training (`--allow`); measured by probes, predicted by plans |
-| `--fix` | tried only if named in `--fix` or a `--space` file |
+| yes | tried, or tried with `--allow` |
+| `--fix` | tried only with `--fix` or a `--space` file |
 | no | never tried |
 | ignored | TRL ignores the field, or it affects neither memory nor speed |
 | - | the trainer's configuration has no such field |
@@ -170,19 +180,21 @@ def _searched(trainer: str) -> Mapping[str, tuple[Choice, ...]]:
 
 
 def _table() -> Iterator[str]:
+    """Yield the techniques, in one row those that all trainers support alike."""
     yield f"| knob | {' | '.join(trainers())} |"
     yield f"|---|{'---|' * len(trainers())}"
+    alike: dict[tuple[str, ...], list[str]] = {}
     for technique in catalogue():
-        cells = (cell(technique, trainer) for trainer in trainers())
-        yield f"| `{technique.name}` | {' | '.join(cells)} |"
+        alike.setdefault(tuple(cell(technique, trainer) for trainer in trainers()), []).append(technique.name)
+    for cells, knobs in alike.items():
+        yield f"| {_listed(knobs)} | {' | '.join(cells)} |"
 
 
 def _effects() -> Iterator[str]:
     """Yield a table of the techniques with their choices."""
     yield "## What each knob does"
     yield ""
-    yield "Choices keep the gradient, up to rounding, unless they are listed as changing the training: those are tried"
-    yield "only with `--allow KNOB` or `--fix KNOB=CHOICE`. `r16`, `every_2` and the like stand for any number."
+    yield "`r16`, `every_2` and the like stand for any number."
     yield ""
     yield "| knob | effect, and what it needs | choices |"
     yield "|---|---|---|"
