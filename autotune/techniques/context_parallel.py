@@ -54,9 +54,8 @@ class ContextParallel(Equipped):
     without_gpu = _NO_KERNEL
     with_images = _IMAGES_UNSPLIT
     needs = (
-        f"a GPU, sharding={FSDP2}, attention={_SDPA}, unpacked rows whose length is a multiple of twice that number "
-        "(pad_to_multiple_of), and half precision with grouped-query attention; the processes that share a row train "
-        "on the same documents"
+        f"a GPU, sharding={FSDP2}, attention={_SDPA}, unpacked rows padded to a multiple of twice that number, and "
+        "half precision with grouped-query attention"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
     impact = TraceImpact(also_sets_sizes=True)

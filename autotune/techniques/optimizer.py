@@ -63,9 +63,9 @@ class Optimizer(Technique):
         ),
     )
     needs = (
-        "for 8-bit and paged ones and lion_32bit the package bitsandbytes, no FSDP2, and with zero1 and zero2 fewer "
-        "than 2^31 weights for each process; for paged ones a GPU; for adafactor neither DeepSpeed nor FSDP2; for "
-        "adagrad adapters with DeepSpeed, and no state in checkpoints with FSDP2; for adamw_torch_8bit torchao"
+        "for 8-bit and paged ones and lion_32bit bitsandbytes, no FSDP2, and with zero1 and zero2 fewer than 2^31 "
+        "weights for each process; for paged ones a GPU; for adafactor neither DeepSpeed nor FSDP2; for adagrad "
+        "adapters with DeepSpeed, and no state in checkpoints with FSDP2; for adamw_torch_8bit torchao"
     )
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})

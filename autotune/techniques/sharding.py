@@ -118,8 +118,8 @@ class Sharding(Technique):
         Option(FSDP2, "PyTorch shards weights, gradients and optimizer state, layer by layer"),
     )
     needs = (
-        "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; for "
-        "zero1 to zero3 the package deepspeed"
+        "several processes (--num-processes), or one on a GPU that offloads as a last resort; for zero1 to zero3 the "
+        "package deepspeed"
     )
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
     identified_by = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
