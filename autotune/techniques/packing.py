@@ -169,8 +169,8 @@ class Packing(Equipped):
     )
     needs = "an architecture and attention that keep packed documents apart (checked)"
     changes = (
-        "bfd_split splits documents that are longer than a row; wrapped cuts documents anywhere, and they attend to one "
-        "another"
+        "bfd_split splits documents that are longer than a row; wrapped cuts documents anywhere, and lets them attend "
+        "to one another"
     )
     writes = frozenset({"args.packing", "args.packing_strategy", f"args.{SHUFFLED}"})
     identified_by = frozenset({"args.packing", "args.packing_strategy"})
