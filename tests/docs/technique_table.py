@@ -55,7 +55,7 @@ MATRIX = """\
 |---|---|
 | yes | tried, or tried with `--allow` |
 | `--fix` | tried only with `--fix` or a `--space` file |
-| no | never tried |
+| no | never tried, since TRL refuses or ignores every other choice |
 | ignored | TRL ignores the field, or it affects neither memory nor speed |
 | - | the trainer's configuration has no such field |
 | * | some choices differ: see [Exceptions](#exceptions) |
@@ -217,7 +217,8 @@ def _exceptions() -> Iterator[str]:
     for technique in catalogue():
         known: dict[str, list[str]] = {}
         for trainer, difference in [*_everywhere(technique), *_differences(technique)]:
-            known.setdefault(difference, []).append(trainer)
+            if trainer not in trainers() or cell(technique, trainer) not in ("no", "ignored"):
+                known.setdefault(difference, []).append(trainer)
         for difference, names in known.items():
             yield f"| `{technique.name}` | {', '.join(names)} | {difference} |"
     yield ""
