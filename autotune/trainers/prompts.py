@@ -36,10 +36,11 @@ PROMPT, COMPLETION = "prompt_ids", "completion_ids"
 
 NO_REWARD = "get_soft_overlong_punishment"
 """The default reward function: TRL's own, which depends only on a completion's length."""
-PLACEHOLDER_REWARD = (
+PLACEHOLDER = (
     f"The configuration has a placeholder reward, {NO_REWARD}, which rates the length of completions alone: replace"
-    " reward_funcs before training, or name yours with --reward-funcs."
+    " reward_funcs before training"
 )
+PLACEHOLDER_REWARD = f"{PLACEHOLDER}, or name yours with --reward-funcs."
 """The note on a configuration for which the user named no reward function."""
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", NO_REWARD)
 """The reward functions that TRL's scripts take by name (trl/scripts/grpo.py)."""

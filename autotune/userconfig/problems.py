@@ -17,7 +17,7 @@ from autotune.inspection.yaml_file import excerpt
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
-from autotune.trainers.prompts import check_reward_names
+from autotune.trainers.prompts import NO_REWARD, PLACEHOLDER, check_reward_names
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.fsdp import RENAMED, own_name
 from autotune.userconfig.written import WrittenConfig
@@ -218,8 +218,10 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
 
 
 def _rewards(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
-    """Yield the names of reward functions that TRL's own command does not find; a script may have its own names."""
+    """Yield the placeholder reward, and names that TRL's own command does not find; a script may have its own."""
     named = read.script.get(_REWARDS, written.given.get(_REWARDS))
+    if isinstance(named, list) and {*named} == {NO_REWARD}:
+        yield finding(written, Severity.NOTE, _REWARDS, f"{PLACEHOLDER}.")
     if written.own_command and isinstance(named, list):
         try:
             check_reward_names(map(str, named))

@@ -317,7 +317,7 @@ CASES = (
         RUNS_NOT,
         {'max_length is "long"': 0},
     ),
-    _case("grpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
+    _case("grpo: as TRL has it", "", FITS, {"trains on 8 completions": None, "has a placeholder reward, ": -1}),
     _case(
         "grpo: groups that do not divide",
         "per_device_train_batch_size: 6\n",
@@ -368,7 +368,7 @@ CASES = (
         nightly=True,
     ),
     _case("rloo: quantised by a text", "model_init_kwargs: {quantization_config: x}\n", Outcome.UNKNOWN),
-    _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
+    _case("online_dpo: as TRL has it", "", FITS, {"trains on 8": None, "has a placeholder reward, ": -1}),
     _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of distillation, grpo, rloo": 0}),
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
     _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}, nightly=True),
