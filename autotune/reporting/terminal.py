@@ -11,6 +11,7 @@ from rich import table as tables
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.text import Text
 
 from autotune.reporting import document as doc
@@ -44,7 +45,8 @@ def show(document: doc.Document, console: Console, *, apart: bool = False) -> No
             console.print()
         for block in part:
             # The terminal itself breaks such lines, and joins them again when they are copied.
-            console.print(block, soft_wrap=isinstance(block, Text) and bool(block.no_wrap))
+            whole = isinstance(block, Text) and bool(block.no_wrap)
+            console.print(block if whole else _Trimmed(block), soft_wrap=whole)
 
 
 def _sections(document: doc.Document, width: int) -> Iterator[list[RenderableType]]:
@@ -105,8 +107,24 @@ def _listing(block: doc.Listing) -> Iterator[RenderableType]:
 
 
 @dataclass(frozen=True)
+class _Trimmed:
+    """A block without the trailing spaces by which rich fills the cells of a table."""
+
+    block: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+        for line in console.render_lines(self.block, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            yield from line[:-1]
+            yield from (Segment(last.text.rstrip(), last.style) for last in line[-1:])
+            yield Segment.line()
+
+
+@dataclass(frozen=True)
 class _Hanging:
-    """A paragraph with a hanging indent, without trailing spaces."""
+    """A paragraph with a hanging indent."""
 
     text: Text
     further: int = 2 * _INDENT
@@ -114,7 +132,6 @@ class _Hanging:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the wrapped lines."""
         for number, line in enumerate(self.text.wrap(console, max(1, options.max_width - self.further))):
-            line.rstrip()
             yield Text.assemble(" " * (self.further if number else _INDENT), line)
 
 
@@ -169,12 +186,13 @@ def _widths_of_cells(table: doc.Table, widths: Sequence[int], left: int) -> Sequ
     room = left + sum(widths) - sum(least)
     if room < 0:
         return [None] * len(widths)
-    # Where texts are wrapped, the longest gets the most room.
-    found = list[int | None](least)
-    for place in sorted(range(len(widths)), key=lambda place: least[place] - widths[place]):
-        found[place] = min(widths[place], least[place] + room)
-        room -= min(widths[place] - least[place], room)
-    return found
+    # Titles come before texts, of which the longest gets the most room.
+    for whole in (list(map(cell_len, table.columns)), widths):
+        for place in sorted(range(len(widths)), key=lambda place: least[place] - whole[place]):
+            added = min(max(0, whole[place] - least[place]), room)
+            least[place] += added
+            room -= added
+    return least
 
 
 def _least_width(title: str, cells: Iterable[doc.Cell], *, wraps: bool = False) -> int:

@@ -55,6 +55,8 @@ def test_a_choice_is_not_broken_where_texts_beside_it_can_be(width: int) -> None
     unmeasured = Contribution("gradient_checkpointing", "off", "on", None, ProbeStatus.VETOED, reason, None, None)
     lines = drawn(replace(a_result(), contributions=(unmeasured,)), width).splitlines()
     assert any(line.split()[:2] == ["gradient_checkpointing=off", "on"] for line in lines)
+    # Nor is a title, where there is room for it.
+    assert width < 80 or any("TRL's default   effect of reverting it" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [20, 80])
