@@ -81,7 +81,7 @@ def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) ->
         server_bytes=server.requested_bytes,
         cache_bytes=server.cache_bytes,
         sequences=server.sequences,
-        serve=serve_command(source.name, server_gpus, tokens, source.revision),
+        serve=serve_command(source.name, server_gpus, tokens, source.revision, hardware.variables),
     )
 
 

@@ -113,7 +113,7 @@ def _write_training(handover: Handover, directory: Path) -> None:
 
 def _server_scripts(handover: Handover) -> dict[str, str]:
     """Return the scripts of a vLLM server and of its training, by their names; none without a server."""
-    split, plan = handover.server, handover.plan
+    split, plan, variables = handover.server, handover.plan, handover.hardware.variables
     if split is None:
         return {}
     start = f'python "$here/{SCRIPT}"'
@@ -128,7 +128,7 @@ def _server_scripts(handover: Handover) -> dict[str, str]:
     train = f"{origin}: the training, which gets its completions from the server of {SERVE}."
     return {
         SERVE: shell_script(serve, split.serve),
-        TRAIN: shell_script(train, f"{visible(training_gpus(split))} {start}", _FIND_DIRECTORY),
+        TRAIN: shell_script(train, f"{visible(training_gpus(split), variables)} {start}", _FIND_DIRECTORY),
     }
 
 
@@ -148,18 +148,18 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
         body = yaml_text(document)
     command = f"trl {plan.trainer} --config config.yaml"
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if handover.server is not None else command
-    variables = f"{handover.hardware.variables} ".lstrip()
+    variables = handover.hardware.variables
     # In `env` of this file, it would override the user's own setting.
     one_gpu_note = (
         f"One process trains on one GPU, and TRL refuses to start it if several are visible: name one, as in "
-        f"{variables}{visible([0])} {command}."
+        f"{visible([0], variables)} {command}."
     )
     notes = [one_gpu_note] if handover.on_one_gpu and handover.server is None else []
     if variables:
         # `env` of this file is read too late: after torch, OpenMP and oneDNN have been loaded.
         on_cpu = handover.hardware.kind == "cpu"
         aim = "For the memory and speed of the probes" if on_cpu else "For the order of the GPUs, which differ"
-        notes.append(f"{aim}, run: {variables}{command}")
+        notes.append(f"{aim}, run: {variables} {command}")
     lines = [f"Run with: {run}", *notes, *provenance(handover, rows)]
     head = "\n".join(wrap_comment(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"

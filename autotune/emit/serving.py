@@ -18,7 +18,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAIN = "main"
 
 
-def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision: str = _MAIN) -> str:
+def serve_command(
+    model: str, gpus: int | None, max_tokens: int | None, revision: str = _MAIN, variables: str = ""
+) -> str:
     """Return the command that starts the server on the first GPUs of a machine, reachable from that machine only.
 
     The options are those of ``ScriptArguments`` (``trl/scripts/vllm_serve.py``, TRL 1.16). TRL sets all others for its
@@ -28,6 +30,7 @@ def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision
     Args:
         gpus: number of GPUs; None: the server runs elsewhere, on any GPUs and reachable from any machine.
         max_tokens: tokens of the longest prompt with its completion; None: the model's maximum.
+        variables: see :func:`visible`.
     """
     words = ["trl", "vllm-serve", "--model", model]
     words += ["--tensor-parallel-size", str(gpus)] if gpus is not None else []
@@ -35,7 +38,7 @@ def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision
     words += ["--revision", revision] if revision != _MAIN else []
     if gpus is None:
         return shlex.join(words)
-    return f"{visible(range(gpus))} {shlex.join([*words, '--host', _HOST, '--port', str(_PORT)])}"
+    return f"{visible(range(gpus), variables)} {shlex.join([*words, '--host', _HOST, '--port', str(_PORT)])}"
 
 
 def with_server_address(plan: TrainingPlan) -> TrainingPlan:
@@ -48,9 +51,13 @@ def training_gpus(split: ServerSplit) -> range:
     return range(split.generation, split.generation + split.training)
 
 
-def visible(gpus: Iterable[int]) -> str:
-    """Return the variable assignment that makes only these GPUs visible to a process."""
-    return f"{_VISIBLE}={','.join(map(str, gpus))}"
+def visible(gpus: Iterable[int], variables: str = "") -> str:
+    """Return the assignments of variables that make only these GPUs visible to a process.
+
+    Args:
+        variables: those of the machine, such as the order of its GPUs (``Hardware.variables``).
+    """
+    return f"{variables} {_VISIBLE}={','.join(map(str, gpus))}".lstrip()
 
 
 def shell_script(comment: str, command: str, *before: str) -> str:

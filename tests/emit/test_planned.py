@@ -25,14 +25,15 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import Launch
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.figures import SERVER_TIMEOUT, planned
+from autotune.inspection.cuda import BY_ADDRESS
 from autotune.units import GIB
 from tests.emit.planned_bundles import ARGS, MODEL, SPLIT, a_bundle
 from tests.reporting.examples import a_workload
 
 
-def write(document: PlannedBundle, folder: Path, threads: int | None = None) -> Path:
+def write(document: PlannedBundle, folder: Path, threads: int | None = None, variables: str = "") -> Path:
     """Write a bundle to a folder, and return that."""
-    hardware = Hardware("cuda", document.device, 80 * GIB, processes=document.processes)
+    hardware = Hardware("cuda", document.device, 80 * GIB, processes=document.processes, variables=variables)
     workload = a_workload(trainer=document.trainer)
     write_planned_bundle(document, planned(document, workload, hardware, max_tokens=48, threads=threads), folder)
     return folder
@@ -119,11 +120,12 @@ def test_accelerate_reads_how_many_processes_train(served: Path) -> None:
 
 @pytest.fixture
 def called(tmp_path: Path) -> Callable[..., tuple[str, str, list[str]]]:
-    """Run a script from elsewhere with programs that print what they are given: their name, their GPUs and words."""
+    """Run a script from elsewhere with programs that print what they get: their name, their GPUs' order, these, words."""
     programs = tmp_path / "programs"
     programs.mkdir()
+    gpus = "${CUDA_DEVICE_ORDER:+$CUDA_DEVICE_ORDER }$CUDA_VISIBLE_DEVICES"
     for name in ("trl", "accelerate", "python"):
-        (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "${0##*/}" "$CUDA_VISIBLE_DEVICES" "$@"\n')
+        (programs / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "${{0##*/}}" "{gpus}" "$@"\n')
         (programs / name).chmod(0o755)
 
     def run(script: Path, *words: str) -> tuple[str, str, list[str]]:
@@ -147,9 +149,13 @@ def test_trl_s_server_runs_on_its_gpus_where_the_training_looks_for_it(served: P
     assert read.host == "127.0.0.1"
 
 
-def test_the_training_runs_on_the_others_from_any_directory(served: Path, called: Any) -> None:
-    found = called(served / "train.sh", "--max_steps", "2")
-    assert found == ("trl", "2,3", ["grpo", "--config", str(served / "config.yaml"), "--max_steps", "2"])
+@pytest.mark.parametrize(("variables", "order"), [("", ""), (BY_ADDRESS, "PCI_BUS_ID ")])
+def test_the_training_runs_on_the_others_from_any_directory(
+    variables: str, order: str, tmp_path: Path, called: Any
+) -> None:
+    folder = write(a_bundle(), tmp_path / "my bundle", variables=variables)
+    found = called(folder / "train.sh", "--max_steps", "2")
+    assert found == ("trl", f"{order}2,3", ["grpo", "--config", str(folder / "config.yaml"), "--max_steps", "2"])
 
 
 @pytest.mark.parametrize("processes", [2, 1])
