@@ -39,6 +39,11 @@ _SWITCH = re.compile(r"argument --(bf16|tf32): expected one argument")
 _REWARDS = "reward_funcs"
 _LOADING_FIELDS = (LOADING, TEACHER_LOADING)
 """Fields for mappings. TRL's classes also accept text there, but parse it only if it begins with a brace."""
+# TrainingArguments._apply_legacy_fsdp_to_config (transformers 5.23)
+_FSDP_WORDS = (
+    "Words in fsdp are deprecated. Write fsdp: true, and in fsdp_config reshard_after_forward: true for full_shard or"
+    " false for shard_grad_op, and cpu_offload: true for offload."
+)
 _QUANTISED = "quantization_config"
 _OLDER_DTYPE = "torch_dtype"
 """transformers' older name of ``dtype``, which counts if that is null (``from_pretrained``, transformers 5.23)."""
@@ -277,7 +282,9 @@ def _silent(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
         yield Finding(Severity.SILENT, message, str(last.key), written.place, last.line)
     for item in read.overrides:
         message = f"{item.key} is {item.given!r} here, and TRL makes it {item.used!r}."
-        yield finding(written, Severity.SILENT, item.key, message)
+        words = item.key == "fsdp" and item.used is True
+        severity = Severity.NOTE if words else Severity.SILENT
+        yield finding(written, severity, item.key, _FSDP_WORDS if words else message)
     for warning in read.warnings:
         if not _deprecates_written_key(written, warning):
             yield _of_warning(written, mentioned(written, warning), warning)

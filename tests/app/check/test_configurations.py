@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from transformers import TrainingArguments
 
-from autotune.core.configuration import Fault, ReadCommand
+from autotune.core.configuration import Fault, Override, ReadCommand
 from autotune.core.documents.verdict import EXIT_CODES, Outcome, Severity
 from autotune.trainers import trainers
 from autotune.userconfig.problems import problems
@@ -79,6 +80,20 @@ def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_i
     assert [(item.severity, item.message) for item in problems(read_written(str(file), "sft"), read)] == [
         (severity, WENT)
     ]
+
+
+def test_words_of_fsdp_are_no_silent_change_since_transformers_writes_them_to_its_keys(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("fsdp: full_shard\n", encoding="utf-8")
+    read = ReadCommand(overrides=(Override("fsdp", "full_shard", True),))
+    (found,) = problems(read_written(str(file), "sft"), read)
+    assert (found.severity, found.line) == (Severity.NOTE, 1)
+    keys: dict[str, bool] = {}
+    if translate := getattr(TrainingArguments, "_apply_legacy_fsdp_to_config", None):
+        for word, key in (("full_shard", "reshard_after_forward: true"), ("offload", "cpu_offload: true")):
+            translate(word, keys)
+            assert f"{key} for {word}" in found.message
+        assert keys == {"reshard_after_forward": True, "cpu_offload": True}
 
 
 def test_an_argument_that_ends_a_training_is_told_in_place_of_what_trl_s_class_refuses(tmp_path: Path) -> None:
