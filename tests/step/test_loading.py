@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoProcessor, modeling_utils
+from transformers import AutoModelForCausalLM, AutoProcessor, BitsAndBytesConfig, modeling_utils
 
 from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
@@ -151,6 +151,13 @@ def test_experts_are_computed_as_the_user_chose(chosen: str) -> None:
     loading_kwargs = {"dtype": "float32", "attn_implementation": None, "experts_implementation": chosen}
     model = virtual_model(config_of("qwen3_moe"), loading_kwargs, None, torch.device("cpu"))
     assert model.config._experts_implementation == chosen
+
+
+def test_weights_are_not_quantised_without_bitsandbytes_as_transformers_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.quantizers.quantizer_bnb_4bit.is_bitsandbytes_available", lambda: False)
+    in_4_bits, loading_kwargs = BitsAndBytesConfig(load_in_4bit=True), {"dtype": "auto"}
+    with pytest.raises(ImportError, match="requires bitsandbytes: `pip install"):
+        virtual_model(config_of("llama"), loading_kwargs, in_4_bits, torch.device("cpu"))
 
 
 def rewrite(source: ModelSource, changes: dict[str, Any]) -> None:

@@ -232,6 +232,8 @@ def virtual_model(
     quantizer = None
     if quantization_config is not None:
         quantizer = AutoHfQuantizer.from_config(quantization_config, pre_quantized=False)
+        # As `from_pretrained`: the error names the package that is missing.
+        quantizer.validate_environment()
         # bitsandbytes creates its parameters from real tensors.
         with for_real():
             quantizer.preprocess_model(model, dtype=dtype, device_map=None)
