@@ -225,7 +225,7 @@ def _faults(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
 def _rewards(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     """Yield the placeholder reward, and names that TRL's own command does not find; a script may have its own."""
     named = read.script.get(_REWARDS, written.given.get(_REWARDS))
-    if isinstance(named, list) and {*named} == {NO_REWARD}:
+    if isinstance(named, list) and set(map(str, named)) == {NO_REWARD}:
         yield finding(written, Severity.NOTE, _REWARDS, f"{PLACEHOLDER}.")
     if written.own_command and isinstance(named, list):
         try:

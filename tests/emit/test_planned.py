@@ -120,7 +120,7 @@ def test_accelerate_reads_how_many_processes_train(served: Path) -> None:
 
 @pytest.fixture
 def called(tmp_path: Path) -> Callable[..., tuple[str, str, list[str]]]:
-    """Run a script from elsewhere with programs that print what they get: their name, their GPUs' order, these, words."""
+    """Run a script from elsewhere with programs that print their names, the order of GPUs, the GPUs, and words."""
     programs = tmp_path / "programs"
     programs.mkdir()
     gpus = "${CUDA_DEVICE_ORDER:+$CUDA_DEVICE_ORDER }$CUDA_VISIBLE_DEVICES"
