@@ -48,7 +48,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         trainer.train()  # raises autotune.WillNotFit, or trains
 
     A training that is too close to call, unknown, or cannot be checked starts with a logged warning, unless
-    ``when_unsure`` is ``fail``. Evaluation rows are assumed to be like the training rows.
+    ``when_unsure`` is ``fail``. With ``dataset``, evaluation rows are assumed to be like the training rows.
 
     With several processes, each has the callback. Rank 0 checks the plan of all ranks against the least memory of any;
     the others wait for its verdict, so that all ranks stop with the same message, or train.
@@ -160,11 +160,14 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 quantization = _save_model(teacher, processor, folder / "teacher")
                 config.teacher_model_name_or_path = str(folder / "teacher")
                 config.teacher_model_init_kwargs, config.teacher_model_revision = _loading(teacher, quantization), None
-            dataset, prepared = self._arguments.dataset, False
+            dataset, prepared, evaluated = self._arguments.dataset, False, None
             if dataset is None:
                 # A trainer's own rows are tokens, for which TRL refuses this field.
                 config.assistant_only_loss = False
-                dataset, prepared = _rows(args, kwargs["train_dataloader"], folder)
+                trained = kwargs["train_dataloader"].dataset
+                dataset, prepared = _rows(args, trained, folder / "train.parquet")
+                if evaluates:
+                    evaluated, _ = _rows(args, trainer.eval_dataset, folder / "test.parquet", trained.column_names)
             check_arguments = replace(
                 self._arguments,
                 config=config,
@@ -175,7 +178,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 memory_budget=budget,
             )
             launching = launching_of(args, trainer and trainer.accelerator.state)
-            return check_object(check_arguments, launching, prepared=prepared)
+            return check_object(check_arguments, launching, prepared=prepared, evaluated=evaluated)
 
 
 @dataclass(frozen=True)
@@ -365,22 +368,29 @@ def _arguments(args: Any, model: Any, quantization: Any) -> Any:
     return found
 
 
-def _rows(args: Any, loader: Any, folder: Path) -> tuple[Path, bool]:
-    """Write the rows that a loader draws from; return the file, and whether its rows are tokens that TRL takes as text.
+def _rows(args: Any, rows: Any, file: Path, columns: Collection[str] = ()) -> tuple[Path, bool]:
+    """Write the rows of a trainer; return the file, and whether its rows are tokens that TRL takes as text.
 
     Rows with images are as the user has them: TRL tokenises them in the collator.
+
+    Args:
+        rows: a dataset, or several by name, each of which is evaluated.
+        columns: those to write of rows that are not tokens; empty: all.
     """
     import datasets
 
-    rows = loader.dataset
+    several = list(rows.values()) if isinstance(rows, dict) else [rows]
     # A stream may be endless.
-    if not isinstance(rows, datasets.Dataset):
+    if not all(isinstance(each, datasets.Dataset) for each in several):
         raise InputError("The trainer's rows are not a datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
-    columns = next((known for kind, known in _PREPARED.items() if kind in kinds), ())
-    prepared = bool(columns) and set(columns) <= set(rows.column_names)
+    tokens = next((known for kind, known in _PREPARED.items() if kind in kinds), ())
+    prepared = bool(tokens) and all(set(tokens) <= set(each.column_names) for each in several)
+    kept = tokens if prepared else columns or {name for each in several for name in each.column_names}
     # Formats such as torch's yield values that Parquet lacks.
-    rows = (rows.select_columns(list(columns)) if prepared else rows).with_format(None)
-    file = folder / "rows.parquet"
-    rows.to_parquet(str(file))
+    parts = [each.select_columns([name for name in each.column_names if name in kept]) for each in several]
+    try:
+        datasets.concatenate_datasets([each.with_format(None) for each in parts]).to_parquet(str(file))
+    except ValueError as error:
+        raise InputError(f"The trainer's datasets to evaluate on differ: {one_line(error)}") from error
     return file, prepared

@@ -262,12 +262,15 @@ def _own_training(task: Task, read: ReadCommand) -> str:
     return f"{source.path} does not use {MODEL_CONFIG}, so the effect of {min(unread)} is not known."
 
 
-def check_object(args: CheckArguments, launched: Launching = ALONE, *, prepared: bool = False) -> Verdict:
+def check_object(
+    args: CheckArguments, launched: Launching = ALONE, *, prepared: bool = False, evaluated: Path | None = None
+) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`.
 
     Args:
         launched: the launch of its processes.
         prepared: whether the rows are those that TRL's trainer has tokenised.
+        evaluated: file of the rows to evaluate on; None: rows like the others.
     """
     started = time.monotonic()
     check_options(args)
@@ -302,7 +305,7 @@ def check_object(args: CheckArguments, launched: Launching = ALONE, *, prepared:
         values = tuple(of_values(text, found.values, ended))
         if has_error(values):
             return task.wrong(values)
-        return Fitting(task, known, found, launched, values, tracer, user_cache(), prepared).verdict()
+        return Fitting(task, known, found, launched, values, tracer, user_cache(), prepared, evaluated).verdict()
 
 
 def check_options(args: CheckArguments) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from textwrap import shorten
 
 from autotune.app.arguments import SearchArguments, time_limit
@@ -96,6 +97,7 @@ class Fitting:
         config: the trainer's configuration.
         findings: the findings so far.
         prepared: whether TRL's trainer has prepared the rows already.
+        evaluated: file of the trainer's own rows to evaluate on, or None.
     """
 
     task: Task
@@ -106,6 +108,7 @@ class Fitting:
     tracer: ServerTracer
     cache: Cache
     prepared: bool = False
+    evaluated: Path | None = None
 
     @cached_property
     def user(self) -> UserPlan:
@@ -204,9 +207,10 @@ class Fitting:
         """
         task, trainer = self.task, self.task.trainer
         named = sources(self.read, self.config, task.arguments.model, task.arguments.dataset)
-        if self.prepared:
-            evaluation = named.evaluation and replace(named.evaluation, prepared=True)
-            named = replace(named, dataset=replace(named.dataset, prepared=True), evaluation=evaluation)
+        evaluation = named.evaluation and replace(named.evaluation, prepared=self.prepared)
+        if evaluation is not None and self.evaluated is not None:
+            evaluation = replace(evaluation, name=str(self.evaluated), data_files=str(self.evaluated))
+        named = replace(named, dataset=replace(named.dataset, prepared=self.prepared), evaluation=evaluation)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         teacher = teacher_of(self.config) if trainer.has_teacher else None
         options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)

@@ -220,7 +220,7 @@ def test_a_reference_that_is_a_copy_of_the_model_is_traced(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_what_is_evaluated_is_checked_with_rows_like_those_trained_on(
+def test_a_training_that_is_evaluated_is_checked_and_trains(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path
 ) -> None:
     evaluated = load_dataset("json", data_files=str(rows("sft")), split="train")
