@@ -63,10 +63,12 @@ def otherwise_padded(
         if profile.images is None:
             return trainer.without_padding(replace(plan, args=sizes), profile.documents, part)
         pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
-        chosen = heaviest_unpadded(pictured.loads, drawn, plan.pad_multiple, blocks=trainer.ordered)
+        alone = trainer.generates and part.worst.rows == 1
+        chosen = heaviest_unpadded(pictured.loads, drawn, plan.pad_multiple, blocks=trainer.ordered, alone=alone)
         if chosen is None:
             return None
-        return replace(part, layout=Layout.EQUAL, worst=pictured.shape(chosen, part.worst), rivals=())
+        worst = pictured.shape(chosen, part.worst, float(pictured.elements[chosen[0]]))
+        return replace(part, layout=Layout.EQUAL, worst=worst, rivals=())
 
     trained = other(geometry, workload.dataset, trainer.rows_per_draw(plan))
     evaluated, evaluation = None, geometry.evaluation

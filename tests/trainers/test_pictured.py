@@ -19,7 +19,7 @@ from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.rows.table import Table
 from autotune.core.workload import Workload
 from autotune.trainers import find_trainer
-from autotune.trainers.evaluation import whole_geometry
+from autotune.trainers.evaluation import otherwise_padded, whole_geometry
 from tests.settings import pictured_workload
 
 # Tokens and numbers of pixels of each row: the longest has no image, and the most pictured is short.
@@ -246,6 +246,19 @@ def test_rows_of_equal_sizes_make_a_single_micro_batch() -> None:
     assert found.rivals == ()
     (size,) = found.sizes
     assert (size.share, size.shape.chosen) == (pytest.approx(1), (0,) * 4)
+
+
+@pytest.mark.parametrize(("rows", "unpadded"), [(1, (0, 1)), (2, None)])
+def test_the_widest_prompt_is_not_padded_in_a_micro_batch_of_its_own(
+    rows: int, unpadded: tuple[int, ...] | None
+) -> None:
+    """TRL pads all prompts of a generation to the widest, which has no padding itself, and then no mask."""
+    args = {"num_generations": 2, "max_completion_length": 16, "steps_per_generation": 4 // rows}
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 4 // rows}
+    plan = replace(TrainingPlan("grpo", {**sizes, **args}, {}), completions=Completions(8.0, 8.0))
+    known, of = find_trainer("grpo"), of_rows(*ROWS[:5])
+    found = otherwise_padded(known, plan, of, whole_geometry(known, plan, of), unmasked=True)
+    assert (found and found.worst.chosen) == unpadded
 
 
 def test_rows_to_evaluate_on_are_chosen_among_their_own() -> None:

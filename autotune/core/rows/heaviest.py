@@ -107,11 +107,12 @@ def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ..
     return (*worst, *further_heavy(loads, worst, [every[trainable.argmax()]]))
 
 
-def heaviest_unpadded(loads: Loads, rows: int, multiple: int, *, blocks: bool) -> Numbers | None:
+def heaviest_unpadded(loads: Loads, rows: int, multiple: int, *, blocks: bool, alone: bool = False) -> Numbers | None:
     """Return the rows of the widest micro-batch without padding, those with the most image data; None if there is none.
 
     Args:
-        rows: of a micro-batch.
+        rows: drawn at once, for one micro-batch or several.
+        alone: whether each is a micro-batch of its own, padded to the widest of all; the first one has no padding.
         multiple: the padded length is rounded up to a multiple of this.
         blocks: whether micro-batches are blocks of successive rows; else any rows may share one.
     """
@@ -127,6 +128,10 @@ def heaviest_unpadded(loads: Loads, rows: int, multiple: int, *, blocks: bool) -
         return every[ranked[0]] if len(ranked) else None
     full = np.flatnonzero(~loads.is_padded(multiple))
     full = full[np.lexsort((-elements[full], -widths[full]))]
+    if alone and len(full):
+        narrower = np.flatnonzero(widths <= widths[full[0]])
+        others = narrower[np.lexsort((-elements[narrower], narrower == full[0]))]
+        return np.append(full[0], np.resize(others, rows - 1))
     alike = np.flatnonzero(widths[full[: max(0, len(full) - rows + 1)]] == widths[full[rows - 1 :]])
     return full[alike[0] :][:rows] if len(alike) else None
 
