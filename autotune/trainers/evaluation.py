@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DRAWN = 192
 """Number of random micro-batches that represent an epoch."""
 _STRATA = 3
-"""Number of groups of these by size; one micro-batch of each group is traced for the group's time."""
+"""Most groups of these by size; one micro-batch of each group is traced for the group's time."""
 
 
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
@@ -152,9 +152,9 @@ def _with_images(
     )
     worst, *rivals = (pictured.shape(chosen, geometry.worst) for chosen in found)
     shares: dict[Shape, float] = {}
-    for chosen in _representatives(loads, elements, profile.images.alike, drawn, multiple, blocks=blocks):
+    for chosen, share in _representatives(loads, elements, profile.images.alike, drawn, multiple, blocks=blocks):
         shape = pictured.shape(chosen, geometry.sizes[0].shape, elements[chosen].mean())
-        shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
+        shares[shape] = shares.get(shape, 0.0) + share
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
     # The trace of a micro-batch runs these phases at their own sizes.
     apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.apart)
@@ -163,8 +163,8 @@ def _with_images(
 
 def _representatives(
     loads: Loads, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
-) -> list[Numbers]:
-    """Return a micro-batch for each of :data:`_STRATA` groups of random ones: the one nearest to the group's mean.
+) -> list[tuple[Numbers, float]]:
+    """Return a micro-batch for each group of random ones by size, the one nearest to the group's mean, and its share.
 
     Args:
         elements: elements of each row's ``pixel_values``.
@@ -179,20 +179,26 @@ def _representatives(
     tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.second_tokens) if tokens is not None]
     widths = [-(-width // multiple) * multiple for width in tensors]
     sizes = np.stack([*widths, elements[drawn].sum(axis=1)], axis=1, dtype=float)
-    groups = np.lexsort(sizes.T[::-1]).reshape(_STRATA, -1)
+    distinct, kinds = np.unique(sizes, axis=0, return_inverse=True)
+    groups = [np.flatnonzero(kinds.ravel() == kind) for kind in range(min(len(distinct), _STRATA))]
+    if len(distinct) > _STRATA:
+        groups = np.split(np.lexsort(sizes.T[::-1]), _STRATA)
     scale = np.maximum(sizes.mean(axis=0), 1.0)
     nearest = (np.abs((sizes[group] - sizes[group].mean(axis=0)) / scale).sum(axis=1).argmin() for group in groups)
     chosen = [alike[drawn[group[place]]] for group, place in zip(groups, nearest, strict=True)]
-    return chosen if blocks else [np.sort(each) for each in chosen]
+    return [
+        (each if blocks else np.sort(each), len(group) / len(drawn)) for each, group in zip(chosen, groups, strict=True)
+    ]
 
 
 @lru_cache
 def _random_micro_batches(population: int, rows: int, *, blocks: bool) -> Numbers:
-    """Return random micro-batches of ``rows`` rows, or blocks in random order; shape (micro-batches, rows)."""
+    """Return micro-batches of ``rows`` rows in a sampler's order, or blocks in random order; shape (number, rows)."""
     import numpy as np
 
     generator = np.random.default_rng(0)
     if not blocks:
-        return np.stack([np.resize(generator.permutation(population), rows) for _ in range(_DRAWN)])
+        epochs = [generator.permutation(population) for _ in range(-(-_DRAWN * rows // population))]
+        return np.concatenate(epochs)[: _DRAWN * rows].reshape(_DRAWN, rows)
     whole = block_rows(population, rows)[: max(1, population // rows)]
     return np.asarray(whole[np.resize(generator.permutation(len(whole)), _DRAWN)])

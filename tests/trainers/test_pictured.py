@@ -261,6 +261,21 @@ def test_the_widest_prompt_is_not_padded_in_a_micro_batch_of_its_own(
     assert (found and found.worst.chosen) == unpadded
 
 
+@pytest.mark.parametrize("prompts", [1, 2, 3])
+def test_the_image_data_of_few_prompts_to_evaluate_on_is_their_mean(prompts: int) -> None:
+    """TRL evaluates each prompt once with each of its completions."""
+    rows = [(10, 1000), (10, 3000), (10, 2000)][:prompts]
+    of = of_rows(*ROWS)
+    of = replace(of, evaluation=of_rows(*rows).dataset)
+    args = {"num_generations": 2, "max_completion_length": 4, "eval_strategy": "epoch"}
+    sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "gradient_accumulation_steps": 1}
+    plan = replace(TrainingPlan("grpo", {**sizes, **args}, {}), completions=Completions(4.0, 4.0))
+    found = whole_geometry(find_trainer("grpo"), plan, of).evaluation
+    assert found is not None
+    stand_in = sum(size.share * rows[size.shape.chosen[0]][1] for size in found.sizes)
+    assert stand_in == pytest.approx(sum(pixels for _, pixels in rows) / prompts)
+
+
 def test_rows_to_evaluate_on_are_chosen_among_their_own() -> None:
     of = of_rows(*ROWS)
     of = replace(of, evaluation=of_rows((10, 0), (12, 100)).dataset)
