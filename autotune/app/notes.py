@@ -287,6 +287,8 @@ def notes_on_plans(
     if not COLOCATED.isdisjoint(vllm):
         assumed = "; ".join(engine_assumptions(workload.model))
         yield f"No plan with vLLM has been compared with a GPU yet. Assumed of vLLM: {assumed}."
+    if workload.has_images:
+        yield "Predicted times leave out reading and resizing images, for which the device may wait."
     yield from notes_on_gpus(gpus)
     yield from notes_on_traces(traces)
 
