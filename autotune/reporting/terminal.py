@@ -11,7 +11,6 @@ from rich import table as tables
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.segment import Segment
 from rich.text import Text
 
 from autotune.reporting import document as doc
@@ -45,8 +44,9 @@ def show(document: doc.Document, console: Console, *, apart: bool = False) -> No
             console.print()
         for block in part:
             # The terminal itself breaks such lines, and joins them again when they are copied.
-            whole = isinstance(block, Text) and bool(block.no_wrap)
-            console.print(block if whole else _Trimmed(block), soft_wrap=whole)
+            lines = [block] if isinstance(block, Text) and block.no_wrap else _trimmed(block, console)
+            for line in lines:
+                console.print(line, soft_wrap=True)
 
 
 def _sections(document: doc.Document, width: int) -> Iterator[list[RenderableType]]:
@@ -106,20 +106,12 @@ def _listing(block: doc.Listing) -> Iterator[RenderableType]:
     yield from (_Hanging(Text(_line_text(line), style=_COLOURS[block.tone])) for line in block.lines)
 
 
-@dataclass(frozen=True)
-class _Trimmed:
-    """A block without the trailing spaces by which rich fills the cells of a table."""
-
-    block: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines."""
-        for line in console.render_lines(self.block, options, pad=False):
-            while line and not line[-1].text.strip():
-                line.pop()
-            yield from line[:-1]
-            yield from (Segment(last.text.rstrip(), last.style) for last in line[-1:])
-            yield Segment.line()
+def _trimmed(block: RenderableType, console: Console) -> Iterator[Text]:
+    """Yield the lines of a block without the spaces by which rich fills the cells of a table."""
+    for parts in console.render_lines(block, pad=False):
+        line = Text.assemble(*((part.text, part.style or "") for part in parts))
+        line.rstrip()
+        yield line
 
 
 @dataclass(frozen=True)
