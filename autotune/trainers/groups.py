@@ -151,8 +151,7 @@ class Groups(Generating):
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train by the plan of a candidate, or mixes completions of two models in a step."""
         plan = self.plan(candidate, setting)
-        refused = self.refused(plan, setting.workload)
-        if refused is not None:
+        if refused := self.refused(plan, setting.workload):
             return refused
         alone = self._broken_evaluation(plan, ranks=1)
         if setting.base is not None and alone is not None:

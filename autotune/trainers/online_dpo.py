@@ -98,8 +98,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train a candidate."""
         plan = self.plan(candidate, setting)
-        refused = self.refused(plan, setting.workload)
-        if refused is not None:
+        if refused := self.refused(plan, setting.workload):
             return refused
         most, cut = plan.count(self.most_field), plan.count("max_length")
         reason = None
