@@ -24,8 +24,7 @@ def read_prices(prices: str | Path | Mapping[str, float]) -> Mapping[str, float]
     if isinstance(prices, Mapping):
         return checked_prices(prices.items(), "prices")
     path = user_path(prices)
-    # Spreadsheets write a byte-order mark.
-    text = read_text(path, "file of prices").removeprefix("\ufeff")
+    text = read_text(path, "file of prices")
     return checked_prices(_read_csv(path, text) if path.suffix.lower() == ".csv" else _read_yaml(path, text), str(path))
 
 

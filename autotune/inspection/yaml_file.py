@@ -327,7 +327,8 @@ def read_text(path: Path, kind: str = "YAML file") -> str:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{location(path)} cannot be read: {reason}.") from error
     try:
-        return content.decode("utf-8")
+        # Without a byte-order mark, as editors and spreadsheets write it: in a bundle, comments precede this text.
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{location(path, line)}: it is not UTF-8.", hint="Save the file as UTF-8.") from error

@@ -75,6 +75,7 @@ def test_lines_count_whatever_ends_them(tmp_path: Path, end: str) -> None:
     file = read(tmp_path, f"\ufeffa: 1{end}{end}b: |{end}  x{end}c: 2")
     assert file.line("c") == 5
     assert file.values == {"a": 1, "b": "x\n", "c": 2}
+    assert file.text.startswith("a: 1")
 
 
 @pytest.mark.parametrize(
