@@ -27,6 +27,7 @@ from autotune.techniques.offload import offload_variables
 from autotune.techniques.packing import SHUFFLED
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
+from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.base import DEEPSPEED, FSDP, UserBase, fsdp_keys, read_base, written_keys
 from autotune.userconfig.fields import as_json, keeps_order
@@ -96,6 +97,10 @@ def _values(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setti
     if wanted.teacher is not None and TEACHER_REVISION in wanted.plan.args:
         named[TEACHER_REVISION] = str(wanted.plan.args[TEACHER_REVISION])
     yield from (((name,), value) for name, value in named.items() if value is not None)
+    if wanted.model is not None:
+        # The file's revision is that of its own model.
+        revision = setting.workload.model_source.revision
+        yield from ((key, revision) for key in (("model_revision",), (LOADING, "revision")) if base.at(key))
     if wanted.rows is not None:
         rows = wanted.rows.arguments()
         # Cut copies are token rows, to which these fields were already applied; TRL refuses some of them for tokens.

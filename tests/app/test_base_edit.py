@@ -198,10 +198,13 @@ def test_a_fixed_choice_is_written_over_the_file_s(tmp_path: Path) -> None:
 
 
 def test_another_model_and_other_rows_are_named_in_place_of_the_file_s(tmp_path: Path) -> None:
-    search = started(a_base(tmp_path, "dataset_name: mine # d\nassistant_only_loss: true\n"))
+    revision = "model_revision: v2 # r\nmodel_init_kwargs: {revision: v3}\n"
+    search = started(a_base(tmp_path, f"dataset_name: mine # d\nassistant_only_loss: true\n{revision}"))
     rows = TrainingRows("parquet", "train", "/bundle/rows.parquet", "rows.parquet", cut=True)
     values = yaml.safe_load(after(search, search.problem.baseline, model="/other", rows=rows))
     assert values["model_name_or_path"] == "/other"
+    # Those of the file's own model.
+    assert (values["model_revision"], values["model_init_kwargs"]["revision"]) == ("main", "main")
     assert values["datasets"] == [{"path": "parquet", "data_files": "/bundle/rows.parquet", "split": "train"}]
     assert values["dataset_name"] is None
     # TRL refuses it for rows of tokens, whose labels are made.
