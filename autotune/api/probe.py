@@ -194,7 +194,8 @@ class ProbeResult:
         return self.document.recommended
 
     def _plan(self) -> TrainingPlan:
-        return self._recommended().plan
+        plan, revision = self._recommended().plan, self.document.workload.model_source.revision
+        return replace(plan, model={**plan.model, "model_revision": revision})
 
     def _rows(self) -> TrainingRows:
         return training_rows(self.document.workload, self._plan(), Path(self.document.output_directory))

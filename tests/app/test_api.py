@@ -80,7 +80,9 @@ def test_a_search_names_what_it_lacks(given: dict[str, Any], missing: str) -> No
 @pytest.mark.parametrize("name", ["", "result.json"], ids=["directory", "file"])
 def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> None:
     # A configuration for a GPU cannot be made on a machine without one.
-    written = autotune.ProbeResult(replace(a_result(), base=BaseFile("a.yaml", args={"use_cpu": True})))
+    base, workload = BaseFile("a.yaml", args={"use_cpu": True}), a_result().workload
+    workload = replace(workload, model_source=replace(workload.model_source, revision="v2"))
+    written = autotune.ProbeResult(replace(a_result(), base=base, workload=workload))
     (tmp_path / "result.json").write_text(written.to_json(), encoding="utf-8")
     found = autotune.ProbeResult.read(tmp_path / name)
     assert (found.status, found.recommended) == (written.status, written.recommended)
@@ -89,6 +91,7 @@ def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> 
     assert found.config.max_steps == 2
     assert found.peft_config == written.peft_config
     assert (found.model_init_kwargs, found.env) == (written.model_init_kwargs, written.env)
+    assert found.model_init_kwargs["revision"] == found.config.model_init_kwargs["revision"] == "v2"
     with pytest.raises(InputError, match=r"There is no result: .*nowhere cannot be read"):
         autotune.ProbeResult.read(tmp_path / "nowhere")
 
