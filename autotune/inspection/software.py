@@ -66,12 +66,12 @@ def installed_packages() -> dict[str, str]:
     for name in (*REQUIRED, *OPTIONAL):
         with suppress(metadata.PackageNotFoundError):
             distribution = metadata.distribution(name)
-            if not distribution.version:  # After an interrupted installation there is none.
+            if not (version := distribution.version):  # After an interrupted installation there is none.
                 continue
             source = _source_id(name, json.loads(distribution.read_text("direct_url.json") or "{}"))
-            versions[name] = distribution.version
+            versions[name] = version
             if source:
-                versions[name] += f"{'.' if '+' in distribution.version else '+'}{source[:_SOURCE_DIGITS]}"
+                versions[name] += f"{'.' if '+' in version else '+'}{source[:_SOURCE_DIGITS]}"
     return versions
 
 
