@@ -21,7 +21,8 @@ from autotune.techniques.traits import impact_in
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 
-LAYERS, RANKS, TOKENS = 12, 8, 128
+# With prefetching, traces have 4 and 5 layers.
+LAYERS, RANKS, TOKENS = 8, 8, 128
 # The weights of layers and the embedding larger than what is computed with them, as in large models.
 WIDE: dict[str, Any] = {"hidden_size": 256, "vocab_size": 4096}
 # The sizes of Llama-3.1-8B.
@@ -30,7 +31,7 @@ LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_h
 CHECKPOINTED = {"gradient_checkpointing": True}
 TO_HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
 pytestmark = pytest.mark.slow
-BY_DAY = {**zero(3), **CHECKPOINTED}
+BY_DAY = zero(3)
 SHARDED: dict[str, dict[str, Any]] = {
     "fsdp2": fsdp2(),
     "fsdp2-checkpointed": {**fsdp2(), **CHECKPOINTED},

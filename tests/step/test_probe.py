@@ -193,8 +193,8 @@ def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch
 ) -> None:
     args = {"max_length": 512, "gradient_checkpointing": False}
     peaks = []
-    for lengths in ([700] * 60, [700] * 59 + [500]):
-        workload = workload_of(lengths, hidden_size=128, num_hidden_layers=8)
+    for lengths in ([700] * 20, [700] * 19 + [500]):
+        workload = workload_of(lengths, hidden_size=128, num_hidden_layers=4)
         shown = prober(plan(args, rows=4), workload)
         assert shown.peak_bytes is not None, shown.reason
         assert (shown.worst_rows, shown.worst_tokens) == (4, 4 * 512)
@@ -206,7 +206,7 @@ def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch
 def test_a_larger_batch_and_no_checkpointing_need_more_memory(
     prober: Prober, workload_of: Callable[..., Workload]
 ) -> None:
-    workload = workload_of([512] * 8, hidden_size=128, num_hidden_layers=8)
+    workload = workload_of([512] * 8, hidden_size=128, num_hidden_layers=4)
     peaks = []
     for rows, checkpointing in ((1, True), (4, True), (4, False)):
         args = {"max_length": None, "gradient_checkpointing": checkpointing}

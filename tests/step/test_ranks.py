@@ -143,7 +143,7 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
 
 def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, tmp_path: Path) -> None:
     # Rows of one length: each further one is compiled for.
-    workload, plan = token_workload(tmp_path, [64] * 8), planned()
+    workload, plan = token_workload(tmp_path, [64] * 8, num_hidden_layers=1), planned()
     plan = replace(plan, args={**plan.args, "torch_compile": True, "torch_compile_backend": "eager"})
     found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is ProbeStatus.OK, found.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,20 @@ from tests.step.plans import needs_deepspeed, zero
 from tests.step.test_trace_ranks import INNER, LAYERS, PARAMETERS, WIDTH, a_plan, a_request, at_rest, in_step
 
 pytestmark = [pytest.mark.slow, needs_deepspeed]
+FUSED = "adamw_torch_fused"
+Traced = Callable[[dict[str, Any]], TraceReply]
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes: dict[str, Any] = {"num_hidden_layers": LAYERS, "hidden_size": WIDTH, "intermediate_size": INNER}
-    return write_small_model(tmp_path / "model", weights=False, **sizes)
+    return write_small_model(tmp_path_factory.mktemp("deepspeed") / "model", weights=False, **sizes)
+
+
+@pytest.fixture(scope="module")
+def traced(traced_once: Any, model: Path) -> Traced:
+    """A function that traces a plan with some arguments, once."""
+    return lambda args: traced_once(a_request(a_plan(args), model))
 
 
 def with_deepspeeds_adam(stage: int) -> dict[str, Any]:
@@ -32,14 +41,8 @@ def with_deepspeeds_adam(stage: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_deepspeeds_own_adam_holds_and_takes_what_pytorchs_fused_one_does(
-    job_server: JobServer, model: Path, tmp_path: Path, stage: int
-) -> None:
-    def traced(name: str, args: dict[str, Any]) -> TraceReply:
-        return trace(job_server, a_request(a_plan(args), model), tmp_path / name)
-
-    own = traced("own", with_deepspeeds_adam(stage))
-    fused = traced("fused", {**zero(stage), "optim": "adamw_torch_fused"})
+def test_deepspeeds_own_adam_holds_and_takes_what_pytorchs_fused_one_does(traced: Traced, stage: int) -> None:
+    own, fused = traced(with_deepspeeds_adam(stage)), traced({**zero(stage), "optim": FUSED})
     # Each of PyTorch's optimizers has a count of steps for each tensor.
     assert sum(at_rest(own).values()) == pytest.approx(sum(at_rest(fused).values()), rel=0.001)
     assert own.device.bytes == pytest.approx(fused.device.bytes, rel=0.001)
@@ -58,7 +61,7 @@ def test_functions_that_deepspeed_compiles_and_no_step_runs_are_no_assumption_of
     "engine",
     [
         zero(3, zero_quantized_weights=True),
-        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/tmp"}),
+        pytest.param(zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/tmp"}), marks=pytest.mark.nightly),
         {"deepspeed": {**zero(2)["deepspeed"], "optimizer": {"type": "Lion"}}},
     ],
     ids=["quantised", "nvme", "lion"],
@@ -73,28 +76,26 @@ def test_what_needs_another_native_operator_of_deepspeed_is_refused(
     assert not build(job_server, request, tmp_path / "built").refused
 
 
-def test_a_trace_leaves_deepspeeds_reports_out(job_server: JobServer, model: Path, tmp_path: Path) -> None:
+def test_a_trace_leaves_deepspeeds_reports_out(traced: Traced, tmp_path: Path) -> None:
     reports = {
         "csv_monitor": {"enabled": True, "output_path": str(tmp_path / "reports")}, "comms_logger": {"enabled": True},
         "wall_clock_breakdown": True, "flops_profiler": {"enabled": True}, "wandb": {"enabled": True},
     }  # fmt: skip
     without, with_them = (
-        trace(job_server, a_request(a_plan({"deepspeed": document}), model), tmp_path / str(len(document)))
-        for document in (zero(2)["deepspeed"], {**zero(2)["deepspeed"], **reports})
+        traced({"deepspeed": {**zero(2)["deepspeed"], **more}, "optim": FUSED}) for more in ({}, reports)
     )
     assert with_them.sections == without.sections
     assert not (tmp_path / "reports").exists()
 
 
-def test_weights_shared_a_second_time_among_fewer_ranks_are_weights(
-    job_server: JobServer, model: Path, tmp_path: Path
-) -> None:
+def test_weights_shared_a_second_time_among_fewer_ranks_are_weights(traced: Traced) -> None:
     # Otherwise all weights of so small a model stay gathered.
     names = ("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance")
-    ranks, held = 4, []
-    for more in ({}, {"zero_hpz_partition_size": ranks}):
-        plan = a_plan(zero(3, **dict.fromkeys(names, 0), **more))
-        held.append(trace(job_server, a_request(plan, model), tmp_path / str(len(more))).device.categories["parameter"])
+    ranks = 4
+    held = [
+        traced(zero(3, **dict.fromkeys(names, 0), **more)).device.categories["parameter"]
+        for more in ({}, {"zero_hpz_partition_size": ranks})
+    ]
     assert held[1] - held[0] == 2 * PARAMETERS // ranks
 
 
