@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques import find
@@ -40,7 +40,7 @@ class Space:
 
     choices: Mapping[str, tuple[Choice, ...]]
     recipes: tuple[Candidate, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[ExcludedChoice, ...]
     unlockable: tuple[Unlockable, ...]
     file: SpaceFile
 
@@ -51,19 +51,20 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
     Raises:
         InputError: a fixed choice is impossible on this machine.
     """
-    techniques, wishes = tuple(techniques), setting.wishes
+    techniques, knob_options = tuple(techniques), setting.knob_options
     baseline = starting_point(techniques, setting)
     surroundings = [baseline, *_allowed(file, techniques, baseline, setting)]
     kept = setting.base.unsearched if setting.base is not None else {}
     choices: dict[str, tuple[Choice, ...]] = {}
-    left_out: list[LeftOut] = []
+    left_out: list[ExcludedChoice] = []
     unlockable: list[Unlockable] = []
     for technique in techniques:
         knob = technique.name
-        free = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
+        free = knob not in knob_options.fixed and knob not in knob_options.excluded and technique.matters(setting)
         if free and knob in kept:
             others = (technique.parse(spelling, setting) for spelling in file.choices.get(knob, ()))
-            left_out += [LeftOut(knob, other, kept[knob]) for other in dict.fromkeys(others) if other != baseline[knob]]
+            others = (other for other in dict.fromkeys(others) if other != baseline[knob])
+            left_out += [ExcludedChoice(knob, other, kept[knob]) for other in others]
         if not free or knob in kept or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
@@ -73,7 +74,7 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
             reason = impossible(technique, choice, setting)
             reason = reason or _ruled_out(knob, choice, baseline, techniques, setting)
             if reason:
-                left_out.append(LeftOut(knob, choice, reason))
+                left_out.append(ExcludedChoice(knob, choice, reason))
             elif knob in setting.allowed or _may_be_exact(technique, choice, surroundings, setting):
                 searched.append(choice)
             else:
@@ -99,7 +100,7 @@ def starting_point(techniques: Iterable[Technique], setting: Setting) -> Candida
         InputError: a fixed choice is impossible on this machine.
     """
     start: dict[str, Choice] = {}
-    fixed = setting.wishes.fixed
+    fixed = setting.knob_options.fixed
     for technique in techniques:
         if technique.name not in fixed:
             start[technique.name] = _default_choice(technique, setting)
@@ -136,7 +137,7 @@ def _ruled_out(
 ) -> str | None:
     """Return why a choice conflicts with a fixed choice, or None."""
     with_it = baseline.but(**{knob: choice})
-    for fixed in (technique for technique in techniques if technique.name in setting.wishes.fixed):
+    for fixed in (technique for technique in techniques if technique.name in setting.knob_options.fixed):
         mine = baseline[fixed.name]
         conflict = fixed.conflict(mine, with_it, setting)
         if conflict and not fixed.conflict(mine, baseline, setting):
@@ -149,7 +150,7 @@ def _allowed(
 ) -> Iterator[Candidate]:
     """Yield the baseline with each choice of a knob that the user allowed; a fixed knob has one choice."""
     for technique in techniques:
-        if technique.name in file.choices.keys() & setting.allowed - setting.wishes.fixed.keys():
+        if technique.name in file.choices.keys() & setting.allowed - setting.knob_options.fixed.keys():
             for spelling in file.choices[technique.name]:
                 yield baseline.but(**{technique.name: technique.parse(spelling, setting)})
 

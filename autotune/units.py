@@ -29,7 +29,7 @@ _DURATION_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 UNITS = frozenset({*_SIZE_UNITS, *_DURATION_UNITS} - {""})
 """The units of sizes and durations in a user's text, in lower case."""
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-_MOST_BYTES = 1 << 63
+_MAX_BYTES = 1 << 63
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SPACE_BY_UNIT = re.compile(r"(?<=\d)\s+(?=[a-z])|(?<=[a-z])\s+(?=\d)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(min|[smh])")
@@ -46,9 +46,9 @@ def parse_size(text: str | int) -> int:
         size = text
     elif match := _NUMBER_AND_UNIT.fullmatch(text):
         size = float(match.group(1)) * _SIZE_UNITS.get(match.group(2).lower(), 0)
-    if not 0 < size < _MOST_BYTES:
+    if not 0 < size < _MAX_BYTES:
         # Python refuses to write out a number of thousands of digits.
-        shown = repr(text) if isinstance(text, str) or abs(text) < _MOST_BYTES else f"{text:#x}"[:20]
+        shown = repr(text) if isinstance(text, str) or abs(text) < _MAX_BYTES else f"{text:#x}"[:20]
         raise InputError(f"{shown} is not a size.", hint="Write a number above 0 and a unit, such as 24GiB.")
     return int(size)
 
@@ -90,7 +90,7 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
-def counted(number: int, noun: str, several: str = "") -> str:
+def plural(number: int, noun: str, several: str = "") -> str:
     """Return a number with its noun, such as ``1 probe``, ``1,024 probes`` or ``2 processes``.
 
     Args:

@@ -6,7 +6,6 @@ import pytest
 
 from autotune.errors import InputError
 from autotune.units import (
-    counted,
     format_bytes,
     format_count,
     format_duration,
@@ -14,6 +13,7 @@ from autotune.units import (
     format_share,
     parse_duration,
     parse_size,
+    plural,
 )
 
 
@@ -138,8 +138,8 @@ def test_the_time_of_a_step_reads_in_three_digits_or_as_a_duration(seconds: floa
     ("number", "words"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")]
 )
 def test_a_noun_agrees_with_its_number(number: int, words: str) -> None:
-    assert counted(number, "probe") == words
+    assert plural(number, "probe") == words
 
 
 def test_a_plural_that_is_no_s_is_given() -> None:
-    assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
+    assert [plural(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]

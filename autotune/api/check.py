@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check as checked
-from autotune.app.check.task import RUNS_ITSELF
-from autotune.app.public import taking
+from autotune.app.check.task import DRY_RUN_CLAUSE
+from autotune.app.public import signature_from
 from autotune.core.documents.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNotFit
 
-DRY_RUN = f"`autotune dry-run -- COMMAND` {RUNS_ITSELF}"
+DRY_RUN = f"`autotune dry-run -- COMMAND` {DRY_RUN_CLAUSE}"
 """How to find a need that no trace has."""
 _UNSURE = {Outcome.TOO_CLOSE: "Free memory, or train on smaller micro-batches.", Outcome.UNKNOWN: DRY_RUN}
 """Remedies where no change of the configuration is one."""
 
 
-@taking(CheckArguments)
+@signature_from(CheckArguments)
 def check(args: CheckArguments) -> Verdict:
     """Check a configuration before training: its keys, its silent behaviour, and whether its worst batch fits.
 

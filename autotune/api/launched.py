@@ -11,7 +11,7 @@ from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError
 from autotune.userconfig.deepspeed import AUTO, SIZES
 from autotune.userconfig.fsdp import UNTRACED_KEYS
-from autotune.userconfig.launch import ALONE, Launching
+from autotune.userconfig.launch import NOT_LAUNCHED, Launching
 
 if TYPE_CHECKING:
     import transformers
@@ -39,7 +39,7 @@ def launching_of(args: transformers.TrainingArguments, state: Any) -> Launching:
             hint="Pass the callback to the trainer (callbacks=[…]), and do not call it yourself.",
         )
     if state is None:
-        return ALONE
+        return NOT_LAUNCHED
     kind = state.distributed_type.value
     document: dict[str, object] = {"distributed_type": kind}
     if kind == "DEEPSPEED":

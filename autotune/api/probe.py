@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.app.arguments import ProbeArguments
 from autotune.app.probe import probe as search
-from autotune.app.public import check_type, taking
+from autotune.app.public import check_type, signature_from
 from autotune.app.report import read_result, result_file
-from autotune.core.documents.result import Choosable, Result, Trial
+from autotune.core.documents.result import MeasuredCandidate, Result, Trial
 from autotune.core.plan import TrainingPlan
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import ACCELERATE_ARGUMENTS
@@ -25,7 +25,7 @@ from autotune.errors import AutotuneError, InterruptedSearchError
 from autotune.reporting.page.markdown import markdown_page
 from autotune.reporting.probe import probe_report
 from autotune.trainers import find_trainer
-from autotune.units import counted
+from autotune.units import plural
 
 if TYPE_CHECKING:
     import datasets
@@ -64,7 +64,7 @@ class ProbeResult:
         return self.document.status
 
     @property
-    def recommended(self) -> Choosable | None:
+    def recommended(self) -> MeasuredCandidate | None:
         """The fastest candidate that fits, or None."""
         return self.document.recommended
 
@@ -74,7 +74,7 @@ class ProbeResult:
         return self.document.confirmed
 
     @property
-    def baseline(self) -> Choosable | None:
+    def baseline(self) -> MeasuredCandidate | None:
         """TRL's default at the same global batch, or the user's own configuration; None if it was not measured."""
         return self.document.baseline
 
@@ -100,7 +100,7 @@ class ProbeResult:
             _LOG.warning(
                 "autotune: this configuration is for %s, but WORLD_SIZE is %s: the global batch size will differ. Load"
                 " the result in a script that a launcher starts %d times, or probe with num_processes=%s.",
-                *(counted(probed, "process", "processes"), here, probed, here),
+                *(plural(probed, "process", "processes"), here, probed, here),
             )
         if not self.confirmed:
             _LOG.warning(
@@ -185,7 +185,7 @@ class ProbeResult:
         """Return the document of ``result.json``."""
         return json_text(self.document)
 
-    def _recommended(self) -> Choosable:
+    def _recommended(self) -> MeasuredCandidate:
         if self.document.recommended is None:
             raise AutotuneError(
                 f"There is no recommendation: the search ended with status {self.status.value}.",
@@ -206,7 +206,7 @@ class ProbeResult:
         return importlib.import_module("autotune.step.objects")
 
 
-@taking(ProbeArguments)
+@signature_from(ProbeArguments)
 def probe(args: ProbeArguments) -> ProbeResult:
     """Search for the fastest configuration that fits, by training steps in separate processes on this machine.
 

@@ -19,11 +19,11 @@ from autotune.techniques.max_length import least_coverage
 from autotune.techniques.sharding import Sharding
 from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
-from autotune.units import counted
+from autotune.units import plural
 from autotune.userconfig.base import UserBase, documents_of, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate, setting_of
 from autotune.userconfig.fields import as_json, traced_fields
-from autotune.userconfig.keys import of_engine, of_groups
+from autotune.userconfig.keys import configures_engine, sizes_process_group
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
 # Techniques whose value must be one of their choices, since other techniques' rules and the packing self-test use it.
@@ -51,7 +51,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to an unsupported value, or shards by FSDP on a single process, which
             transformers refuses (transformers 5.23, ``Trainer.__init__``).
     """
-    is_fixed = Sharding.name in options.wishes.fixed
+    is_fixed = Sharding.name in options.knob_options.fixed
     if base.plan.args.get("fsdp") and machine.hardware.processes == 1 and not is_fixed:
         raise InputError(
             f"{base.name} shards by FSDP, and one process has nothing to shard.",
@@ -67,14 +67,14 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     setting = replace(setting_of(plan, trainer, workload, machine, documents), last_resorts=offloads)
     nearest = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
-    custom = frozenset(_custom(base, plan, nearest, trainer, setting)) - options.wishes.fixed.keys()
+    custom = frozenset(_custom(base, plan, nearest, trainer, setting)) - options.knob_options.fixed.keys()
     _check_known(base, custom, trainer)
     unsearched = dict(_unsearched(base, nearest, custom, options, setting))
-    choices = {name: choice for name, choice in nearest.candidate.items() if name not in options.wishes.fixed}
+    choices = {name: choice for name, choice in nearest.candidate.items() if name not in options.knob_options.fixed}
     if _ROWS in choices:
         here = replace(setting, global_batch_size=batch, allowed=options.allowed)
         candidate = nearest.candidate
-        if CONTEXT_PARALLEL in options.wishes.fixed:
+        if CONTEXT_PARALLEL in options.knob_options.fixed:
             here = replace(here, ranks_per_row=options.ranks_per_row)
             candidate = candidate.but(**{CONTEXT_PARALLEL: here.ranks_per_row})
         choices[_ROWS] = _rows(trainer, candidate, here)
@@ -103,7 +103,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
         InputError: the number of processes differs from the base's and does not divide the documents.
     """
     here = plan.launch.processes
-    processes = base.launching.processes if base.launching.counted else here
+    processes = base.launching.processes if base.launching.sets_processes else here
     found = trainer.geometry(replace(plan, launch=Launch(processes)), workload.dataset.documents).documents
     if processes == here:
         # The mean number of documents in packed rows may be fractional.
@@ -111,8 +111,8 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     documents = max(1, round(found))
     if documents % plan.data_ranks:
         raise InputError(
-            f"A step of {base.name} has {counted(documents, trainer.counted.removesuffix('s'))}, which {here} processes"
-            " cannot divide equally.",
+            f"A step of {base.name} has {plural(documents, trainer.document_noun.removesuffix('s'))}, which"
+            f" {here} processes cannot divide equally.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
         )
     return documents
@@ -142,7 +142,7 @@ def _with_defaults(base: UserBase, nearest: NearestCandidate, trainer: Trainer, 
 def _is_written(base: UserBase, technique: Technique) -> bool:
     """Whether the file has a key of a technique, under any of its names."""
     return any(base.at(key) for path in technique.writes for key in base.keys(path)) or any(
-        base.plan.entry(path) is not None for path in technique.writes if of_engine(path)
+        base.plan.entry(path) is not None for path in technique.writes if configures_engine(path)
     )
 
 
@@ -170,7 +170,7 @@ def _is_set(base: UserBase, path: str) -> bool:
 
 def _check_known(base: UserBase, custom: frozenset[str], trainer: Trainer) -> None:
     for technique in trainer.techniques:
-        sizes = technique.impact.sets_sizes or any(map(of_groups, technique.writes))
+        sizes = technique.impact.sets_sizes or any(map(sizes_process_group, technique.writes))
         if technique.name in custom and (sizes or technique.name in _NEEDS_KNOWN_CHOICE):
             raise InputError(
                 f"{base.name}: {_as_written(base, technique)} is not a supported choice of {technique.name}.",
@@ -185,7 +185,7 @@ def _unsearched(
     candidate = nearest.candidate
     for technique in options.trainer.techniques:
         name = technique.name
-        if name in options.wishes.fixed or not technique.matters(setting):
+        if name in options.knob_options.fixed or not technique.matters(setting):
             continue
         value = _as_written(base, technique)
         if name in custom:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.app.arguments import CatalogueArguments
-from autotune.app.public import taking
+from autotune.app.public import signature_from
 from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
@@ -12,7 +12,7 @@ from autotune.techniques.base import Effect, Option, Technique, default_with, ef
 from autotune.trainers import Trainer, find_trainer
 
 
-@taking(CatalogueArguments)
+@signature_from(CatalogueArguments)
 def catalogue(args: CatalogueArguments) -> tuple[CatalogueRow, ...]:
     """Return the techniques of a trainer, and for each choice whether this machine supports it.
 

@@ -12,9 +12,16 @@ from pathlib import Path
 
 from autotune.app.arguments import DryRunArguments, check_range, command_words, time_limit
 from autotune.app.planned import planned_machine
-from autotune.app.public import taking
+from autotune.app.public import signature_from
 from autotune.confidential import hidden_values, hidden_words, secrets_in
-from autotune.core.documents.dry_run import CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
+from autotune.core.documents.dry_run import (
+    CommandExit,
+    DryOutcome,
+    DryRun,
+    FailedAllocation,
+    ProcessRecord,
+    UnsupportedCall,
+)
 from autotune.core.events import StageStarted
 from autotune.core.files.codec import decode, encode
 from autotune.core.files.scratch import scratch_folder
@@ -24,11 +31,11 @@ from autotune.inspection.yaml_file import read_yaml
 from autotune.nullgpu.command import CommandResult, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.reporting.words import short_path
-from autotune.units import counted, format_bytes
+from autotune.units import format_bytes, plural
 from autotune.userconfig.launch import default_file, likely_gpus
 from autotune.userconfig.written import WrittenConfig
 
-_MOST_GPUS = 16
+_MAX_GPUS = 16
 # Errors of accelerate's launcher and torchrun after a process of the script has failed.
 _LAUNCHER_ERRORS = ("CalledProcessError", "ChildFailedError")
 _UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context is a figure from a table."
@@ -43,7 +50,7 @@ class DryRunAnswer:
     failed: FailedAllocation | None = None
 
 
-@taking(DryRunArguments)
+@signature_from(DryRunArguments)
 def dry_run(args: DryRunArguments) -> DryRun:
     """Run a few steps of a training command on null GPUs, which count memory and compute nothing; no GPU is needed.
 
@@ -62,30 +69,30 @@ def dry_run(args: DryRunArguments) -> DryRun:
     check_range("--steps {}", steps)
     seconds = time_limit(args.timeout)
     count = args.num_processes if args.num_processes is not None else _gpus_needed(command)
-    if not 1 <= count <= _MOST_GPUS:
-        raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} null GPUs.")
+    if not 1 <= count <= _MAX_GPUS:
+        raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MAX_GPUS} null GPUs.")
     device = _device(args.gpu)
     program = " ".join(hidden_words(command)[:3])
-    args.listener(StageStarted(f"Running {program} on {counted(count, 'null GPU')} of {format_bytes(device.total)}"))
+    args.listener(StageStarted(f"Running {program} on {plural(count, 'null GPU')} of {format_bytes(device.total)}"))
     with scratch_folder() as folder:
         ran = run(
             command, device, count, Path(folder), steps=steps, as_shuffled=args.as_shuffled, timeout_seconds=seconds
         )
     known = secrets_in(command) | secrets_in(dict(os.environ))
-    shown = (decode(Followed, hidden_values(encode(each), known)) for each in ran.processes)
+    shown = (decode(ProcessRecord, hidden_values(encode(each), known)) for each in ran.processes)
     ran = dataclasses.replace(ran, processes=tuple(shown))
     result = answer(ran, count, steps)
-    held_bytes, spare_bytes = _most(ran.processes, result.failed)
+    used_bytes, spare_bytes = _most(ran.processes, result.failed)
     return DryRun(
         outcome=result.outcome,
-        headline=headline(result, held_bytes, spare_bytes),
+        headline=headline(result, used_bytes, spare_bytes),
         reason=result.reason,
         command=hidden_words(command),
         gpu=device.name,
         gpus=count,
         total_bytes=device.total,
         steps=steps,
-        held_bytes=held_bytes,
+        used_bytes=used_bytes,
         spare_bytes=spare_bytes,
         failed=result.failed,
         processes=tuple(each for each in ran.processes if each.uses_cuda),
@@ -106,7 +113,7 @@ def answer(ran: CommandResult, count: int, steps: int) -> DryRunAnswer:
     using = [each for each in ran.processes if each.uses_cuda]
     ranks = max((each.local_ranks for each in ran.processes), default=1)
     if ranks > count:
-        reason = f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}"
+        reason = f"it starts {ranks} processes on {plural(count, 'null GPU')}; give --num-processes {ranks}"
         return DryRunAnswer(DryOutcome.CANNOT_RUN, reason)
     if ran.refused:
         return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_functions_text(ran.refused)}")
@@ -149,7 +156,7 @@ def headline(result: DryRunAnswer, held: int | None, spare: int | None) -> str:
     return f"{result.outcome.value}: {result.reason}"
 
 
-def _judge_batches(using: Sequence[Followed]) -> DryRunAnswer:
+def _judge_batches(using: Sequence[ProcessRecord]) -> DryRunAnswer:
     """Return whether the completed batches represent all later ones."""
     loaders = [loader for each in using for loader in each.loaders]
     if not loaders:
@@ -180,7 +187,7 @@ def _fatal_allocation(ran: CommandResult) -> FailedAllocation | None:
     return None
 
 
-def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tuple[int | None, int | None]:
+def _most(processes: Sequence[ProcessRecord], failed: FailedAllocation | None) -> tuple[int | None, int | None]:
     """Return the peak memory of the fullest GPU and the memory that it leaves free, in bytes.
 
     A failed request is counted in the peak, so that the free memory is negative.
@@ -192,15 +199,15 @@ def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tup
             failed.free_bytes - failed.requested_bytes,
         )
         return None if total is None else total - spare, spare
-    fullest = max(spans, key=lambda span: span.held_bytes, default=None)
-    return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
+    fullest = max(spans, key=lambda span: span.used_bytes, default=None)
+    return (None, None) if fullest is None else (fullest.used_bytes, fullest.total_bytes - fullest.used_bytes)
 
 
 def _notes(ran: CommandResult, result: DryRunAnswer, steps: int) -> Iterator[str]:
     using = [each for each in ran.processes if each.uses_cuda]
     caught = sum(len(each.failed_allocations) for each in using)
     if caught and result.failed is None:
-        yield f"{counted(caught, 'request')} for memory failed, but the script or a library caught the error."
+        yield f"{plural(caught, 'request')} for memory failed, but the script or a library caught the error."
     fits = result.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
     taken = max((each.steps for each in using), default=0)
     if fits and taken < steps:
@@ -235,7 +242,7 @@ def _device(gpu: str | int | None) -> NullDevice:
     return null_device(hardware.name, hardware.memory_bytes)
 
 
-def _functions_text(refused: Sequence[Refused]) -> str:
+def _functions_text(refused: Sequence[UnsupportedCall]) -> str:
     """Return the functions that the script used and null GPUs do not support, as text."""
     by_use: dict[str, str] = {}
     for each in refused:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.app.arguments import SearchArguments
-from autotune.app.options import MOST_TOKENS, check_evaluation, checked_options
+from autotune.app.options import MAX_TOKENS, check_evaluation, checked_options
 from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.public import check_type, logging_listener
 from autotune.app.requests import traces_of
@@ -76,10 +76,10 @@ def estimate(
         if len(sizes) != _SIZES:
             raise InputError(f"A shape has two numbers, and {sizes!r} has {len(sizes)}.", hint="Give (rows, tokens).")
         rows, tokens = sizes
-        if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
+        if rows < 1 or tokens < 1 or rows * tokens > MAX_TOKENS:
             raise InputError(
                 f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
-                hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
+                hint=f"Both are at least 1, and together at most {MAX_TOKENS:,} tokens.",
             )
     found, _ = as_started(configuration_of(config), config)
     user = user_plan(found, peft_words(peft_config), evaluates=eval_shape is not None)
@@ -133,14 +133,15 @@ def _geometry(
     trainer, (layout, shape) = find_trainer(plan.trainer), _traced_shape(plan, rows, tokens)
     if not isinstance(trainer, Prompted):
         return BatchGeometry(layout, shape, (Typical(shape),), rows * tokens, rows, rows)
-    most = plan.count(trainer.most_field)
+    most = plan.count(trainer.max_completion_field)
     if tokens <= most:
         raise InputError(
-            f"Completions of up to {most} tokens ({trainer.most_field}) leave no prompt in a row of {tokens} tokens.",
+            f"Completions of up to {most} tokens ({trainer.max_completion_field}) leave no prompt in a row of"
+            f" {tokens} tokens.",
             hint="Give the tokens of the longest prompt and a completion together.",
         )
     documents = rows_of_length(workload, tokens - most, rows).dataset.documents
-    found = (trainer.evaluated if evaluated else trainer.laid_out)(plan, documents, rows)
+    found = (trainer.evaluation_geometry if evaluated else trainer.micro_batch_geometry)(plan, documents, rows)
     return replace(found, layout=layout)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.app.arguments import LengthsArguments
-from autotune.app.public import taking
+from autotune.app.public import signature_from
 from autotune.app.workload import WorkloadReader
 from autotune.core.documents.length_report import LengthReport, length_report
 from autotune.core.files.scratch import scratch_folder
@@ -16,7 +16,7 @@ from autotune.probing import JobServer
 from autotune.trainers import find_trainer
 
 
-@taking(LengthsArguments)
+@signature_from(LengthsArguments)
 def lengths(args: LengthsArguments) -> LengthReport:
     """Tokenise a dataset as the trainer would, and return the distribution of its lengths.
 

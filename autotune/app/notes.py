@@ -9,7 +9,7 @@ from operator import attrgetter
 from autotune.core.candidate import Choice
 from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.rent import Offer
-from autotune.core.documents.result import Choosable
+from autotune.core.documents.result import MeasuredCandidate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware, Machine
 from autotune.core.measurement import Measurement
@@ -27,14 +27,14 @@ from autotune.trainers import find_trainer
 from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
 from autotune.trainers.prompts import PLACEHOLDER_REWARD
-from autotune.units import counted, format_bytes, format_share
+from autotune.units import format_bytes, format_share, plural
 
-SERVED = (
+VLLM_SERVER_CLAUSE = (
     "vLLM server on other GPUs generates the completions, and has to run before the training starts; the memory figures"
     " are for the GPUs that train."
 )
 """The end of a note on a vLLM server, in plans and checks."""
-_MOST_NAMED_ROWS = 5
+_MAX_NAMED_ROWS = 5
 """Most rows named in a note."""
 
 
@@ -74,11 +74,11 @@ def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
 
 def few_documents_text(workload: Workload, batch: int) -> str:
     """Return a clause on a dataset with fewer documents than one global batch; empty if it has enough."""
-    rows, noun = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
+    rows, noun = workload.dataset.documents.rows, find_trainer(workload.trainer).document_noun
     # Each row yields several completions.
     if rows >= batch or noun == COMPLETIONS:
         return ""
-    return f"The dataset has {counted(rows, noun.removesuffix('s'))}, fewer than a global batch of {batch:,}"
+    return f"The dataset has {plural(rows, noun.removesuffix('s'))}, fewer than a global batch of {batch:,}"
 
 
 def notes_on(problem: TrainerProblem) -> Iterator[str]:
@@ -141,7 +141,7 @@ def notes_on_loading(measurement: Measurement, hardware: Hardware) -> Iterator[s
         yield f"{sentence}, while the GPU waits: {more}."
 
 
-def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
+def notes_on_launcher(chosen: MeasuredCandidate, hardware: Hardware) -> Iterator[str]:
     """Yield a note if the CUDA context of TRL's own command may not fit in the memory that training leaves free.
 
     The ``trl`` command parses the training arguments in its own process before it launches the training. That sets the
@@ -213,7 +213,7 @@ def notes_on_workers(hardware: Hardware, further: int) -> Iterator[str]:
         further: number of workers in addition to the first.
     """
     if hardware.kind == "cpu" and further:
-        share = f"{counted(hardware.cores, 'core')} and {format_bytes(hardware.memory_bytes * hardware.processes)}"
+        share = f"{plural(hardware.cores, 'core')} and {format_bytes(hardware.memory_bytes * hardware.processes)}"
         yield f"Each of the {further + 1} workers had {share}; all figures are for such a share."
 
 
@@ -228,7 +228,7 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
                 f"them have {kept.longest:,} tokens, and none has more."
             )
             continue
-        named = [f"row {number:,} ({tokens:,} tokens)" for number, tokens in dropped.longest[:_MOST_NAMED_ROWS]]
+        named = [f"row {number:,} ({tokens:,} tokens)" for number, tokens in dropped.longest[:_MAX_NAMED_ROWS]]
         others = [f"{dropped.rows - len(named):,} more"] if dropped.rows > len(named) else []
         yield (
             f"--prompt-coverage {share:g} drops {dropped.rows:,} of the {dropped.rows + kept.rows:,} prompts of "
@@ -247,7 +247,7 @@ def notes_on_processes(
         at_most: whether fewer processes are planned for as well.
     """
     if processes > 1:
-        each = f"{'up to ' if at_most else ''}{counted(processes // machines, 'process', 'processes')}"
+        each = f"{'up to ' if at_most else ''}{plural(processes // machines, 'process', 'processes')}"
         yield f"A machine runs {each}: host memory is the sum over them at its peak."
         if gpus:
             yield "NCCL's buffers on each GPU are not in these figures; probes on such GPUs measure them."
@@ -283,7 +283,7 @@ def notes_on_plans(
     if any(choice != OFF for choice in vllm):
         yield "The speed of vLLM's generation cannot be traced: candidates with vllm have no predicted speed."
     if SERVER in vllm:
-        yield f"With vllm={SERVER}, a {SERVED}"
+        yield f"With vllm={SERVER}, a {VLLM_SERVER_CLAUSE}"
     if not COLOCATED.isdisjoint(vllm):
         assumed = "; ".join(engine_assumptions(workload.model))
         yield f"No plan with vLLM has been compared with a GPU yet. Assumed of vLLM: {assumed}."

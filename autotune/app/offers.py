@@ -12,14 +12,14 @@ from autotune.core.step_time import TIME_ERROR
 from autotune.planning.evaluator import Evaluator
 from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import counted, format_bytes
+from autotune.units import format_bytes, plural
 
-_LEAST_SPEEDUP = 1 + TIME_ERROR
+_MIN_SPEEDUP = 1 + TIME_ERROR
 """Smallest predicted speed-up that is offered. Of 15 that were predicted between 1.1 and 1.25, of two configurations of
 one workload on one GPU, 9 were measured above 1; of 143 larger ones, 142 were (`benchmarks/gpu/results`)."""
 _PROMPT_COVERAGE = 0.99
 """The ``--prompt-coverage`` of an offer."""
-_LEAST_SAVED_SHARE = 0.05
+_MIN_SAVED_SHARE = 0.05
 """Smallest share of the memory that an offer to drop prompts saves: half of the predictions have far smaller errors
 (docs/accuracy.md), and errors common to both predictions cancel in the difference."""
 
@@ -65,7 +65,7 @@ def packing_offer(
             held_back[packed] = held
     rates = {each.candidate: (each.tokens_per_second or 0.0) if each.fits else 0.0 for each in run([*held_back])}
     fastest = max(rates, key=rates.__getitem__, default=None)
-    if fastest is None or rates[fastest] / rate < _LEAST_SPEEDUP:
+    if fastest is None or rates[fastest] / rate < _MIN_SPEEDUP:
         return ()
     held, length, times = held_back[fastest], int(fastest["max_length"]), f"{rates[fastest] / rate:.1f} times as fast"
     what, batch = f"Packed rows of {length:,} tokens hold {held:,} documents", held * processes
@@ -99,7 +99,7 @@ def dropping_offer(
     memory = traced(best, setting).memory
     less = traced(best, without).memory if problem.trainer.illegal(best, without) is None else None
     saved_bytes = memory.device_bytes - less.device_bytes if memory is not None and less is not None else 0
-    if memory is None or saved_bytes < _LEAST_SAVED_SHARE * memory.device_bytes:
+    if memory is None or saved_bytes < _MIN_SAVED_SHARE * memory.device_bytes:
         return ()
-    what = f"Dropping {counted(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_PROMPT_COVERAGE:g})"
+    what = f"Dropping {plural(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_PROMPT_COVERAGE:g})"
     return (f"{what} is predicted to save {format_bytes(saved_bytes)}.",)

@@ -23,8 +23,8 @@ OFFLOADED = (
 """The note of a plan with last resorts."""
 _SUGGESTED = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
-_MOST_RECIPES = 3
-_MOST_PER_COMBINATION = 2
+_MAX_RECIPES = 3
+_MAX_PER_COMBINATION = 2
 """Most candidates tried with each combination of further choices; each is tried only if the previous did not fit."""
 
 
@@ -54,7 +54,7 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = T
         return evaluator.for_problem(left)
     widened = evaluator.for_problem(wide)
     fitting = sorted(_trace_until_fitting(widened, further), key=rank_key)
-    space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_MOST_RECIPES]), *wide.space.recipes))
+    space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_MAX_RECIPES]), *wide.space.recipes))
     return widened.for_problem(replace(wide, space=space))
 
 
@@ -69,7 +69,7 @@ def _last_resorts(
     for further in _further(narrow, wide):
         every = ((_with_choices(each.candidate, further, wide), each.memory) for each in ranked)
         legal = ((candidate, memory) for candidate, memory in every if candidate is not None and memory is not None)
-        lightest = list(itertools.islice(legal, _MOST_PER_COMBINATION))
+        lightest = list(itertools.islice(legal, _MAX_PER_COMBINATION))
         if lightest:
             found.append([each for each, memory in lightest if _least_bytes(each, memory) <= budget_bytes])
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.app.arguments import PlannedArguments, ProbeArguments, SearchArguments, check_range, time_limit
 from autotune.core.candidate import Choice
-from autotune.core.setting import GLOBAL_BATCH, Wishes
+from autotune.core.setting import GLOBAL_BATCH, KnobOptions
 from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
@@ -19,7 +19,7 @@ from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
 
 DEFAULT_TOKEN_COVERAGE = 0.99
-MOST_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 24
 """Maximum number of tokens of a traced micro-batch, so that sizes of tensors stay within 64 bits."""
 # Largest margin: share of the budget that probes leave free.
 _LARGEST_MARGIN = 0.5
@@ -44,7 +44,7 @@ class Options:
     global_batch_size: int | None
     token_coverage: float
     allowed: frozenset[str]
-    wishes: Wishes
+    knob_options: KnobOptions
     file: SpaceFile
     rollouts: Rollouts
     coverage_asked: bool
@@ -53,12 +53,12 @@ class Options:
     @property
     def ranks_per_row(self) -> int:
         """Number of processes that share a row if the user fixed it, else 1."""
-        return int(self.wishes.fixed.get(CONTEXT_PARALLEL, 1))
+        return int(self.knob_options.fixed.get(CONTEXT_PARALLEL, 1))
 
     @property
     def peft(self) -> Choice:
         """The PEFT configuration that the user fixed, or ``none``."""
-        return self.wishes.fixed.get(peft_config.PeftConfig.name, peft_config.NONE)
+        return self.knob_options.fixed.get(peft_config.PeftConfig.name, peft_config.NONE)
 
 
 def checked_options(args: SearchArguments, init: Init = "random") -> Options:
@@ -104,7 +104,7 @@ def checked_options(args: SearchArguments, init: Init = "random") -> Options:
         token_coverage=DEFAULT_TOKEN_COVERAGE if coverage is None else coverage,
         # Fixing a choice by name allows it.
         allowed=frozenset(args.allow) | fixed.keys(),
-        wishes=Wishes(fixed, frozenset(args.exclude)),
+        knob_options=KnobOptions(fixed, frozenset(args.exclude)),
         file=load(file, trainer.name, trainer.techniques),
         rollouts=_rollouts(trainer, args),
         coverage_asked=coverage is not None,
@@ -147,7 +147,7 @@ def plan_options(args: PlannedArguments) -> Options:
         return _with_teacher(checked_options(args))
     if args.evaluates:
         raise InputError("There are rows to evaluate on and none to train on.", hint=_ROWS)
-    check_range("A length of {} tokens", length, 1, MOST_TOKENS)
+    check_range("A length of {} tokens", length, 1, MAX_TOKENS)
     for name, what, hint in (("token", "rows", "Give --max-length to cut them."), ("prompt", "prompts", _ROWS)):
         if getattr(args, f"{name}_coverage") is not None:
             raise InputError(f"--{name}-coverage has no effect on {what} that are all --seq-len long.", hint=hint)

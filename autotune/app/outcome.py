@@ -11,10 +11,10 @@ from autotune.app.notes import notes_on_launcher, notes_on_loading
 from autotune.core.candidate import Candidate
 from autotune.core.documents.length_report import LengthLimit, histogram, limit
 from autotune.core.documents.memory_timeline import MemoryTimeline
-from autotune.core.documents.result import BaseFile, Choosable, LaterFailure, Result, Trial
+from autotune.core.documents.result import BaseFile, LaterFailure, MeasuredCandidate, Result, Trial
 from autotune.core.measurement import Measurement
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.spread import later, mean_interval, mean_rate, prediction_interval
+from autotune.core.spread import for_later_run, mean_interval, mean_rate, prediction_interval
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
@@ -23,7 +23,7 @@ from autotune.study.comparison import pairs, runs_after
 from autotune.study.problem import Record, SearchOutcome
 from autotune.trainers import Trainer, length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import counted, format_bytes, format_share
+from autotune.units import format_bytes, format_share, plural
 
 _MEMORY_FIGURES = ("peak_bytes", "reserved_bytes", "device_bytes")
 _TRIAL_FIGURES = ("status", "reason", "start_seconds", "wall_seconds", *_MEMORY_FIGURES)
@@ -58,7 +58,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
     """Return the document of a search that ended in any status."""
     setting, trainer, workload, own = problem.setting, problem.trainer, problem.setting.workload, facts.base is not None
     recommended, baseline = (
-        _choosable(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
+        _measured(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
     )
     runs = [(record, failure_of(record, outcome.records)) for record in outcome.records]
     trials = tuple(_trial(record, failure, problem) for record, failure in runs)
@@ -128,7 +128,7 @@ def _compared_text(trials: Sequence[Trial], candidates: int, outcome: SearchOutc
     count = sum(trial.status in decided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
     verb = "is" if others == 1 else "are"
-    tied = f"; {counted(others, 'other')} {verb} as fast within run-to-run variation" if others else ""
+    tied = f"; {plural(others, 'other')} {verb} as fast within run-to-run variation" if others else ""
     if ending is Ending.EXHAUSTED or count >= candidates:
         return f"the fastest of all candidates{tied}" if tied else ""
     of = "the only compared candidate" if count == 1 else f"the fastest of {count:,} compared candidates"
@@ -175,7 +175,7 @@ def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem)
     )
 
 
-def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
+def _measured(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> MeasuredCandidate:
     candidate = record.candidate
     plan = problem.trainer.plan(candidate, problem.setting)
     # The promised memory must hold in all runs.
@@ -188,7 +188,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     rates, winner = rates_of(record, outcome.winner), outcome.winner
     in_turn = winner.rates if winner is not None and winner.number != record.number else record.baseline_rates
     soon = prediction_interval(rates, in_turn)
-    expected = later(soon) if soon is not None else None
+    expected = for_later_run(soon) if soon is not None else None
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
@@ -203,7 +203,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         steps = epoch.steps_per_epoch
     documents, tokens = shown.documents_per_step, shown.tokens_per_step
     epoch = replace(epoch, documents_per_step=documents, tokens_per_step=tokens, steps_per_epoch=steps)
-    return Choosable(
+    return MeasuredCandidate(
         number=record.number,
         candidate=candidate,
         plan=plan,

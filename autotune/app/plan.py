@@ -24,8 +24,8 @@ from autotune.app.options import plan_options
 from autotune.app.planned import check_network, planned_machine, planned_sources, planned_traces
 from autotune.app.planned_bundle import bundle_folder, write_plan
 from autotune.app.problem import global_batch_of, problem_of
-from autotune.app.public import taking
-from autotune.app.servers import check_server, set_aside, split_of
+from autotune.app.public import signature_from
+from autotune.app.servers import check_server, reserve_server_gpus, split_of
 from autotune.app.tracking import Tracking
 from autotune.core.documents.bundle import PlannedBundle, ServerSplit
 from autotune.core.documents.estimate import Estimate, Plan, distinct, smallest_changes
@@ -48,10 +48,10 @@ from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import counted
+from autotune.units import plural
 
 
-@taking(PlanArguments)
+@signature_from(PlanArguments)
 def plan(args: PlanArguments) -> Plan:
     """Search the space by traces of TRL's own training step, with no GPU, and rank the traced candidates (about 100).
 
@@ -71,7 +71,7 @@ def plan(args: PlanArguments) -> Plan:
     planned = planned_machine(args.gpu, args.num_processes, args.num_machines, args.network)
     check_network(args.network, [planned])
     price = read_prices(args.prices).get(planned.device.name) if args.prices is not None else None
-    planned, options = set_aside(planned, options, args.server_gpus)
+    planned, options = reserve_server_gpus(planned, options, args.server_gpus)
     hardware = planned.hardware
     budget_bytes = checked_budget(args.memory_budget, hardware)
     batch = global_batch_of(options, planned)
@@ -192,7 +192,7 @@ def _notes(evaluator: Evaluator, planned: Machine, args: PlanArguments, *, decid
     if traced < problem.size:
         which = ": those that may be the fastest, judging by the earlier traces"
         yield (
-            f"Of {problem.size:,} combinations of choices, legal or not, {counted(traced, 'was', 'were')} traced"
+            f"Of {problem.size:,} combinations of choices, legal or not, {plural(traced, 'was', 'were')} traced"
             f"{which if decided else ' before the time limit'}. Others may be faster or need less."
         )
     few = few_documents_text(workload, problem.setting.global_batch_size)
@@ -200,7 +200,7 @@ def _notes(evaluator: Evaluator, planned: Machine, args: PlanArguments, *, decid
         yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
     if args.dataset is None:
         yield (
-            f"All rows are assumed to have {counted(lengths.longest, 'token')}. Rows of varied lengths are padded and"
+            f"All rows are assumed to have {plural(lengths.longest, 'token')}. Rows of varied lengths are padded and"
             " need an attention mask, which takes more memory: give a DATASET to plan for its lengths."
         )
     assumed = {text for each in evaluator.traced_plans for text in each.memory.assumptions}
@@ -225,5 +225,5 @@ def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
     if isinstance(split, str):
         yield f"With the best candidate, the vLLM server does not start: {split}."
     elif split is not None:
-        gpus = counted(split.generation, "further GPU generates", "further GPUs generate")
+        gpus = plural(split.generation, "further GPU generates", "further GPUs generate")
         yield f"{gpus} in a vLLM server, which takes {server_text(split)}."

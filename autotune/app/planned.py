@@ -31,7 +31,7 @@ from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, 
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
-from autotune.units import counted
+from autotune.units import plural
 
 CPU = "cpu"
 # Bytes per second of a Gbit/s, the unit of networks.
@@ -53,8 +53,7 @@ def machines_of(processes: int, requested: int | None) -> int:
     if machines < 1 or processes % machines:
         most = f" of at most {GPUS_PER_MACHINE} each" if requested is None else ""
         raise InputError(
-            f"{counted(processes, 'process', 'processes')} cannot be divided among"
-            f" {counted(machines, 'machine')}{most}.",
+            f"{plural(processes, 'process', 'processes')} cannot be divided among {plural(machines, 'machine')}{most}.",
             hint="--num-processes counts the processes of all machines, and is a multiple of --num-machines.",
         )
     return machines

@@ -34,12 +34,12 @@ from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
 from autotune.study.improvement import search_by_traces
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import counted, format_duration
+from autotune.units import format_duration, plural
 
 # Candidates that are traced between two checks of the clock.
 _AT_ONCE = 4
 # Most further candidates that are traced to find the one that needs the least memory.
-_LEAST = 12
+_MIN_TRACES = 12
 # Time budget for measuring the operators of a few candidates; a process that far exceeds it hangs in an operator.
 _MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
 # Time after which cached speeds are measured again.
@@ -121,7 +121,7 @@ class Predictions:
             reasons = dict.fromkeys(untraceable.values())
             one, several = "candidate could not be traced and was", "candidates could not be traced and were"
             why = f"{'' if len(reasons) == 1 else 'for instance, '}{next(iter(reasons))}"
-            notes.append(f"{counted(len(untraceable), one, several)} not predicted: {why}")
+            notes.append(f"{plural(len(untraceable), one, several)} not predicted: {why}")
         if device is not None:
             notes += notes_on_speed(device)
         return (*notes, *notes_on_traces(self.evaluator.traces))
@@ -175,7 +175,7 @@ def note_on_traced(count: int, fitting: int, spent_seconds: float) -> str:
     spent = format_duration(spent_seconds)
     if not count:
         return f"No trace was completed in {spent}."
-    return f"Traced {counted(count, 'candidate')} in {spent}: {fitting:,} predicted to fit."
+    return f"Traced {plural(count, 'candidate')} in {spent}: {fitting:,} predicted to fit."
 
 
 def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
@@ -186,7 +186,9 @@ def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
     """
     least = min(evaluator.ranked(), key=memory_key).candidate
     without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
-    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST, at_once=_AT_ONCE, goes_on=goes_on)
+    search_by_traces(
+        evaluator.problem, without_memory, starts=[least], limit=_MIN_TRACES, at_once=_AT_ONCE, goes_on=goes_on
+    )
     if goes_on():
         evaluator.run([min(without_memory.ranked(), key=memory_key).candidate])
 

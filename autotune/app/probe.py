@@ -18,7 +18,7 @@ from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
 from autotune.app.search import Run, check_study, storage_of, worker_servers
-from autotune.app.workers.together import search_together
+from autotune.app.workers.parallel import search_in_parallel
 from autotune.app.workload import WorkloadReader
 from autotune.core.documents.result import BaseFile, Result
 from autotune.core.events import Noted, StageStarted, WorkloadReady, ignore
@@ -86,7 +86,7 @@ def probe(args: ProbeArguments) -> Result:
             predictions = predictions_of(args, problem, limit_bytes, server, tracer) if args.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         run = replace(run, problem=problem, timeout_seconds=clock.left(), predictor=predictions.predictor)
-        outcome = search_together(run, further, listener)
+        outcome = search_in_parallel(run, further, listener)
         problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         in_time = not outcome.interrupted and not clock.over()
@@ -211,7 +211,7 @@ def _edited_file(run: Run, base: UserBase | None, outcome: SearchOutcome) -> tup
     copied = rows.cut or any(profile.dropped for profile in workload.profiles)
     wanted = EditTarget(
         plan,
-        frozenset(setting.wishes.fixed),
+        frozenset(setting.knob_options.fixed),
         workload.model_source.name if args.model is not None else None,
         workload.teacher_source.name if args.teacher is not None and workload.teacher_source is not None else None,
         rows if copied or args.dataset is not None or args.evaluates else None,

@@ -113,7 +113,7 @@ class Arguments(Checked):
         return {name: value for name, value in values.items() if value not in (None, [], {}, defaults[name])}
 
 
-def taking(
+def signature_from(
     kind: Callable[_Parameters, _Arguments],
 ) -> Callable[[Callable[[_Arguments], _Result]], Callable[_Parameters, _Result]]:
     """Return a decorator that gives a function the signature and the descriptions of its arguments' fields."""

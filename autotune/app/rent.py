@@ -13,7 +13,7 @@ from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import check_network, is_cpu, planned_machine, planned_sources, planned_traces
 from autotune.app.problem import global_batch_of, problem_of
-from autotune.app.public import taking
+from autotune.app.public import signature_from
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.documents.rent import BILLION, Offer, Rent, Unit, cost_of
@@ -29,9 +29,9 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.store import Traces
 from autotune.reporting.rent import offer_text
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.units import counted, format_bytes, parse_size
+from autotune.units import format_bytes, parse_size, plural
 
-_MOST_TRACED = 40
+_MAX_TRACED = 40
 """Most candidates for a number of GPUs of one kind; each search starts from the best of the earlier searches."""
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs tried for ``auto``: within one machine, and whole machines of eight."""
@@ -39,7 +39,7 @@ _WORTH = 0.05
 """Least relative gain in throughput per GPU for which more GPUs are planned; at that gain they cost less."""
 
 
-@taking(RentArguments)
+@signature_from(RentArguments)
 def rent(args: RentArguments) -> Rent:
     """Predict for each of several GPUs whether a training fits there, how fast it is, and what it costs.
 
@@ -154,7 +154,7 @@ class _Survey:
             return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        self.tracking.search(evaluator, starts, _MOST_TRACED)
+        self.tracking.search(evaluator, starts, _MAX_TRACED)
         self.evaluators.append(evaluator)
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
         return self._best(blank, evaluator)
@@ -190,7 +190,8 @@ def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequ
         return found
     among = "" if machines is None else f" in {machines} machines"
     raise InputError(
-        f"A global batch of {batch} {options.trainer.counted} cannot be divided among any number of GPUs tried{among}.",
+        f"A global batch of {batch} {options.trainer.document_noun} cannot be divided among any number of GPUs"
+        f" tried{among}.",
         hint=f"Give another --global-batch-size or --num-machines; tried are {', '.join(map(str, NUMBERS))} GPUs.",
     )
 
@@ -244,13 +245,13 @@ def _notes(survey: _Survey, offers: Sequence[Offer], largest: Hardware) -> Itera
         varied = "Memory that batches of varied lengths may add is not traced for a table"
         yield f"{varied}: plan for the GPU that you choose, with --gpu NAME."
     if any(len(each.candidates) < each.problem.size for each in survey.evaluators):
-        among = f"For each kind and number of GPUs, the best was searched for among at most {_MOST_TRACED} candidates"
+        among = f"For each kind and number of GPUs, the best was searched for among at most {_MAX_TRACED} candidates"
         yield f"{among}: others may be faster, and fewer GPUs may be enough."
     most = max(survey.numbers)
     if auto and most < max(NUMBERS):
         yield (
-            f"A global batch of {batch} {survey.options.trainer.counted} can be divided among at most"
-            f" {counted(most, 'GPU')}, of the numbers tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets"
+            f"A global batch of {batch} {survey.options.trainer.document_noun} can be divided among at most"
+            f" {plural(most, 'GPU')}, of the numbers tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets"
             " another."
         )
     gpus = {offer.gpu.name: offer.gpu for offer in offers if offer.estimate is not None and not is_cpu(args.gpu)}

@@ -14,8 +14,8 @@ from autotune.core.setting import Setting
 from autotune.emit.serving import serve_command
 from autotune.errors import InputError
 from autotune.planning.vllm import Engine, engine_of
-from autotune.techniques.vllm import NAME, SERVER, beyond_model
-from autotune.techniques.vllm_tensor_parallel_size import undivided
+from autotune.techniques.vllm import NAME, SERVER, too_long_for_model
+from autotune.techniques.vllm_tensor_parallel_size import indivisible_heads
 from autotune.trainers.problem import TrainerProblem
 from autotune.trainers.prompts import Prompted
 
@@ -23,7 +23,7 @@ UTILIZATION = 0.9
 """The default share of its GPUs that the server takes (``trl/scripts/vllm_serve.py``)."""
 
 
-def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tuple[Machine, Options]:
+def reserve_server_gpus(planned: Machine, options: Options, server_gpus: int | None) -> tuple[Machine, Options]:
     """Return the machine without the GPUs of a server, and the options with ``vllm=server`` fixed.
 
     Args:
@@ -36,8 +36,8 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
         return planned, options
     hardware = planned.hardware
     technique = next((each for each in options.trainer.techniques if each.name == NAME), None)
-    fixed = options.wishes.fixed.get(NAME, SERVER)
-    if technique is None or fixed != SERVER or NAME not in options.allowed - options.wishes.excluded:
+    fixed = options.knob_options.fixed.get(NAME, SERVER)
+    if technique is None or fixed != SERVER or NAME not in options.allowed - options.knob_options.excluded:
         raise InputError(
             "--server-gpus is the number of GPUs of a vLLM server, and this plan has no server.",
             hint=f"It is for trainers that generate, with --fix {NAME}={SERVER} or --allow {NAME}.",
@@ -59,8 +59,8 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
             hint=f"It takes {known}." if possible else "--num-processes counts the server's GPUs too.",
         )
     hardware = replace(hardware, processes=hardware.processes - server_gpus)
-    wishes = replace(options.wishes, fixed={**options.wishes.fixed, NAME: SERVER})
-    return replace(planned, hardware=hardware), replace(options, wishes=wishes)
+    knob_options = replace(options.knob_options, fixed={**options.knob_options.fixed, NAME: SERVER})
+    return replace(planned, hardware=hardware), replace(options, knob_options=knob_options)
 
 
 def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) -> ServerSplit | str:
@@ -106,7 +106,7 @@ def longest_sequence(candidate: Candidate, problem: TrainerProblem) -> int | Non
     trainer = problem.trainer
     if not isinstance(trainer, Prompted):
         return None
-    return problem.setting.workload.longest + int(candidate[trainer.most_field]) + trainer.sends_text
+    return problem.setting.workload.longest + int(candidate[trainer.max_completion_field]) + trainer.sends_text
 
 
 def generating_gpus(gpus: int) -> Iterator[int]:
@@ -131,5 +131,5 @@ def server_of(plan: TrainingPlan, setting: Setting, gpus: int, tokens: int | Non
 
 def server_error(server: Engine) -> str:
     """Return the reason that a server does not start on its GPUs; empty if it starts."""
-    refused = undivided(server.model, server.parallel) or beyond_model(server.model, server.tokens or 0)
+    refused = indivisible_heads(server.model, server.parallel) or too_long_for_model(server.model, server.tokens or 0)
     return refused or server.start_error

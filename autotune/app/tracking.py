@@ -11,8 +11,8 @@ from autotune.core.documents.estimate import Estimate, distinct
 from autotune.core.events import Event, Listener, Noted, Ranked, Tracing
 from autotune.planning.evaluator import Evaluator
 from autotune.reporting.words import differences
-from autotune.study.improvement import MOST_TRACED, search_by_traces
-from autotune.units import counted, format_bytes
+from autotune.study.improvement import MAX_TRACED, search_by_traces
+from autotune.units import format_bytes, plural
 
 _USUAL_CANDIDATES = 60
 """Candidates that a search usually traces: 40 to 100 for the 8B shape."""
@@ -42,7 +42,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         best = next(iter(evaluator.ranked()), None)
         if best is not None and best.memory is not None:
             needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
-            traced = counted(len(evaluator.candidates), "traced candidate")
+            traced = plural(len(evaluator.candidates), "traced candidate")
             device = evaluator.problem.setting.machine.device.name
             choices = differences(best.candidate, evaluator.problem.baseline)
             found = f"The best of {traced} so far on {device} is predicted to need"
@@ -66,7 +66,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         self,
         evaluator: Evaluator,
         starts: Sequence[Candidate] | None = None,
-        limit: int = MOST_TRACED,
+        limit: int = MAX_TRACED,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Search the space of an evaluator's problem, and return whether the search was complete.

@@ -120,7 +120,7 @@ class Launched:
 
     Attributes:
         processes: number over all machines; 1 if neither options nor file set it.
-        counted: whether options or file set the number.
+        sets_processes: whether options or file set the number.
         machines: number of machines.
         file: the path of the file that accelerate reads; empty without one.
         engine: the ``distributed_type`` of the launch.
@@ -134,7 +134,7 @@ class Launched:
     """
 
     processes: int = 1
-    counted: bool = False
+    sets_processes: bool = False
     machines: int = 1
     file: str = ""
     engine: str = "NO"

@@ -57,24 +57,24 @@ class OutOfMemory:
     Attributes:
         phase: phase of the step program, such as ``backward``.
         requested_bytes: size of the allocation that failed, or None if the allocator did not report it.
-        held_bytes: peak memory of the process above its baseline until then, or None.
+        used_bytes: peak memory of the process above its baseline until then, or None.
         limit_bytes: the exceeded limit, or None if the device itself was full. If the host's memory runs out in
             training on a GPU, only the phase is known.
     """
 
     phase: str
     requested_bytes: int | None
-    held_bytes: int | None
+    used_bytes: int | None
     limit_bytes: int | None
 
     @property
     def attempted_bytes(self) -> int | None:
         """Memory of the process including the failed allocation; None if the process's memory is not known."""
-        return None if self.held_bytes is None else self.held_bytes + (self.requested_bytes or 0)
+        return None if self.used_bytes is None else self.used_bytes + (self.requested_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldMemory:
+class MemoryUse:
     """The memory figures of a run; those that were not measured are None.
 
     Attributes:
@@ -90,13 +90,13 @@ class HeldMemory:
     device_bytes: int | None = None
 
     @property
-    def held_bytes(self) -> int | None:
+    def used_bytes(self) -> int | None:
         """The memory that must fit the budget: all of a process on its GPU, or on a CPU its peak."""
         return self.device_bytes or self.reserved_bytes or self.peak_bytes
 
 
 @dataclass(frozen=True)
-class Measurement(HeldMemory):
+class Measurement(MemoryUse):
     """The measurement of one probe; figures that were not measured are None.
 
     Attributes:
@@ -163,7 +163,7 @@ class Measurement(HeldMemory):
     def need_bytes(self) -> int | None:
         """Memory that counts towards the limit; after an out-of-memory error, including the failed request."""
         attempted = self.out_of_memory.attempted_bytes if self.out_of_memory is not None else None
-        return attempted if attempted is not None else self.held_bytes
+        return attempted if attempted is not None else self.used_bytes
 
 
 _MAXIMA = ("peak_bytes", "reserved_bytes", "device_bytes", "worst_tokens",

@@ -42,7 +42,7 @@ GLOBAL_BATCH = "global_batch"
 
 
 @dataclass(frozen=True)
-class Wishes:
+class KnobOptions:
     """The user's options about single knobs.
 
     Attributes:
@@ -81,7 +81,7 @@ class Setting:
     base: Base | None = None
     ranks_per_row: int = 1
     last_resorts: bool = False
-    wishes: Wishes = field(default_factory=Wishes)
+    knob_options: KnobOptions = field(default_factory=KnobOptions)
     loss_depends_on: Mapping[str, str] = field(default_factory=dict)
     checked: TrainingPlan | None = None
     impossible: dict[tuple[object, Choice], str | None] = field(

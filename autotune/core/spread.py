@@ -56,7 +56,7 @@ def prediction_interval(rates: Sequence[float], in_turn: Sequence[float] = ()) -
     return _interval(rates, math.sqrt(1 + 1 / len(rates)), in_turn) if len(rates) > 1 else None
 
 
-def later(soon: Interval) -> Interval:
+def for_later_run(soon: Interval) -> Interval:
     """Return the prediction interval of a run at a later time.
 
     The two have independent causes, so that the squares of their half-widths add up, on logarithms.

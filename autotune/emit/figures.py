@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autotune.core.documents.bundle import Basis, PlannedBundle, ServerSplit
-from autotune.core.documents.result import Choosable, Result
+from autotune.core.documents.result import MeasuredCandidate, Result
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
 from autotune.emit.handover import Handover
@@ -13,14 +13,14 @@ from autotune.emit.launch import ACCELERATE
 from autotune.emit.serving import SERVE, TRAIN, serve_command, training_gpus
 from autotune.reporting.comparison import confirmed_text, headline
 from autotune.techniques.vllm import SERVER, SUPPORTED
-from autotune.units import counted, format_bytes, format_rate, format_seconds
+from autotune.units import format_bytes, format_rate, format_seconds, plural
 
 SERVER_TIMEOUT = 240
 """Seconds that TRL waits for the server: the default of ``vllm_server_timeout`` (TRL 1.16)."""
 _SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
 
 
-def measured(result: Result, chosen: Choosable) -> Handover:
+def measured(result: Result, chosen: MeasuredCandidate) -> Handover:
     """Return the measured bundle of a result."""
     return Handover(
         plan=chosen.plan,
@@ -33,7 +33,7 @@ def measured(result: Result, chosen: Choosable) -> Handover:
     )
 
 
-def _measured_sentences(result: Result, chosen: Choosable) -> Iterator[str]:
+def _measured_sentences(result: Result, chosen: MeasuredCandidate) -> Iterator[str]:
     """Yield sentences, some of them empty."""
     workload, hardware = result.workload, result.hardware
     yield (
@@ -41,13 +41,13 @@ def _measured_sentences(result: Result, chosen: Choosable) -> Iterator[str]:
         f"{result.global_batch_size}, budget {format_bytes(result.budget_bytes)}."
     )
     device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
-    processes = counted(hardware.processes, "process", "processes")
+    processes = plural(hardware.processes, "process", "processes")
     software = _software_text(result.environment)
     details = (device, processes, hardware.variables, software and f"with {software}")
     yield f"Measured on {', '.join(filter(None, details))}."
     parts = []
     if chosen.peak_bytes is not None:
-        held, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
+        held, allocated = format_bytes(chosen.used_bytes or 0), format_bytes(chosen.peak_bytes)
         allocated_text = "" if held == allocated else f" ({allocated} allocated)"
         parts.append(f"memory used {held}{allocated_text} on the worst batch")
     if chosen.tokens_per_second is not None:
@@ -59,7 +59,7 @@ def _measured_sentences(result: Result, chosen: Choosable) -> Iterator[str]:
     yield result.base.withheld_text if result.base is not None else ""
 
 
-def _expected_text(chosen: Choosable) -> str:
+def _expected_text(chosen: MeasuredCandidate) -> str:
     low, high = chosen.tokens_per_second_low, chosen.tokens_per_second_high
     if low is None or high is None:
         return " in one run"

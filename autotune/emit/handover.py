@@ -15,9 +15,9 @@ from autotune.emit.launch import ACCELERATE, DEEPSPEED
 from autotune.emit.rows import TrainingRows
 from autotune.techniques.offload import optimizer_on_host
 from autotune.trainers import find_trainer
-from autotune.trainers.base import EVALUATED
+from autotune.trainers.base import EVAL_STRATEGY
 from autotune.trainers.prompts import PLACEHOLDER_REWARD
-from autotune.units import counted
+from autotune.units import plural
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     evaluation = workload.evaluation
     if rows.evaluated is not None and evaluation is not None:
         own = handover.base.args.get("eval_strategy") if handover.base is not None and handover.base.text else None
-        when = "at the end of each epoch" if own in (None, EVALUATED) else f"by the file's eval_strategy: {own}"
+        when = "at the end of each epoch" if own in (None, EVAL_STRATEGY) else f"by the file's eval_strategy: {own}"
         yield (
             f"Training is evaluated on {evaluation.name} {when}; eval_strategy and eval_steps change when. The speed "
             "excludes evaluations."
@@ -109,7 +109,7 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
 def _launch_sentences(handover: Handover) -> Iterator[str]:
     plan = handover.plan
     if plan.in_group:
-        processes = counted(plan.launch.processes, "process", "processes")
+        processes = plural(plan.launch.processes, "process", "processes")
         note = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
         yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{note}"
     if handover.threads is None and optimizer_on_host(plan):

@@ -14,7 +14,7 @@ from autotune.errors import InputError
 from autotune.inspection.cpu import core_numbers, cpu
 from autotune.inspection.cuda import NoGpuError, hides_gpus, nvidia_cards, visible_gpus, visible_words
 from autotune.inspection.software import check_required, installed_packages, torch_builds, torch_cuda_version
-from autotune.units import MIB, counted, format_bytes, parse_size
+from autotune.units import MIB, format_bytes, parse_size, plural
 
 Workers = int | Literal["auto"]
 """Number of workers that probe at the same time; ``auto``: as many as the GPUs allow, or one on a CPU."""
@@ -76,7 +76,7 @@ def _unusable_gpu(reason: str) -> str:
             cards = tuple(gpu.name for gpu in visible_gpus(None))
     if not cards:
         return ""
-    return f"This machine has {counted(len(cards), 'NVIDIA GPU')} ({', '.join(cards)}), and none can be used: {reason}."
+    return f"This machine has {plural(len(cards), 'NVIDIA GPU')} ({', '.join(cards)}), and none can be used: {reason}."
 
 
 def _divided(
@@ -163,11 +163,11 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
 
 
 def _visible_text(gpus: Sequence[Hardware]) -> str:
-    return counted(len(gpus), "GPU is visible", "GPUs are visible")
+    return plural(len(gpus), "GPU is visible", "GPUs are visible")
 
 
 def _workers_text(count: int, processes: int) -> str:
-    return counted(count, "worker") + (f" of {processes} processes" if processes > 1 else "")
+    return plural(count, "worker") + (f" of {processes} processes" if processes > 1 else "")
 
 
 def _tightest(gpus: Sequence[Hardware], count: int) -> Hardware:

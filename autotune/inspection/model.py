@@ -24,7 +24,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
-_CONFIG_ALONE = "`autotune plan --seq-len` takes a configuration alone, in a file of any name."
+_CONFIG_HINT = "`autotune plan --seq-len` takes a configuration alone, in a file of any name."
 _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 
 
@@ -56,7 +56,7 @@ def _local_source(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
     if tokenizes and not tokenizer:
         raise InputError(
             f"{directory} has no tokenizer.",
-            hint=f"Save one next to {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_CONFIG_ALONE}",
+            hint=f"Save one next to {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_CONFIG_HINT}",
         )
     return ModelSource(name=str(directory), init=init, tokenizer=tokenizer)
 
@@ -66,7 +66,7 @@ def _directory(path: Path) -> Path:
         if path.name != CONFIG_FILE:
             raise InputError(
                 f"{path} is a file, but no {CONFIG_FILE}.",
-                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id. {_CONFIG_ALONE}",
+                hint=f"Give the model's directory, its {CONFIG_FILE}, or a hub id. {_CONFIG_HINT}",
             )
         path = path.parent
     if not path.is_dir():

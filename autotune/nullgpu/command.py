@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from autotune.core.documents.dry_run import CommandExit, Followed, Refused
+from autotune.core.documents.dry_run import CommandExit, ProcessRecord, UnsupportedCall
 from autotune.core.files.codec import decode
 from autotune.errors import InputError
 from autotune.inspection.command_line import ASSIGNMENT
@@ -44,8 +44,8 @@ class CommandResult:
     """
 
     ending: CommandExit
-    processes: tuple[Followed, ...]
-    refused: tuple[Refused, ...]
+    processes: tuple[ProcessRecord, ...]
+    refused: tuple[UnsupportedCall, ...]
 
 
 def run(
@@ -121,13 +121,13 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
         _, children = psutil.wait_procs(children, _KILL_SECONDS)
 
 
-def _followed(folder: Path) -> list[Followed]:
+def _followed(folder: Path) -> list[ProcessRecord]:
     files = folder.glob("process-*.json")
-    found = (decode(Followed, json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    found = (decode(ProcessRecord, json.loads(file.read_text(encoding="utf-8"))) for file in files)
     return sorted(found, key=lambda each: (each.rank, each.pid))
 
 
-def _refused(file: Path) -> Iterator[Refused]:
+def _refused(file: Path) -> Iterator[UnsupportedCall]:
     if file.is_file():
         lines = dict.fromkeys(file.read_text(encoding="utf-8").splitlines())
-        yield from (Refused(*line.split("\t", 1)) for line in lines)
+        yield from (UnsupportedCall(*line.split("\t", 1)) for line in lines)

@@ -166,7 +166,7 @@ class Evaluator:
         marks: list[Mark] = []
         for (part, backward), stretch in traced.worst.stretches.items():
             marks.append(Mark(part, backward, len(moments)))
-            engine_bytes = engine.held_bytes(part.phase) if engine is not None else 0
+            engine_bytes = engine.used_bytes(part.phase) if engine is not None else 0
             of_engine = {VLLM: engine_bytes} if engine_bytes else {}
             moments += [{**levels, **of_engine} for levels in stretch.course()]
         names = list(dict.fromkeys(name for levels in moments for name in levels))

@@ -12,7 +12,7 @@ from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.planning.evaluator import Evaluator
-from autotune.units import counted
+from autotune.units import plural
 
 # Relative error of traced tensor bytes, for a CPU. Traces are within 1 % of PyTorch's CPU allocator
 # (tests/virtual/test_against_cpu.py), and extrapolations from small traces within 1 % of full-size ones.
@@ -102,7 +102,7 @@ class PlannedPredictor(Predictor):
         """Return sentences about the factor and about a failure of the tracer."""
         notes = []
         if self.raised > 1:
-            since = f"since {counted(self._out_of_memory_count, 'candidate')} ran out of memory"
+            since = f"since {plural(self._out_of_memory_count, 'candidate')} ran out of memory"
             notes.append(f"Memory predictions were raised by {100 * (self.raised - 1):.3g} %, {since}.")
         if self._trace_error:
             notes.append(f"Some predictions are not traced: {self._trace_error}")

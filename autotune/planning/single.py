@@ -21,7 +21,7 @@ from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.techniques.attention import unmasked_may_need_more
-from autotune.techniques.traits import impact_in, untimed
+from autotune.techniques.traits import has_no_predicted_time, plan_impact
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import otherwise_padded
 
@@ -48,7 +48,7 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: boo
     Args:
         for_memory: whether memory is needed; else only the time of a step, which is a sum over layers.
     """
-    impact = impact_in(plan)
+    impact = plan_impact(plan)
     if impact.needs_all_layers or (impact.uneven and for_memory):
         return (len(layer_kinds),)
     return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
@@ -165,7 +165,7 @@ class SizedPlan:
             return [(worst, 1.0)] if worst is not None else [self._timing_size(each) for each in typical]
 
         yield MICRO_BATCH, weighted(geometry.step_sizes, largest), geometry.micro_batches, 1.0
-        for apart in geometry.apart:
+        for apart in geometry.phases:
             layout = apart.layout or geometry.layout
             worst = (layout, apart.shape_for(largest[1])) if largest is not None else None
             yield apart.phase, weighted(apart.sizes, worst), geometry.micro_batches, apart.per_step
@@ -337,7 +337,7 @@ class PlanTracer:
             if isinstance(reply, Untraceable):
                 return reply
             traces.setdefault(size, {})[depth] = reply
-        layers, edges = len(self._layer_kinds), impact_in(plan).gathers_ahead
+        layers, edges = len(self._layer_kinds), plan_impact(plan).gathers_ahead
         fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
         forecasts = [
             (each.forecast(fits, size), each, size)
@@ -361,7 +361,7 @@ class PlanTracer:
         hardware = self._setting.machine.hardware
         memory = memory_estimate(worst, mean, sized.geometry.micro_batches, self._device, hardware.kind)
         assumptions = {assumed for fit in fits.values() for assumed in fit.assumptions}
-        seconds = None if untimed(sized.plan, hardware) else memory.step_seconds
+        seconds = None if has_no_predicted_time(sized.plan, hardware) else memory.step_seconds
         return replace(memory, step_seconds=seconds, assumptions=tuple(sorted(assumptions)))
 
 

@@ -121,7 +121,7 @@ class Engine:
         weights = (self.model.parameters - quantized) * TYPE_BYTES + round(quantized * QUANTISED_BYTES)
         return weights // self.parallel
 
-    def held_bytes(self, phase: str) -> int:
+    def used_bytes(self, phase: str) -> int:
         """Return the engine's bytes on a training GPU during a phase of the training."""
         if self.on_server:
             return self._sync_bytes if phase in (SYNCHRONISATION, GENERATION) else 0
@@ -149,18 +149,18 @@ class Engine:
     def with_training(self, training: MemoryEstimate) -> MemoryEstimate:
         """Return the memory of a training together with the engine, without step time: generation's is unknown."""
         training = replace(training, step_seconds=None)
-        asleep = self.held_bytes(MICRO_BATCH)
+        asleep = self.used_bytes(MICRO_BATCH)
         peaks = {GENERATION: training.generation_bytes, SYNCHRONISATION: training.synchronisation_bytes}
         needed, held, phase = max(
-            ((size or 0, self.held_bytes(phase), phase) for phase, size in peaks.items()),
+            ((size or 0, self.used_bytes(phase), phase) for phase, size in peaks.items()),
             key=lambda item: item[0] + item[1],
         )
         if training.device_bytes + asleep >= needed + held:
             parts = {**training.breakdown, **({VLLM: asleep} if asleep else {})}
-            return replace(training, beside_bytes=asleep, breakdown=parts)
+            return replace(training, vllm_bytes=asleep, breakdown=parts)
         parts = {AT_REST: needed - training.context_bytes, VLLM: held, "context": training.context_bytes}
-        beside_bytes = needed + held - training.device_bytes
-        return replace(training, beside_bytes=beside_bytes, breakdown=parts, phase=phase)
+        vllm_bytes = needed + held - training.device_bytes
+        return replace(training, vllm_bytes=vllm_bytes, breakdown=parts, phase=phase)
 
     def assumptions(self) -> Iterator[str]:
         """Yield assumptions about the engine, in sentences."""

@@ -18,7 +18,7 @@ from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
 from autotune.probing.server import JobServer, Worker
-from autotune.techniques.traits import libraries_of
+from autotune.techniques.traits import library_patches_key
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class ServerTracer(AbstractContextManager["ServerTracer"]):
         Repeats the request in a new worker if a used one is lost: an earlier trace may be the cause.
         """
         # Patches of libraries persist in a process.
-        key = f"{request.target} {request.model.name} {libraries_of(request.plan)}"
+        key = f"{request.target} {request.model.name} {library_patches_key(request.plan)}"
         while (left_seconds := self.left_seconds) > 0:
             worker, usable = self._worker(key), False
             was_new = not worker.jobs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core.documents.result import Choosable, Contribution, Result
+from autotune.core.documents.result import Contribution, MeasuredCandidate, Result
 from autotune.core.files.yaml_text import yaml_line
-from autotune.core.spread import TIE, Interval, later
+from autotune.core.spread import TIE, Interval, for_later_run
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
@@ -14,15 +14,15 @@ from autotune.reporting.outlook import baseline_name
 from autotune.reporting.sections import Value, comparison_rows, epoch_values
 from autotune.techniques.per_device_train_batch_size import NEAR_STEP
 from autotune.trainers import find_trainer
-from autotune.units import counted, format_bytes
+from autotune.units import format_bytes, plural
 
-_MOST_COSTS = 3
+_MAX_COSTS = 3
 _UNKNOWN = 10.0
 """Ratio of the upper bound of a speed-up's or rate's interval to its mean above which it is reported as unknown; the
 interval is symmetric in ratio."""
 
 
-def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
+def comparison_of_search(result: Result, recommended: MeasuredCandidate) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     compared = [recommended] if baseline is None else [recommended, baseline]
@@ -32,17 +32,17 @@ def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[
     return comparison_rows(chosen, others[0] if others else {})
 
 
-def _values(result: Result, candidate: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
+def _values(result: Result, candidate: MeasuredCandidate, compared: Sequence[MeasuredCandidate]) -> dict[str, Value]:
     evaluations = [each.evaluation_seconds for each in compared]
     return {
         "status": Value(words.status_text(candidate.status)),
-        "memory used": Value(words.bytes_or_dash(candidate.held_bytes), candidate.held_bytes, result.budget_bytes),
+        "memory used": Value(words.bytes_or_dash(candidate.used_bytes), candidate.used_bytes, result.budget_bytes),
         "  reserved": Value(words.bytes_or_dash(candidate.reserved_bytes)),
         "  allocated": Value(words.bytes_or_dash(None if candidate.reserved_bytes is None else candidate.peak_bytes)),
         "speed": Value(words.rate_or_dash(candidate.tokens_per_second), candidate.tokens_per_second),
         "  95 % range": Value(_range_text(candidate)),
         "time per evaluation": Value(words.duration_or_dash(candidate.evaluation_seconds, evaluations)),
-        **epoch_values(candidate, compared, find_trainer(result.trainer).counted),
+        **epoch_values(candidate, compared, find_trainer(result.trainer).document_noun),
     }
 
 
@@ -55,12 +55,12 @@ def contribution_text(contribution: Contribution) -> str:
     speedup, saved = contribution.speedup, contribution.peak_bytes_saved
     factor = f"{max(speedup, 1 / speedup):.2f}"
     text = "equally fast" if factor == "1.00" else f"{factor}x {'slower' if speedup > 1 else 'faster'}"
-    if contribution.told_apart is False and factor != "1.00":
+    if contribution.significant is False and factor != "1.00":
         text = f"{text} in one probe, within run-to-run variation"
     return f"{text}; needs {format_bytes(abs(saved))} {'more' if saved > 0 else 'less'}" if saved else text
 
 
-def headline(result: Result, recommended: Choosable) -> str:
+def headline(result: Result, recommended: MeasuredCandidate) -> str:
     """Return the result in one sentence."""
     name = baseline_name(result, capitalized=True)
     baseline, rate = result.baseline, words.rate_or_dash(recommended.tokens_per_second)
@@ -82,7 +82,7 @@ def confirmed_text(result: Result) -> str:
     return f"{'Interrupted: this is the best so far. ' if result.status is RunStatus.INTERRUPTED else ''}{by}."
 
 
-def runs_text(result: Result, recommended: Choosable) -> str:
+def runs_text(result: Result, recommended: MeasuredCandidate) -> str:
     """Return the number of runs behind the speed figures, and the meaning of their range."""
     if recommended.tokens_per_second_low is None:
         return "The speed is that of one run, so the spread between runs is not known."
@@ -96,9 +96,9 @@ def costs(result: Result) -> tuple[Line, ...]:
     found = [
         (item.speedup, ", ".join(f"{key}: {yaml_line(value)}" for key, value in keys[item.knob].items()))
         for item in result.contributions
-        if item.knob in keys and item.speedup and item.speedup >= 1 + TIE and item.told_apart is not False
+        if item.knob in keys and item.speedup and item.speedup >= 1 + TIE and item.significant is not False
     ]
-    most = sorted(found, key=lambda cost: -cost[0])[:_MOST_COSTS]
+    most = sorted(found, key=lambda cost: -cost[0])[:_MAX_COSTS]
     return tuple((Code(words.printable(written)), f"costs {100 * (speedup - 1):.0f} %") for speedup, written in most)
 
 
@@ -112,7 +112,7 @@ def step_change_text(result: Result) -> str:
         return ""
     counts = ours, theirs, recommended.steps_per_epoch, baseline.steps_per_epoch
     rows, default_rows, steps, default_steps = map(words.mean_or_dash, counts)
-    noun, of_epoch = find_trainer(result.trainer).counted, "step" if steps == "1" else "steps"
+    noun, of_epoch = find_trainer(result.trainer).document_noun, "step" if steps == "1" else "steps"
     noun = noun.removesuffix("s") if rows == "1" else noun
     return (
         f"An optimizer step has {rows} {noun} instead of {default_rows}, and an epoch {steps} {of_epoch} instead of "
@@ -121,7 +121,7 @@ def step_change_text(result: Result) -> str:
     )
 
 
-def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
+def _speed_text(result: Result, recommended: MeasuredCandidate, speedup: float) -> str:
     """Return a sentence on the speed-up and its interval.
 
     Without an interval, the two cannot be told apart if the baseline's speed is in the range of the recommendation's.
@@ -129,15 +129,15 @@ def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
     where = f"{baseline_name(result)} at the same global batch of {result.global_batch_size}"
     factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
     if high is not None and high > _UNKNOWN * speedup:
-        return f"The speed-up over {where} is not known: {counted(result.pairs, 'pair')} of runs differ too much."
+        return f"The speed-up over {where} is not known: {plural(result.pairs, 'pair')} of runs differ too much."
     if low is not None and high is not None:
         factor += f" (95 % CI {low:.2f} to {high:.2f})"
-        told_apart = not low <= 1 <= high
+        significant = not low <= 1 <= high
     else:
-        told_apart = not _in_range(result.baseline, recommended)
-        if told_apart and factor == "1.00x":
+        significant = not _in_range(result.baseline, recommended)
+        if significant and factor == "1.00x":
             return f"As fast as {where}."
-    if not told_apart:
+    if not significant:
         return f"As fast as {where} within run-to-run variation: {factor}."
     if low is None or high is None:
         once = recommended.runs == 1 and (result.baseline is None or result.baseline.runs == 1)
@@ -146,7 +146,7 @@ def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
     return f"{factor} the speed of {where}."
 
 
-def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
+def _in_range(baseline: MeasuredCandidate | None, recommended: MeasuredCandidate) -> bool:
     """Return whether the baseline's speed is in the range of a further run of the recommendation.
 
     Without that range, each of the two speeds is of one run, and has at least the range of a run at a later time.
@@ -155,10 +155,12 @@ def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
     low, high = recommended.tokens_per_second_low, recommended.tokens_per_second_high
     if rate is None or own is None:
         return False
-    return rate in (later(later(Interval(own, own))) if low is None or high is None else Interval(low, high))
+    return rate in (
+        for_later_run(for_later_run(Interval(own, own))) if low is None or high is None else Interval(low, high)
+    )
 
 
-def _range_text(candidate: Choosable) -> str:
+def _range_text(candidate: MeasuredCandidate) -> str:
     low, high = candidate.tokens_per_second_low, candidate.tokens_per_second_high
     if low is None or high is None:
         return words.MISSING

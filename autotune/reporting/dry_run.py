@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.core.documents.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
+from autotune.core.documents.dry_run import DryOutcome, DryRun, FailedAllocation, ProcessRecord, StepMemory
 from autotune.reporting.document import TONES, Bar, Document, Section, Table, Verdict, listing
 from autotune.reporting.words import short_path
 from autotune.units import format_bytes
 
 # With more steps, only the peak step of each process is shown; all are in --json.
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 def dry_run_report(run: DryRun) -> Document:
@@ -20,8 +20,8 @@ def dry_run_report(run: DryRun) -> Document:
     training = [process for process in run.processes if process.loaders or process.steps or process.failed_allocations]
     training = [process for process in training or run.processes if process.spans]
     rows = [(process, span) for process in training for span in process.spans]
-    if len(rows) > _MOST_ROWS:
-        rows = [(process, max(process.spans, key=lambda span: span.held_bytes)) for process in training]
+    if len(rows) > _MAX_ROWS:
+        rows = [(process, max(process.spans, key=lambda span: span.used_bytes)) for process in training]
     return Document(
         verdict=Verdict(run.headline, TONES[run.exit_code], evidence=tuple(_evidence(run))),
         sections=(
@@ -56,13 +56,13 @@ def _failure_lines(failed: FailedAllocation, spare: int | None) -> Iterator[str]
         )
 
 
-def _table(rows: Sequence[tuple[Followed, Span]], *, several: bool) -> Table:
+def _table(rows: Sequence[tuple[ProcessRecord, StepMemory]], *, several: bool) -> Table:
     cells = tuple(
         (
             *((str(process.rank), str(span.device)) if several else ()),
             str(span.step) if span.step else "before",
-            *map(format_bytes, (span.allocated_bytes, span.reserved_bytes, span.held_bytes)),
-            Bar(span.held_bytes / span.total_bytes),
+            *map(format_bytes, (span.allocated_bytes, span.reserved_bytes, span.used_bytes)),
+            Bar(span.used_bytes / span.total_bytes),
         )
         for process, span in rows
     )

@@ -13,8 +13,8 @@ from autotune.core.rows.batch_geometry import Shape
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting import document as doc
 from autotune.reporting.words import bytes_or_dash, predicted_rate, rate_or_dash
-from autotune.techniques.traits import impact_in
-from autotune.units import counted, format_bytes, format_seconds, format_share
+from autotune.techniques.traits import plan_impact
+from autotune.units import format_bytes, format_seconds, format_share, plural
 
 _Pair = tuple[str, str]
 _SUMMANDS = {
@@ -36,7 +36,7 @@ def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Sec
         return
     yield _stage("Traces", *_traces(explanation))
     traced_whole = all(point.layers == explanation.layers for point in explanation.traces)
-    depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {counted(explanation.layers, 'layer')}"
+    depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {plural(explanation.layers, 'layer')}"
     title = f"{depth}, {_shape_text(explanation.geometry.worst)}: peak of tensors in each part of the step"
     peak = explanation.peak
     at = (doc.Paragraph(f"The peak is at {peak.moment}."),) if peak is not None and peak.moment else ()
@@ -74,7 +74,7 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
         (f"{format_share(size.share)} of " if several else "") + _shape_text(size.shape) for size in geometry.sizes
     )
     yield "typical micro-batches", f"{', '.join(sizes)}; {geometry.tokens:,.0f} tokens without padding on average"
-    micro_batches = counted(geometry.micro_batches, "micro-batch", "micro-batches")
+    micro_batches = plural(geometry.micro_batches, "micro-batch", "micro-batches")
     asked = f"{plan.global_batch_size} requested"
     yield "optimizer step", f"{micro_batches}, {geometry.documents:,.1f} documents on average, {asked}"
 
@@ -155,7 +155,7 @@ def _untimed_text(explanation: Explanation) -> str:
         return "the speed of the device is not known"
     if plan.args.get("use_vllm"):
         return "how long vLLM generates is not known"
-    if impact_in(plan).untimed:
+    if plan_impact(plan).untimed:
         return "a part of the step runs on the host, whose time is not known"
     return "only the largest micro-batches were traced, since it does not fit"
 
@@ -170,7 +170,7 @@ def _part_text(part: Part) -> str:
 def _shape_text(shape: Shape) -> str:
     mismatched = f", mismatched pairs of {_tokens_text(shape.second_tokens)}" if shape.second_tokens else ""
     filled = f", {format_share(shape.filled)} not padding" if shape.filled < 1 else ""
-    return f"{counted(shape.rows, 'row')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
+    return f"{plural(shape.rows, 'row')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
 
 
 def _tokens_text(tokens: float) -> str:

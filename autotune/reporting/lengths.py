@@ -8,7 +8,7 @@ from autotune.core.documents.length_report import QUANTILES, LengthBin, LengthRe
 from autotune.core.rows.images import ImageLimit, ImageProfile
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.trainers import find_trainer, limits_rows
-from autotune.units import counted, format_bytes, format_share
+from autotune.units import format_bytes, format_share, plural
 
 _FLOAT32_BYTES = 4
 """Bytes of one number in an image processor's output."""
@@ -36,7 +36,7 @@ def lengths_report(report: LengthReport) -> Document:
     single = dataset.documents.sequences == 1
     longest = "at most" if single else "longest sequence, at most"
     where = "in a row" if single else "in both sequences of a row"
-    counts = f"{counted(report.rows, 'row')}, {report.tokens:,} tokens, {report.mean:,.0f} {where} on average"
+    counts = f"{plural(report.rows, 'row')}, {report.tokens:,} tokens, {report.mean:,.0f} {where} on average"
     quantiles = [
         (_QUANTILES.get(one.share, f"{100 * one.share:.0f} %"), f"{one.tokens:,} tokens") for one in report.quantiles
     ]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.documents.result import Result, Trial
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.reporting import words
 from autotune.trainers import find_trainer
-from autotune.units import counted, format_bytes, format_duration, format_share
+from autotune.units import format_bytes, format_duration, format_share, plural
 
 _REASONS_SHOWN = 4
 _MORE = {Ending.TIME: "a longer --timeout", Ending.TRIALS: "more --trials"}
@@ -25,7 +25,7 @@ def trial_counts_text(result: Result) -> str:
     """Return the number of candidates by outcome, and the time taken; of a resumed study, that of the last run."""
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {words.status_text(status)}" for status in ProbeStatus if counts[status]]
-    candidates = counted(len(result.trials), "candidate") if result.trials else "No candidates"
+    candidates = plural(len(result.trials), "candidate") if result.trials else "No candidates"
     listed, taken = f"{': ' if parts else ''}{', '.join(parts)}", format_duration(result.wall_seconds)
     if result.settings.get("resume"):
         return f"{candidates} in the study{listed}; this run took {taken}."
@@ -46,7 +46,7 @@ def veto_lines(result: Result) -> tuple[str, ...]:
     return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else lines
 
 
-def left_out_lines(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
+def left_out_lines(left_out: tuple[ExcludedChoice, ...]) -> tuple[str, ...]:
     """Return the choices that were not searched, grouped by knob and reason."""
     together: dict[tuple[str, str], list[str]] = {}
     for item in left_out:
@@ -101,7 +101,7 @@ def _barred_texts(result: Result) -> Iterator[str]:
     """Yield the candidates that fit but may not be recommended, with the reason."""
     for trial in completed_trials(result):
         if trial.illegal:
-            held = words.bytes_or_dash(trial.held_bytes)
+            held = words.bytes_or_dash(trial.used_bytes)
             yield f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
 
 

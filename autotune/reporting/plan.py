@@ -15,7 +15,7 @@ from autotune.reporting import sections, words
 from autotune.reporting.explanation import explanation_stages
 from autotune.reporting.outlook import allow_lines, left_out_lines, more_memory_text
 from autotune.trainers import find_trainer
-from autotune.units import counted, format_bytes, format_duration, format_rate
+from autotune.units import format_bytes, format_duration, format_rate, plural
 
 _ALIKE = f"within {100 * ALIKE_SPEED:.0f} % in speed"
 _LESS = f"over {100 * ALIKE_MEMORY:.0f} % less memory"
@@ -105,7 +105,7 @@ def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.V
     chosen, baseline = plan.epoch, plan.baseline_epoch
     if chosen is None or baseline is None:
         return {}, {}
-    compared, documents = (chosen, baseline), find_trainer(plan.trainer).counted
+    compared, documents = (chosen, baseline), find_trainer(plan.trainer).document_noun
     ours, theirs = (sections.epoch_values(one, compared, documents) for one in compared)
     return {**_cost(plan, plan.best, chosen), **ours}, {**_cost(plan, plan.baseline, baseline), **theirs}
 
@@ -216,7 +216,7 @@ def workload_and_gpus_text(plan: Plan | Rent, target: str) -> str:
 
 def traces_text(plan: Plan | Rent, estimates: Iterable[Estimate] = ()) -> str:
     """Return the number of traces of a plan, its duration, and the largest error of ``estimates``."""
-    traces = f"{counted(plan.trace_count, 'trace')} ({plan.new_trace_count:,} new)"
+    traces = f"{plural(plan.trace_count, 'trace')} ({plan.new_trace_count:,} new)"
     traces += f" in {format_duration(plan.wall_seconds)}"
     error = max((one.memory.error for one in estimates if one.memory is not None), default=0.0)
     return f"{traces}; memory may be off by {_percent(error)}" if error else traces
@@ -311,10 +311,10 @@ def way_out_lines(plan: Plan) -> tuple[str, ...]:
 
 def candidate_counts_text(plan: Plan) -> str:
     """Return how many candidates were traced, and how many of them fit."""
-    number = plan.counted
+    number = plan.candidate_counts
     counts = {"fitting": number.fitting, "not fitting": number.too_large, "unknown": number.unknown}
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"{counted(len(plan.estimates), 'candidate')}: {parts or 'none legal'}."
+    return f"{plural(len(plan.estimates), 'candidate')}: {parts or 'none legal'}."
 
 
 def unknown_lines(plan: Plan) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents.result import Choosable, Result, Trial
+from autotune.core.documents.result import MeasuredCandidate, Result, Trial
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import comparison, outlook, sections, words
@@ -93,7 +93,7 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     yield doc.Section("Phases of a step", (doc.Table(columns, rows),))
 
 
-def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
+def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, MeasuredCandidate]]:
     """Return the recommendation and, if it differs, the baseline, with their roles and names."""
     chosen, baseline = result.recommended, result.baseline
     candidates = [] if chosen is None else [("recommended", "recommended", chosen)]
@@ -123,7 +123,7 @@ def _contributions(result: Result) -> Iterator[doc.Section]:
             comparison.contribution_text(item),
             doc.Bar(
                 item.speedup / most if item.speedup is not None else None,
-                "other" if item.told_apart is False else "recommended",
+                "other" if item.significant is False else "recommended",
             ),
         )
         for item in result.contributions
@@ -146,7 +146,7 @@ def _file(result: Result) -> Iterator[doc.Section]:
 
 def _points(result: Result) -> tuple[doc.Point, ...]:
     """Return a point for every candidate that ran; recommendation and baseline have the means of all their runs."""
-    found: dict[Candidate, tuple[str, Trial | Choosable]] = {
+    found: dict[Candidate, tuple[str, Trial | MeasuredCandidate]] = {
         trial.candidate: ("other", trial) for trial in result.trials if trial.status is ProbeStatus.OK
     }
     for role, one in (("default", result.baseline), ("recommended", result.recommended)):
@@ -155,11 +155,11 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
     return tuple(
         doc.Point(outlook.candidate_name(result, one.candidate), f"probe {one.number}", held, rate, role)
         for role, one in found.values()
-        if (held := one.held_bytes) is not None and (rate := one.tokens_per_second) is not None
+        if (held := one.used_bytes) is not None and (rate := one.tokens_per_second) is not None
     )
 
 
-def _measured_text(candidate: Choosable) -> str:
+def _measured_text(candidate: MeasuredCandidate) -> str:
     if candidate.reserved_bytes is not None:
         return f"Probes measured {format_bytes(candidate.reserved_bytes)} reserved, without the context."
     if candidate.peak_bytes is None:
@@ -181,7 +181,7 @@ def _trials(result: Result) -> doc.Candidates:
                 name=outlook.candidate_name(result, trial.candidate),
                 outcome=words.status_text(trial.status),
                 cells=(
-                    words.bytes_or_dash(trial.held_bytes),
+                    words.bytes_or_dash(trial.used_bytes),
                     words.number_or_dash(trial.tokens_per_second),
                     words.bytes_or_dash(trial.predicted_bytes),
                 ),

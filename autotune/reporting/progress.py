@@ -12,7 +12,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.reporting import words
-from autotune.units import counted, format_bytes, format_count, format_duration
+from autotune.units import format_bytes, format_count, format_duration, plural
 
 _PURPOSES = {
     "confirmation": "confirming ",
@@ -82,8 +82,8 @@ class Progress:
         """Number of finished probes with their limit, which a resumed study may exceed, and of vetoed candidates."""
         vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
         if self.limit is not None and self.done > self.limit:
-            return f"{counted(self.done, 'probe')}, over the limit of {self.limit}{vetoed}"
-        return f"{self.done} of at most {counted(self.limit or 0, 'probe')}{vetoed}"
+            return f"{plural(self.done, 'probe')}, over the limit of {self.limit}{vetoed}"
+        return f"{self.done} of at most {plural(self.limit or 0, 'probe')}{vetoed}"
 
     @property
     def running_text(self) -> str:
@@ -97,7 +97,7 @@ class Progress:
         if self.best is None:
             return ""
         shown = self.best.measurement
-        figures = f"{words.rate_or_dash(shown.tokens_per_second)}, {words.bytes_or_dash(shown.held_bytes)}"
+        figures = f"{words.rate_or_dash(shown.tokens_per_second)}, {words.bytes_or_dash(shown.used_bytes)}"
         return f"best so far: {words.differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
     def line(self, event: events.Event) -> str:
@@ -118,7 +118,7 @@ class Progress:
                 place = "" if purpose in events.REPEATED else f" ({self.done + 1} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
             case events.ProbeFinished(number=number, measurement=shown):
-                figures = f"{words.bytes_or_dash(shown.held_bytes)}, {words.rate_or_dash(shown.tokens_per_second)}"
+                figures = f"{words.bytes_or_dash(shown.used_bytes)}, {words.rate_or_dash(shown.tokens_per_second)}"
                 what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if event.best else ''}"
                 outcome = figures if shown.ok else reason_text(shown)
                 return f"probe {number} {words.status_text(shown.status)}: {outcome}: {what}"
@@ -181,7 +181,7 @@ def tracing_text(tracing: events.Tracing) -> str:
     """Return the progress of traces."""
     left = tracing.remaining_seconds
     remaining = "" if left is None else f", about {format_duration(left)} left"
-    return f"{tracing.done:,} of about {counted(tracing.expected, 'trace')}{remaining}"
+    return f"{tracing.done:,} of about {plural(tracing.expected, 'trace')}{remaining}"
 
 
 def ranked_text(ranked: events.Ranked) -> str:
@@ -206,12 +206,12 @@ def reason_text(measurement: Measurement) -> str:
 def workload_text(event: events.WorkloadReady) -> str:
     """Return the workload in one line."""
     model, dataset = event.workload.model, event.workload.dataset
-    rows = counted(dataset.lengths.rows, "row")
+    rows = plural(dataset.lengths.rows, "row")
     return (
         f"{model.architecture} ({format_count(model.parameters)} parameters) on {rows}, "
         f"{dataset.documents.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
         f"budget {format_bytes(event.budget_bytes)} {_device_text(event.hardware)}, "
-        f"{counted(event.candidates, 'candidate')}"
+        f"{plural(event.candidates, 'candidate')}"
     )
 
 

@@ -8,7 +8,7 @@ from autotune.core.documents.rent import Offer, Rent, Unit
 from autotune.reporting import words
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.plan import traces_text, workload_and_gpus_text
-from autotune.units import counted
+from autotune.units import plural
 
 
 def rent_report(rent: Rent) -> Document:
@@ -44,7 +44,7 @@ def _fitting_sections(rent: Rent, fitting: Sequence[Offer]) -> Iterator[Section]
 def _subject(rent: Rent) -> str:
     """Return the workload, and the number of GPUs of each kind for which it was planned."""
     number, more = rent.num_processes, ", and for more while throughput per GPU rises"
-    each, more = ("the fewest GPUs that fit", more) if number == "auto" else (counted(number, "GPU"), "")
+    each, more = ("the fewest GPUs that fit", more) if number == "auto" else (plural(number, "GPU"), "")
     names = list(dict.fromkeys(offer.gpu.name for offer in rent.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
     return workload_and_gpus_text(rent, kinds)
@@ -57,7 +57,7 @@ def best_text(rent: Rent) -> str:
         return "Nothing is predicted to fit on any of these GPUs."
     fastest, cheapest = rent.fastest, rent.cheapest
     if fastest is None:
-        return f"{counted(len(fitting), 'of these fits', 'of these fit')}, and no speed is known."
+        return f"{plural(len(fitting), 'of these fits', 'of these fit')}, and no speed is known."
     if cheapest is not None and cheapest is fastest:
         return f"The cheapest and the fastest: {offer_text(fastest, rent.unit)}."
     sentences = [f"The cheapest: {offer_text(cheapest, rent.unit)}."] if cheapest is not None else []

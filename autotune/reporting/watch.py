@@ -135,7 +135,7 @@ def finished_row(event: events.ProbeFinished, progress: Progress) -> Table:
     return probe_row(
         str(event.number),
         words.status_text(measurement.status),
-        words.bytes_or_dash(measurement.held_bytes),
+        words.bytes_or_dash(measurement.used_bytes),
         words.number_or_dash(measurement.tokens_per_second),
         what,
         _STYLES.get(measurement.status, "red"),

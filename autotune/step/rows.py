@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from autotune.core.rows.heaviest import Loads
+from autotune.core.rows.heaviest import RowSizeSummary
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import IGNORED_LABEL
 
@@ -52,10 +52,10 @@ class RowSizes:
         return given if self.generated is None else given + self.generated.sum(axis=1)
 
     @property
-    def loads(self) -> Loads:
+    def loads(self) -> RowSizeSummary:
         """The sizes on which the memory of a micro-batch depends."""
         widest, shortest = self.lengths.max(axis=1), self.lengths.min(axis=1)
-        return Loads(widest, shortest, self.trainable, self.image_elements, self.second_tokens)
+        return RowSizeSummary(widest, shortest, self.trainable, self.image_elements, self.second_tokens)
 
 
 def quantile_indices(sizes: Counts, count: int) -> Counts:

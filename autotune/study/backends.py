@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
 from autotune.inspection.paths import user_path
-from autotune.study.patience import causes, is_transient
+from autotune.study.retrying import causes, is_transient
 
 JOURNAL, GRPC = "journal://", "grpc://"
 _ENTRY = b'{"op_code"'

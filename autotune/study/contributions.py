@@ -77,9 +77,9 @@ def _contribution(
         speedup = winner.tokens_per_second / record.tokens_per_second
         distinct = None if expected is None else record.tokens_per_second not in expected
     # Short runs skip the worst micro-batch once gradients exist, so their memory is no need.
-    held = [run.held_bytes for run in (winner.measurement, winner.confirmation) if run is not None and run.held_bytes]
-    if other.ok and held and other.held_bytes is not None:
-        saved = other.held_bytes - min(max(other.held_bytes, min(held)), max(held))
+    held = [run.used_bytes for run in (winner.measurement, winner.confirmation) if run is not None and run.used_bytes]
+    if other.ok and held and other.used_bytes is not None:
+        saved = other.used_bytes - min(max(other.used_bytes, min(held)), max(held))
     return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, distinct)
 
 

@@ -19,7 +19,7 @@ from autotune.study.trial_documents import MAX_DEATHS, Unfinished
 _MAX_RESERVE_SHARE = 1 / 2
 """Maximum share of the time and of the trials that is reserved for contributions, confirmation and comparison."""
 
-_MOST_VETOED_TRACES = 24
+_MAX_VETOED_TRACES = 24
 """Number of successive candidates that are traced and vetoed, after which the search ends: a trace takes a few seconds,
 and the most promising candidates come first."""
 
@@ -77,7 +77,7 @@ def _limit_reached(session: Session) -> Ending | None:
     patience = session.effort.patience * (1 if session.judge.predicts_speed else _UNPREDICTED_FACTOR)
     if leading is not None and leading.number == number and unimproved >= patience:
         return Ending.NO_GAIN
-    if session.vetoed_traces >= _MOST_VETOED_TRACES:
+    if session.vetoed_traces >= _MAX_VETOED_TRACES:
         return Ending.PATIENCE
     last_resort = 1 if _smallest(session) is not None else 0
     reserved = min(len(_unmeasured(session)), int(session.trials * _MAX_RESERVE_SHARE))
@@ -186,7 +186,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
         if veto is not None:
             session.veto(candidate, Purpose.SEARCH, veto)
             session.vetoed_traces += not known
-            by_sampler = by_sampler and session.vetoed_traces < _MOST_VETOED_TRACES / 2
+            by_sampler = by_sampler and session.vetoed_traces < _MAX_VETOED_TRACES / 2
         elif candidate in traced or known or by_sampler:
             return candidate
         else:

@@ -15,7 +15,7 @@ from autotune.core.documents.estimate import Estimate, Runner, memory_key, rank_
 from autotune.study.gaussian import MIN_CHANCE, Array, Codes, FigureModel, chances, expected_improvement, normal_cdf
 from autotune.study.problem import Problem
 
-MOST_TRACED = 100
+MAX_TRACED = 100
 """Maximum number of candidates that a plan traces. A trace of an 8B model takes 0.4 to 0.7 s of one core, and a
 candidate two to six traces."""
 _BATCH_SIZE = 8
@@ -100,7 +100,7 @@ def search_by_traces(
     runner: Runner,
     *,
     starts: Sequence[Candidate] | None = None,
-    limit: int = MOST_TRACED,
+    limit: int = MAX_TRACED,
     at_once: int = _BATCH_SIZE,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> bool:

@@ -33,7 +33,7 @@ In replayed spaces, 0 missed some of these; 0.4 found no more, and ran out of me
 _RANDOM_CANDIDATES = 200
 """Random candidates that are considered in addition to the incumbent's neighbours."""
 
-_MOST_EXAMINED = 65_536
+_MAX_EXAMINED = 65_536
 """Number of candidates examined, in 3 s, before a search ends for lack of a proposal; a space with no more combinations
 is then exhausted."""
 _MIN_VIOLATION = -0.99
@@ -171,13 +171,13 @@ class Proposer:
             predicted = (each for each in pool if self._predictor.predict(each) is not None)
             pool = dict.fromkeys((*predicted, *(each for one in traced for each in self._worth_probing(one))))
         if not pool:
-            return next(self._random_worth_probing(_MOST_EXAMINED), None)
+            return next(self._random_worth_probing(_MAX_EXAMINED), None)
         return min(surrogate.rank_by_gain(pool, self._recommendable()), key=self._judge.failures.is_slow)
 
     @property
     def ending(self) -> Ending:
         """The reason for the end of a search when no candidate is proposed."""
-        return Ending.EXHAUSTED if self._combinations() <= _MOST_EXAMINED else Ending.SAMPLED
+        return Ending.EXHAUSTED if self._combinations() <= _MAX_EXAMINED else Ending.SAMPLED
 
     def expected_gain(self, incumbent: Candidate) -> float:
         """Return the largest expected improvement over the best probed candidate, as a share of its rate.

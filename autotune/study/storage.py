@@ -16,8 +16,8 @@ from autotune.confidential import hidden_url
 from autotune.core.events import Listener, Noted
 from autotune.errors import AutotuneError, InputError, StudyMismatchError
 from autotune.study.backends import cause_of, connected, is_in_memory
-from autotune.study.patience import PatientStorage
 from autotune.study.problem import StudyStorage
+from autotune.study.retrying import RetryingStorage
 from autotune.study.trial_documents import RATE
 from autotune.units import format_duration
 
@@ -41,7 +41,7 @@ class OpenStudy:
     """
 
     study: optuna.Study
-    storage: PatientStorage
+    storage: RetryingStorage
     study_id: int
 
 
@@ -111,7 +111,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
         backend, close = connected(storage.url, _RETURN_SECONDS if storage.resume else 0.0)
         longest_delay_seconds = storage.sharing.interval_seconds / 2
         # A decorator defines the abstract methods.
-        patient = PatientStorage(backend, patience, longest_delay_seconds, failed, waits)  # type: ignore[abstract]
+        patient = RetryingStorage(backend, patience, longest_delay_seconds, failed, waits)  # type: ignore[abstract]
         try:
             study = _study(patient, storage, listener)
             patient.has_study = True
@@ -121,7 +121,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
             close()
 
 
-def _study(patient: PatientStorage, storage: StudyStorage, listener: Listener) -> optuna.Study:
+def _study(patient: RetryingStorage, storage: StudyStorage, listener: Listener) -> optuna.Study:
     # The study's own sampler is not used; this one does nothing at the start of a trial.
     sampler = optuna.samplers.RandomSampler()
     try:

@@ -90,7 +90,7 @@ def attributes_before_probe(candidate: Candidate, purpose: Purpose, prediction: 
 
 def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
     """Return the attributes of a trial after its probe: the measurement, and texts and numbers for human readers."""
-    figures = {HELD: measurement.held_bytes, RESERVED: measurement.reserved_bytes}
+    figures = {HELD: measurement.used_bytes, RESERVED: measurement.reserved_bytes}
     return {
         MEASUREMENT: encode(measurement),
         OUTCOME: measurement.status.value.replace("_", " "),

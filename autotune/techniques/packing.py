@@ -61,11 +61,11 @@ class PackedRows:
 
     Attributes:
         rows: how many rows.
-        counted: tokens in the loss of each row, for one batch that is packed at once, in descending order.
+        loss_tokens: tokens in the loss of each row, for one batch that is packed at once, in descending order.
     """
 
     rows: int
-    counted: Sequence[float]
+    loss_tokens: Sequence[float]
 
 
 @lru_cache(4096)

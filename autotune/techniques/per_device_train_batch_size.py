@@ -10,7 +10,7 @@ from autotune.techniques.base import POSITIVE, Option, Technique
 from autotune.techniques.context_parallel import data_ranks
 from autotune.techniques.packing import NONE, documents_per_row
 from autotune.techniques.trace_impact import GROWING_SIZES
-from autotune.units import counted, format_share
+from autotune.units import format_share, plural
 
 ROWS = "per_device_train_batch_size"
 """The name of the technique."""
@@ -50,7 +50,7 @@ class PerDeviceTrainBatchSize(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason if a micro-batch would exceed the user's global batch, at one document or more per row."""
         if int(choice) > setting.documents_per_process and GLOBAL_BATCH not in setting.allowed:
-            return f"a global batch has {counted(setting.documents_per_process, 'row')} for each process"
+            return f"a global batch has {plural(setting.documents_per_process, 'row')} for each process"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -61,7 +61,7 @@ class PerDeviceTrainBatchSize(Technique):
             ranks = data_ranks(candidate, setting)
             documents, left = divmod(setting.global_batch_size, ranks)
             if left:
-                together = counted(setting.global_batch_size, "document")
+                together = plural(setting.global_batch_size, "document")
                 return f"a global batch of {together} is not a multiple of {ranks} processes"
             if documents % int(choice) == 0:
                 return None
@@ -70,7 +70,7 @@ class PerDeviceTrainBatchSize(Technique):
         if abs(held / requested - 1) <= NEAR_STEP:
             return None
         rows = rows_per_step(candidate, setting) * data_ranks(candidate, setting)
-        packed = f"{counted(rows, 'packed row')} of {int(candidate['max_length']):,} tokens"
+        packed = f"{plural(rows, 'packed row')} of {int(candidate['max_length']):,} tokens"
         return (
             f"{packed} {'holds' if rows == 1 else 'hold'} {held:,.1f} documents, and an optimizer step needs "
             f"{requested:,} ±{format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"

@@ -24,7 +24,7 @@ class Reference(Equipped):
 
     summary = "Computes the reference model's log-probabilities in each micro-batch, or once before training."
     options = (
-        Option("beside", "a frozen copy of the model, or the model without its adapters, in each micro-batch"),
+        Option("per_batch", "a frozen copy of the model, or the model without its adapters, in each micro-batch"),
         Option(PRECOMPUTED, "one pass over the dataset, then no copy; its time is spread over all epochs"),
     )
     with_images = "TRL refuses it for rows with images"

@@ -10,7 +10,7 @@ from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.per_device_train_batch_size import rows_per_step
 from autotune.techniques.trace_impact import SIZES
-from autotune.units import counted
+from autotune.units import plural
 
 NAME = "steps_per_generation"
 WHOLE = "step"
@@ -53,7 +53,7 @@ class StepsPerGeneration(Technique):
         micro_batches, parts = _micro_batches(candidate, setting), _parts(choice)
         if micro_batches % parts == 0:
             return None
-        together = counted(micro_batches, "micro-batch", "micro-batches")
+        together = plural(micro_batches, "micro-batch", "micro-batches")
         return f"{together} of an optimizer step cannot be divided into {parts} parts"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

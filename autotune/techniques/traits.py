@@ -16,10 +16,10 @@ from autotune.techniques.trace_impact import PlanImpact, Scope
 _Fields = Mapping[str, object]
 
 
-TOKENS_OF_ALL = "average_tokens_across_devices"
+AVERAGE_TOKENS = "average_tokens_across_devices"
 """The field that divides the loss by the tokens of all processes, for which they exchange their token counts."""
 MEASURED_FIELDS = frozenset({
-    TOKENS_OF_ALL,
+    AVERAGE_TOKENS,
     "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
     "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
     "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism", EPOCHS, STEPS, *FULL_EVALUATION,
@@ -27,7 +27,7 @@ MEASURED_FIELDS = frozenset({
 """Fields of ``transformers.TrainingArguments`` that change measured speeds but no trace; no technique writes them."""
 
 # Accumulated gradients are held from a step's second micro-batch on, so two micro-batches show the peak.
-MOST_TRACED = 2
+MAX_TRACED = 2
 """Most micro-batches of a step that are traced."""
 
 
@@ -36,7 +36,7 @@ def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
     return _without(plan, _untraced_paths())
 
 
-def libraries_of(plan: TrainingPlan) -> str:
+def library_patches_key(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 
     Patches last until the process ends, except the model classes that Liger replaces, which a trace restores. Arguments
@@ -47,14 +47,14 @@ def libraries_of(plan: TrainingPlan) -> str:
     return json.dumps((plan.trainer, *parts, plan.launch.processes), sort_keys=True)
 
 
-def impact_in(plan: TrainingPlan) -> PlanImpact:
+def plan_impact(plan: TrainingPlan) -> PlanImpact:
     """Return the combined effect of a plan's techniques on the extrapolation of its traces."""
     return PlanImpact.of_all(technique.impact.in_plan(plan) for technique in catalogue())
 
 
-def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
+def has_no_predicted_time(plan: TrainingPlan, hardware: Hardware) -> bool:
     """Return whether no time is predicted for a step of a plan; on a CPU, the traced time always is."""
-    return hardware.kind == "cuda" and impact_in(plan).untimed
+    return hardware.kind == "cuda" and plan_impact(plan).untimed
 
 
 @cache

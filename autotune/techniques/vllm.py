@@ -104,7 +104,7 @@ def is_colocated(candidate: Candidate) -> bool:
     return candidate.get(NAME, OFF) in COLOCATED
 
 
-def beyond_model(model: ModelProfile, tokens: int) -> str | None:
+def too_long_for_model(model: ModelProfile, tokens: int) -> str | None:
     """Return a reason if vLLM refuses sequences of so many tokens for the model; None otherwise."""
     known = model.max_positions
     if known is None or tokens <= known:

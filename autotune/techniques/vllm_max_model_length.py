@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, CrashReason, Option
-from autotune.techniques.vllm import VllmSize, beyond_model, is_colocated
+from autotune.techniques.vllm import VllmSize, is_colocated, too_long_for_model
 
 DATA = "data"
 MODEL = "model"
@@ -43,7 +43,7 @@ class VllmMaxModelLength(VllmSize):
                 f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
                 f"{int(length):,}"
             )
-        return beyond_model(setting.workload.model, int(length))
+        return too_long_for_model(setting.workload.model, int(length))
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, or if vLLM uses no part of this GPU."""

@@ -7,7 +7,7 @@ from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts, UnsearchedReason, differing
 from autotune.techniques.vllm import VllmSize, is_colocated
-from autotune.units import counted
+from autotune.units import plural
 
 
 class VllmTensorParallelSize(VllmSize):
@@ -35,18 +35,18 @@ class VllmTensorParallelSize(VllmSize):
         """
         launch = setting.machine.hardware.launch
         if launch.processes % int(choice):
-            return CrashReason(f"TRL requires that it divides the {counted(launch.processes, 'process', 'processes')}")
+            return CrashReason(f"TRL requires that it divides the {plural(launch.processes, 'process', 'processes')}")
         if launch.per_machine % int(choice):
-            held = counted(launch.per_machine, "GPU")
+            held = plural(launch.per_machine, "GPU")
             return UnsearchedReason(f"an engine over several machines is not planned: each has {held}")
-        return undivided(setting.workload.model, int(choice))
+        return indivisible_heads(setting.workload.model, int(choice))
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return the same reason, for a configuration of the user's own."""
         return self.unsuitable(choice, setting) if is_colocated(candidate) else None
 
 
-def undivided(model: ModelProfile, gpus: int) -> str | None:
+def indivisible_heads(model: ModelProfile, gpus: int) -> str | None:
     """Return why vLLM cannot shard the attention heads, or None if it can.
 
     It shards query heads (``vllm/config/model.py``) and key-value heads; if there are fewer of these than GPUs, it

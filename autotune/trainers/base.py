@@ -37,7 +37,7 @@ _BALANCE = "router_aux_loss_coef"
 _ENGINE = "args.deepspeed"
 # The knobs that determine the width of a micro-batch without cutting rows.
 _OF_WIDTH = (ROWS, PACKING, PaddingFree.name, PAD)
-EVALUATED = "epoch"
+EVAL_STRATEGY = "epoch"
 """``eval_strategy`` of a plan with rows to evaluate on."""
 
 
@@ -208,7 +208,7 @@ class Trainer(MicroBatches):
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
                     merge(tree, further.split("."), needed)
         if setting.workload.evaluation is not None:
-            tree["args"]["eval_strategy"] = EVALUATED
+            tree["args"]["eval_strategy"] = EVAL_STRATEGY
         for path, document in base.documents.items() if base is not None else ():
             # The document applies only to candidates with its engine.
             if lookup(tree, path.split(".")):

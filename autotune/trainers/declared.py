@@ -96,7 +96,7 @@ class Declared:
         module: the TRL module of its classes.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
-        counted: name of the rows of a global batch, in the plural.
+        document_noun: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
         text_peculiarities: further ones, which rows with images do not have.
         advice: by columns of an unsupported format, the way to a supported one, as a sentence.
@@ -129,7 +129,7 @@ class Declared:
     takes_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
-    counted: ClassVar[str] = "documents"
+    document_noun: ClassVar[str] = "documents"
     peculiarities: ClassVar[tuple[str, ...]] = ()
     text_peculiarities: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[Mapping[tuple[str, ...], str]] = {}

@@ -29,7 +29,7 @@ class OnPolicyDistillation(Generating):
 
     label = "Distillation"
     title = "On-policy distillation"
-    counted = "prompts"
+    document_noun = "prompts"
     scores = False
     # As in ``_signature_columns`` of TRL's trainer; tools are an argument, not a column.
     further_columns = ("image", "images")

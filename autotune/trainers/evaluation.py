@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.rows.blocks import block_rows
-from autotune.core.rows.heaviest import Loads, heaviest, heaviest_blocks, heaviest_unpadded
+from autotune.core.rows.heaviest import RowSizeSummary, heaviest, heaviest_blocks, heaviest_unpadded
 from autotune.core.rows.images import ImageProfile
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
@@ -34,8 +34,8 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     copies, asked = trainer.copies(plan, evaluated=True), plan.count("per_device_eval_batch_size")
     share = (workload.documents_split_off or documents.rows) / documents.rows
     # Packing may make more rows than the dataset has, and a maximum length fewer.
-    rows = min(asked, max(1, ceil(trainer.evaluated(plan, documents, asked).rows * share)))
-    evaluation = trainer.evaluated(plan, documents, rows)
+    rows = min(asked, max(1, ceil(trainer.evaluation_geometry(plan, documents, asked).rows * share)))
+    evaluation = trainer.evaluation_geometry(plan, documents, rows)
     evaluation = _with_images(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), copies)
     return replace(geometry, evaluation=evaluation)
 
@@ -97,7 +97,7 @@ class _Pictured:
     copies: int
 
     @cached_property
-    def loads(self) -> Loads:
+    def loads(self) -> RowSizeSummary:
         """The sizes of the rows."""
         return self.trainer.loads(self.plan, self.images, self.drawn)
 
@@ -157,12 +157,12 @@ def _with_images(
         shares[shape] = shares.get(shape, 0.0) + share
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
     # The trace of a micro-batch runs these phases at their own sizes.
-    apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.apart)
-    return replace(geometry, worst=worst, rivals=tuple(rivals), masked=None, sizes=sizes, apart=apart)
+    apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.phases)
+    return replace(geometry, worst=worst, rivals=tuple(rivals), masked=None, sizes=sizes, phases=apart)
 
 
 def _representatives(
-    loads: Loads, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
+    loads: RowSizeSummary, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
 ) -> list[tuple[Numbers, float]]:
     """Return a micro-batch for each group of random ones by size, the one nearest to the group's mean, and its share.
 

@@ -12,7 +12,7 @@ from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.rows.documents import Document, Documents
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.techniques.traits import MOST_TRACED
+from autotune.techniques.traits import MAX_TRACED
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.prompts import CONFIG_FIELDS, Prompted
 
@@ -35,10 +35,10 @@ class Generating(Prompted):
     batch: both are padded separately, before the generation batch is divided into micro-batches.
     """
 
-    counted = COMPLETIONS
+    document_noun = COMPLETIONS
     # Rows are drawn by TRL's own sampler (``trl.trainer.utils.RepeatSampler``).
     shuffled_by = "shuffle_dataset"
-    most_field = "max_completion_length"
+    max_completion_field = "max_completion_length"
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return the plan's ``vllm_max_model_length``."""
@@ -62,11 +62,11 @@ class Generating(Prompted):
         """Return the number of prompts in a generation batch of all processes (``trl.trainer.utils.RepeatSampler``)."""
         return max(1, self.padded_together(plan) * plan.data_ranks // self.copies(plan))
 
-    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def evaluation_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, in which each micro-batch generates its own completions."""
         sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
         found = self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
-        return replace(found, apart=(), rows=documents.rows * self.copies(plan))
+        return replace(found, phases=(), rows=documents.rows * self.copies(plan))
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, with one generation for all micro-batches of a step."""
@@ -87,7 +87,7 @@ class Generating(Prompted):
         if plan.micro_batches == plan.steps_per_generation == 1:
             return 1
         completions = self.padded_together(plan)
-        return next((parts for parts in range(MOST_TRACED, completions + 1) if completions % parts == 0), 1)
+        return next((parts for parts in range(MAX_TRACED, completions + 1) if completions % parts == 0), 1)
 
     def rows_generating_whole(self, plan: TrainingPlan) -> int:
         """Return the rows of each of the micro-batches into which a trace divides a generation batch."""

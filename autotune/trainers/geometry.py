@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.rows.documents import Documents
-from autotune.core.rows.heaviest import Loads, heaviest
+from autotune.core.rows.heaviest import RowSizeSummary, heaviest
 from autotune.core.rows.representatives import distribution_of_sum, representatives
 from autotune.techniques.packing import CUTTING, SEPARATING, packed_documents
 
@@ -50,7 +50,7 @@ def _heaviest_shapes(
         widest = rounded_up(int(width[chosen].max()), multiple)
         return Shape(rows, widest, filled=share_of(total, rows * documents.sequences * widest), trained=trained)
 
-    found = heaviest(Loads(width, shortest, counted), rows, padded=not flat, multiple=multiple)
+    found = heaviest(RowSizeSummary(width, shortest, counted), rows, padded=not flat, multiple=multiple)
     shapes = list(map(shape_of, found))
     if flat:
         return Layout.FLAT, shapes, None
@@ -147,11 +147,11 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     found = packed_documents(documents, strategy, length)
     in_epoch = found.rows
 
-    def with_counted(shape: Shape) -> Shape:
+    def with_loss_tokens(shape: Shape) -> Shape:
         """Return a shape with the tokens in the loss of the packed rows that have the most."""
         if documents.trained is None:
             return shape
-        counted = sum(islice(cycle(found.counted), rows))
+        counted = sum(islice(cycle(found.loss_tokens), rows))
         return replace(shape, trained=min(1.0, counted / (shape.rows * shape.tokens * shape.filled)))
 
     held = rows * documents.rows / in_epoch
@@ -160,7 +160,7 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     if flat:
         # All rows of an epoch together have the tokens that are kept.
         most = min(rows * _fullest(documents, min(length, kept), strategy), ceil(rows / in_epoch) * kept)
-        worst = with_counted(Shape(1, rounded_up(most, multiple)))
+        worst = with_loss_tokens(Shape(1, rounded_up(most, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)
@@ -170,7 +170,9 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
     geometry = unpacked(uneven, rows, None, multiple)
-    return replace(geometry, worst=with_counted(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
+    return replace(
+        geometry, worst=with_loss_tokens(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch
+    )
 
 
 def _fullest(documents: Documents, length: int, strategy: str) -> int:

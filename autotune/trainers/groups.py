@@ -16,11 +16,11 @@ from autotune.core.rows.documents import Documents
 from autotune.core.setting import Setting
 from autotune.core.workload import UNUSED_COLUMNS, Workload
 from autotune.errors import InputError
-from autotune.techniques.traits import MOST_TRACED
+from autotune.techniques.traits import MAX_TRACED
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import GENERATING_FIELDS, Generating
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
-from autotune.units import counted
+from autotune.units import plural
 
 _TOGETHER, _BATCH = "steps_per_generation", "generation_batch_size"
 """The fields for the size of a generation batch: micro-batches per process, and completions over all processes."""
@@ -61,12 +61,12 @@ class Groups(Generating):
             aligned: whether every optimizer step begins with completions of the current model.
         """
 
-    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def evaluation_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, which has its own group size."""
         # Each micro-batch of evaluation generates its own completions once.
         training = dict.fromkeys(("steps_per_generation", "num_iterations"))
         groups = {**training, "num_generations": self.copies(plan, evaluated=True)}
-        return super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
+        return super().evaluation_geometry(replace(plan, args={**plan.args, **groups}), documents, rows)
 
     def copies(self, plan: TrainingPlan, *, evaluated: bool = False) -> int:
         """Return the completions per prompt; evaluation may have another number (``num_generations_eval``)."""
@@ -82,10 +82,10 @@ class Groups(Generating):
         traced = super().traced_plan(plan, layout, shape)
         args, own_rows = dict(traced.args), bool(shape.chosen) and not shape.evaluated
         # Further micro-batches need more memory than the first. That of an evaluation may form no groups alone.
-        fewest = 1 if shape.rows == plan.rows else MOST_TRACED
+        fewest = 1 if shape.rows == plan.rows else MAX_TRACED
         alone = plan.micro_batches == 1 and (own_rows or plan.steps_per_generation > 1 or fewest == 1)
         batch = plan.steps_per_generation if own_rows else max(self.traced_together(plan), fewest)
-        iterations = 1 if alone or batch > 1 else MOST_TRACED
+        iterations = 1 if alone or batch > 1 else MAX_TRACED
         completions = shape.rows * batch * plan.data_ranks
         groups = gcd(self.copies(plan), completions) if own_rows or batch == 1 else batch
         uses = batch * iterations
@@ -173,13 +173,13 @@ class Groups(Generating):
     def _broken_generation(self, plan: TrainingPlan, ranks: int) -> str | None:
         """Return why a generation batch of ``ranks`` processes has no whole groups, or None."""
         completions = self.padded_together(plan) * ranks
-        batch = f"a generation batch of {counted(completions, 'completion')}"
+        batch = f"a generation batch of {plural(completions, 'completion')}"
         return _broken_groups(batch, completions, self.copies(plan))
 
     def _broken_evaluation(self, plan: TrainingPlan, ranks: int) -> str | None:
         """Return why an evaluation batch of ``ranks`` processes has no whole groups, or None."""
         completions = plan.count("per_device_eval_batch_size") * ranks if plan.evaluates else 0
-        batch = f"an evaluation batch of {counted(completions, 'completion')} (per_device_eval_batch_size)"
+        batch = f"an evaluation batch of {plural(completions, 'completion')} (per_device_eval_batch_size)"
         return _broken_groups(batch, completions, self.copies(plan, evaluated=True))
 
 

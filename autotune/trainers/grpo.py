@@ -10,7 +10,7 @@ from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.groups import GROUPS_FIELDS, Groups
-from autotune.units import counted
+from autotune.units import plural
 
 _OVER_TOKENS = frozenset({"cispo", "dapo", "vespo"})
 """Losses divided by ``num_items_in_batch``, the tokens of a generation batch (``GRPOTrainer._compute_loss``)."""
@@ -67,7 +67,7 @@ class GroupRelativePolicyOptimization(Groups):
             if prompts > 1 and without:
                 return (
                     "TRL generates for several prompts with images only if all of them have some, and "
-                    f"{counted(without, 'prompt')} of {profile.documents.rows} {'has' if without == 1 else 'have'} none"
+                    f"{plural(without, 'prompt')} of {profile.documents.rows} {'has' if without == 1 else 'have'} none"
                 )
         return super().refused(plan, workload)
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, final
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
 from autotune.core.rows.documents import Document, Documents
-from autotune.core.rows.heaviest import Loads
+from autotune.core.rows.heaviest import RowSizeSummary
 from autotune.core.rows.images import ImageProfile
 from autotune.techniques.attention import FLEX
-from autotune.techniques.traits import MOST_TRACED, without_sizes
+from autotune.techniques.traits import MAX_TRACED, without_sizes
 from autotune.trainers.declared import Declared
 from autotune.trainers.geometry import unpacked, widths
 
@@ -29,7 +29,8 @@ class MicroBatches(Declared, ABC):
     """The part of a trainer's specification about micro-batches.
 
     In the order of use: rows are read as documents (:meth:`document`), a plan divides them into micro-batches
-    (:meth:`geometry`, from :meth:`laid_out`), and a trace runs one of these (:meth:`traced_plan`, :meth:`traced_rows`).
+    (:meth:`geometry`, from :meth:`micro_batch_geometry`), and a trace runs one of these (:meth:`traced_plan`,
+    :meth:`traced_rows`).
     """
 
     @abstractmethod
@@ -57,13 +58,13 @@ class MicroBatches(Declared, ABC):
     @final
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the micro-batches and steps of a plan on a dataset."""
-        return self.laid_out(plan, documents, plan.rows).in_steps(plan.micro_batches, plan.data_ranks)
+        return self.micro_batch_geometry(plan, documents, plan.rows).in_steps(plan.micro_batches, plan.data_ranks)
 
-    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def evaluation_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the micro-batches of ``rows`` rows of a plan's evaluation on a dataset; no gradients accumulate."""
-        return self.laid_out(plan, documents, rows).in_steps(1, plan.data_ranks)
+        return self.micro_batch_geometry(plan, documents, rows).in_steps(1, plan.data_ranks)
 
-    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def micro_batch_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of micro-batches of ``rows`` rows of a dataset, one to a step.
 
         By default, rows are padded to the longest sequence of their micro-batch, in training and in evaluation.
@@ -130,7 +131,7 @@ class MicroBatches(Declared, ABC):
             generated=self.padded_together(plan),
         )
 
-    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
+    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
         """Return the sizes of rows with images, on which the memory of a micro-batch of ``rows`` rows depends."""
         return images.loads.cut_to(plan.number("max_length"))
 
@@ -169,7 +170,7 @@ class MicroBatches(Declared, ABC):
         args, model = without_sizes(plan)
         at = self.sizes_at(layout, shape)
         # A step of one micro-batch is traced as such: it leaves other free blocks in the allocator's cache than two.
-        of_step = min(MOST_TRACED, plan.micro_batches)
+        of_step = min(MAX_TRACED, plan.micro_batches)
         if shape.chosen:
             of_step = -(-plan.rows * plan.micro_batches // shape.rows)
         sizes = {

@@ -16,7 +16,7 @@ from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.sharding import DDP, ZERO_STAGES, Sharding
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SLEEPING, beyond_model, is_colocated
+from autotune.techniques.vllm import SLEEPING, is_colocated, too_long_for_model
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.prompts import CONFIG_FIELDS, GENERATION, REFERENCE_PASS, SCORING, Prompted
 
@@ -38,7 +38,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     has_command = False
     module = "trl.experimental.online_dpo"
     loads_by_name = False
-    counted = "prompts"
+    document_noun = "prompts"
     peculiarities = (
         (
             "With gradient checkpointing, TRL's default, OnlineDPOTrainer generates without a key-value cache: each "
@@ -48,7 +48,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         "OnlineDPOTrainer keeps the type of the checkpoint's weights.",
         "OnlineDPOTrainer sums the gradients of a step's micro-batches; only DeepSpeed averages them.",
     )
-    most_field = "max_new_tokens"
+    max_completion_field = "max_new_tokens"
     sends_text = True
     config_fields = CONFIG_FIELDS | ConfigFields(
         traced=frozenset({"beta", "loss_type", "missing_eos_penalty", "reward_weights"}),
@@ -59,7 +59,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return TRL's sum: ``max_length`` plus a completion."""
-        return plan.count("max_length") + plan.count(self.most_field)
+        return plan.count("max_length") + plan.count(self.max_completion_field)
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, without vLLM: the adapter replaces TRL's own method of generation."""
@@ -75,7 +75,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         plan = super().completed(plan, workload)
         if not plan.args.get("use_vllm") or plan.completions is None:
             return plan
-        widest = float(plan.count(self.most_field))
+        widest = float(plan.count(self.max_completion_field))
         return replace(plan, completions=replace(plan.completions, widest=widest))
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
@@ -100,7 +100,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         plan = self.plan(candidate, setting)
         if refused := self.refused(plan, setting.workload):
             return refused
-        most, cut = plan.count(self.most_field), plan.count("max_length")
+        most, cut = plan.count(self.max_completion_field), plan.count("max_length")
         reason = None
         if is_colocated(candidate):
             reason = _refused_by_vllm(setting, cut, cut + most) or _sleep_refused(candidate, plan.micro_batches)
@@ -119,7 +119,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         TRL 1.16 trains with them, and its configuration only warns.
         """
         plan = self.plan(candidate, setting)
-        most, cut = plan.count(self.most_field), plan.count("max_length")
+        most, cut = plan.count(self.max_completion_field), plan.count("max_length")
         if most < cut:
             return None
         return (
@@ -134,7 +134,7 @@ def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
     prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
         return f"the longest prompt has {prompt:,} tokens, and vLLM accepts only prompts of up to max_length={cut:,}"
-    return beyond_model(setting.workload.model, longest)
+    return too_long_for_model(setting.workload.model, longest)
 
 
 def _gradient_changed(candidate: Candidate, setting: Setting) -> str | None:

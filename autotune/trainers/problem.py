@@ -13,7 +13,7 @@ from autotune.errors import InputError
 from autotune.space import Space, starting_point
 from autotune.trainers.base import Trainer
 
-_MOST_CHECKED, _MOST_COMPARED = 10_000, 200
+_MAX_CHECKED, _MAX_COMPARED = 10_000, 200
 """Maximum number of candidates to check for a legal one, and of those whose violated rules are compared."""
 
 
@@ -109,12 +109,12 @@ def require_legal(problem: TrainerProblem) -> None:
         for knob in problem.choices.keys() & problem.knobs_of_violated_rule(candidate):
             others = {problem.normal(candidate.but(**{knob: choice})) for choice in problem.choices[knob]} - seen
             # The list grows while it is read.
-            near.extend(others if len(near) < _MOST_CHECKED else ())
+            near.extend(others if len(near) < _MAX_CHECKED else ())
             seen |= others
     # The baseline may keep too few tokens, which is not caused by a fixed choice.
     covering = next((item for item in problem.recipes), problem.baseline)
     # The first rule that it violates may be one that other choices avoid, such as that of a type that the GPU lacks.
-    violated = [problem.violated_rules(each) for each in near[:_MOST_COMPARED]]
+    violated = [problem.violated_rules(each) for each in near[:_MAX_COMPARED]]
     reasons = problem.violated_rules(covering).items()
     always = [reason for place, reason in reasons if all(place in each for each in violated)]
     hint = "Fix other choices with --fix KNOB=CHOICE, or add choices of that knob to the space file (--space)."

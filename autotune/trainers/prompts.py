@@ -11,7 +11,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical, rounded_up
 from autotune.core.rows.documents import Documents
 from autotune.core.rows.lengths import LengthDistribution
-from autotune.core.rows.representatives import MOST, representatives
+from autotune.core.rows.representatives import MAX_REPRESENTATIVES, representatives
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques.vllm import COLOCATE, SERVER
@@ -48,7 +48,7 @@ REWARD_HINT = f"Give a dotted path from here, such as my_rewards.length, or one 
 
 
 _MODE = "vllm_mode"
-STAND_IN = "stand-in"
+STAND_IN_SERVER = "stand-in"
 """The value of ``vllm_mode`` in a trace, in which a stand-in for a vLLM server returns completions."""
 
 GENERATED_SIZES = 2
@@ -87,7 +87,7 @@ class Prompted(Trainer):
     generates = True
     scores = True
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
-    most_field: ClassVar[str]
+    max_completion_field: ClassVar[str]
     sends_text: ClassVar[bool] = False
     at_once: ClassVar[tuple[str, ...]] = (GENERATION,)
     in_chunks: ClassVar[tuple[str, ...]] = ()
@@ -108,7 +108,7 @@ class Prompted(Trainer):
         """Return the tokens of a row in the loss's forward pass, given the tokens of its prompt and completion."""
         return prompt + completion
 
-    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def micro_batch_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return prompts and completions, each padded to the longest of their generation batch."""
         steps, iterations = plan.steps_per_generation, plan.number("num_iterations") or 1
         # Within a step, generations lead micro-batches, and are counted for each of these.
@@ -116,7 +116,7 @@ class Prompted(Trainer):
         generations = led / plan.micro_batches_per_generation
         multiple, assumed = plan.pad_multiple, plan.completions
         assert assumed is not None
-        most = rounded_up(plan.count(self.most_field), multiple)
+        most = rounded_up(plan.count(self.max_completion_field), multiple)
         completion = rounded_up(round(assumed.widest), multiple)
         longest, counts = rounded_up(documents.longest, multiple), documents.widths
         widths, shares = zip(*widest_of(counts, self.rows_per_draw(plan)), strict=True)
@@ -124,7 +124,7 @@ class Prompted(Trainer):
         whole = [prompt + completion for prompt in prompts]
         traced = self.rows_generating_whole(plan)
 
-        def sizes(rows: int, widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
+        def sizes(rows: int, widths: Sequence[int], most: int = MAX_REPRESENTATIVES) -> tuple[Typical, ...]:
             return representatives(widths, lambda tokens: Shape(rows, tokens, completion), shares, most=most)
 
         worst = Shape(rows, self.scored(plan, longest, most), most)
@@ -143,7 +143,7 @@ class Prompted(Trainer):
             documents=float(rows),
             rows=self.rows_of_epoch(plan, documents.rows) * self.copies(plan) * iterations,
             sequences=documents.sequences,
-            apart=(
+            phases=(
                 *(PhaseGeometry(name, *generated) for name in self.at_once),
                 *(PhaseGeometry(name, *chunk) for name in self.in_chunks),
             ),
@@ -162,9 +162,9 @@ class Prompted(Trainer):
         if found is None:
             return None
         generated = self._unpadded(plan, documents, together) or geometry
-        at_once = (replace(each, layout=generated.layout) for each in generated.apart if each.phase in self.at_once)
-        others = (each for each in found.apart if each.phase not in self.at_once)
-        return replace(geometry, layout=found.layout, worst=found.worst, rivals=(), apart=(*at_once, *others))
+        at_once = (replace(each, layout=generated.layout) for each in generated.phases if each.phase in self.at_once)
+        others = (each for each in found.phases if each.phase not in self.at_once)
+        return replace(geometry, layout=found.layout, worst=found.worst, rivals=(), phases=(*at_once, *others))
 
     def _unpadded(self, plan: TrainingPlan, documents: Documents, together: int) -> BatchGeometry | None:
         """Return the geometry of the longest prompts of which ``together`` are equally long; None if there are none."""
@@ -174,11 +174,11 @@ class Prompted(Trainer):
         if widest is None:
             return None
         equal = Documents.of_groups([(documents.widths[widest], 1, *(widest,) * documents.sequences)])
-        return replace(self.laid_out(plan, equal, plan.rows), layout=Layout.EQUAL)
+        return replace(self.micro_batch_geometry(plan, equal, plan.rows), layout=Layout.EQUAL)
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, and nothing is cut."""
-        return {**super().sizes_at(layout, shape), self.most_field: int(shape.generated)}
+        return {**super().sizes_at(layout, shape), self.max_completion_field: int(shape.generated)}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, in which TRL's own functions replace the reward functions, and completions vLLM.
@@ -189,7 +189,7 @@ class Prompted(Trainer):
         args = dict(traced.args)
         if args.get("use_vllm"):
             args.pop("vllm_enable_sleep_mode", None)
-            args[_MODE] = STAND_IN
+            args[_MODE] = STAND_IN_SERVER
         return replace(traced, args=args, rewards=(NO_REWARD,) * len(plan.rewards))
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
@@ -225,7 +225,7 @@ class Prompted(Trainer):
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return the plan with the reward functions, if the trainer has any, and the assumed completions."""
-        most, drawn = plan.count(self.most_field), self.padded_together(plan)
+        most, drawn = plan.count(self.max_completion_field), self.padded_together(plan)
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
         rewards = (workload.rollouts.rewards or (NO_REWARD,)) if self.scores else ()
         return replace(plan, rewards=rewards, completions=assumed)

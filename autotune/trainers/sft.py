@@ -15,7 +15,7 @@ from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.pad_to_multiple_of import NAME as PAD_TO_MULTIPLE_OF
 from autotune.techniques.padding_free import DOCUMENT_LENGTHS, PaddingFree
 from autotune.techniques.per_device_train_batch_size import ROWS
-from autotune.techniques.traits import TOKENS_OF_ALL
+from autotune.techniques.traits import AVERAGE_TOKENS
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.geometry import packed, unpacked
@@ -98,8 +98,8 @@ class SupervisedFineTuning(Trainer):
         if model is not None and not model.accepts_loss_kwargs:
             how = f"{model.architecture} averages its loss over the tokens of each micro-batch, whose number varies"
             found |= dict.fromkeys((ROWS, PACKING), how)
-        if processes > 1 and args.get(TOKENS_OF_ALL) is False:
-            how = f"{TOKENS_OF_ALL}: false divides the loss of each process by its own number of tokens"
+        if processes > 1 and args.get(AVERAGE_TOKENS) is False:
+            how = f"{AVERAGE_TOKENS}: false divides the loss of each process by its own number of tokens"
             found |= dict.fromkeys((ROWS, PACKING), how)
         if args.get("packing") and PACKING in found:
             found[MaxLength.name] = found[PACKING]
@@ -108,17 +108,17 @@ class SupervisedFineTuning(Trainer):
             found[PAD_TO_MULTIPLE_OF] = "the load-balancing loss of experts counts the padding of concatenated rows"
         return found
 
-    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def micro_batch_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return packed, padding-free or padded rows."""
-        return self._laid_out(plan, documents, rows, packs=plan.args.get("packing"))
+        return self._geometry_of(plan, documents, rows, packs=plan.args.get("packing"))
 
-    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+    def evaluation_geometry(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return evaluation rows, packed if ``eval_packing`` is set, and otherwise collated as in training."""
         own = plan.args.get("eval_packing")
         packs = plan.args.get("packing") if own is None else own
-        return self._laid_out(plan, documents, rows, packs=packs).in_steps(1, plan.data_ranks)
+        return self._geometry_of(plan, documents, rows, packs=packs).in_steps(1, plan.data_ranks)
 
-    def _laid_out(self, plan: TrainingPlan, documents: Documents, rows: int, *, packs: object) -> BatchGeometry:
+    def _geometry_of(self, plan: TrainingPlan, documents: Documents, rows: int, *, packs: object) -> BatchGeometry:
         flat = self.layout(plan, rows) is Layout.FLAT
         if packs:
             length = plan.cut_to or int(MaxLength.trl_default)

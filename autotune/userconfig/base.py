@@ -18,12 +18,12 @@ from autotune.techniques.base import Technique
 from autotune.techniques.offload import offload_variables
 from autotune.techniques.sharding import ZERO_STAGES
 from autotune.trainers import find_trainer
-from autotune.units import counted
+from autotune.units import plural
 from autotune.userconfig.deepspeed import AUTO, DEVICES, ON_DEVICE, offload_device
 from autotune.userconfig.engine import FIELD, as_launched, check_choices, engine_args, without_engine
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.fsdp import launched_fsdp, own_fsdp
-from autotune.userconfig.keys import engine_key, keys_of, of_engine
+from autotune.userconfig.keys import configures_engine, engine_key, keys_of
 from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import problems
 from autotune.userconfig.reading import plan_of, read_command
@@ -80,7 +80,7 @@ class UserBase:
 
     def keys(self, path: str) -> tuple[Key, ...]:
         """Return the keys in the file for the entry at a path of a plan; empty for an engine's entry."""
-        return () if of_engine(path) else keys_of(self.file.values, path)
+        return () if configures_engine(path) else keys_of(self.file.values, path)
 
     def at(self, key: Key) -> tuple[object, ...]:
         """Return a tuple of the key's value in the file, or an empty tuple if the key is absent."""
@@ -170,7 +170,7 @@ def rewards_of(base: UserBase) -> tuple[str, ...]:
 
 def _wrong(written: WrittenConfig, found: Iterable[Finding]) -> InputError:
     lines = [_line(item) for item in found if item.severity is Severity.ERROR]
-    things = counted(len(lines), "thing is wrong", "things are wrong")
+    things = plural(len(lines), "thing is wrong", "things are wrong")
     check = f"autotune check {written.place} --trainer {written.trainer}"
     return InputError(
         "\n  ".join([f"{written.place} cannot be a base: {things}.", *lines]),
@@ -189,7 +189,7 @@ def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
     return found | {
         engine_key(path): value
         for path in sorted(technique.identified_by or technique.writes)
-        if of_engine(path) and (value := base.plan.entry(path)) is not None
+        if configures_engine(path) and (value := base.plan.entry(path)) is not None
     }
 
 
@@ -215,7 +215,7 @@ def _with_engine(
         where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
         raise _refused(started.flags[0], "an engine is read from a file, not from accelerate's arguments", where)
     # A file for one process may be searched with several.
-    processes = started.processes if started.counted and started.processes > 1 else None
+    processes = started.processes if started.sets_processes and started.processes > 1 else None
     overruled = as_launched(config, started) is not config
     # In all written files, gradient accumulation follows from the trainer's arguments.
     found = dict(engine_args(started.document, config, processes, variables=variables, accumulation=AUTO))

@@ -31,7 +31,7 @@ from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.base import DEEPSPEED, FSDP, UserBase, fsdp_keys, read_base, written_keys
 from autotune.userconfig.fields import as_json, keeps_order
-from autotune.userconfig.keys import engine_key, of_engine
+from autotune.userconfig.keys import configures_engine, engine_key
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
 from autotune.userconfig.written import read_written
 
@@ -260,7 +260,7 @@ def _changed_keys(
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     names = {path[-1] for path in edits}
     for technique in trainer.techniques:
-        engine = (path for path in technique.writes if of_engine(path))
+        engine = (path for path in technique.writes if configures_engine(path))
         other = {engine_key(path) for path in engine if base.plan.entry(path) != plan.entry(path)}
         keys = {name: value for name, value in written_keys(base, technique).items() if name in names | other}
         if keys:

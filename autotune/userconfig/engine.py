@@ -19,7 +19,7 @@ from autotune.userconfig.launch import DEEPSPEED_VARIABLES, NO_PRECISION, Launch
 
 # accelerate still keeps its trained weights in float32, and may offload them; without a launcher it ignores FSDP
 # (accelerate 1.15, `fsdp2_prepare_model`, `AcceleratorState`).
-_ALONE = "FSDP of a single process is not traced. Write num_processes, or leave FSDP out."
+_UNTRACED_FSDP = "FSDP of a single process is not traced. Write num_processes, or leave FSDP out."
 _PRECISIONS = ("bf16", "fp16")
 _KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 FIELD = "parallelism_config"
@@ -145,7 +145,7 @@ def engine_args(
             raise UnreadError(f"{SYNCHRONISED_WHOLE}.")
     elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
         if processes == 1:
-            raise UnreadError(_ALONE)
+            raise UnreadError(_UNTRACED_FSDP)
         found |= fsdp_args(fsdp_keys(document, config, variables))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine:

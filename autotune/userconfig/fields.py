@@ -28,7 +28,7 @@ from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.techniques.sync_each_batch import SYNCED
 from autotune.trainers import Trainer, trainers
-from autotune.trainers.base import EVALUATED
+from autotune.trainers.base import EVAL_STRATEGY
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import Prompted
@@ -94,11 +94,11 @@ def user_plan(
     check_understood(config, traced | without_effect | {ORDER}, tuple(fields_of_kind("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, fields_of_kind("generation"))
-    if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
+    if isinstance(trainer, Prompted) and config.values.get(trainer.max_completion_field, 1) is None:
         # Both defaults come from other libraries (transformers' GenerationConfig, vLLM's max_model_len).
         raise InputError(
-            f"{trainer.most_field}: null is not planned: transformers then ends completions after 20 tokens, and vLLM"
-            " at the model's length.",
+            f"{trainer.max_completion_field}: null is not planned: transformers then ends completions after 20 tokens,"
+            " and vLLM at the model's length.",
             hint="Write a number of tokens.",
         )
     kept = sorted(traced & config.values.keys())
@@ -122,7 +122,7 @@ def user_plan(
     assumptions += tuple(text for name, text in assumed.items() if name in switched - known)
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
-        args |= {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
+        args |= {"eval_strategy": EVAL_STRATEGY, "per_device_eval_batch_size": rows}
         args |= {} if config.evaluates_between_steps else {EVALUATED_ONCE: True}
     elif config.evaluates:
         assumptions += ("evaluation is left out",)

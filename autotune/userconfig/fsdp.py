@@ -26,7 +26,7 @@ _LOCAL = "LOCAL_STATE_DICT"
 _ACCELERATE_DEFAULTS: Mapping[str, object] = {"version": 1, _WRAPS: "NO_WRAP", SAVED: SHARDED}
 # The same, of its launcher, which always passes a number on; transformers' default is 0 (accelerate 1.15,
 # `commands/launch.py`).
-_LEAST_WRAPPED: Mapping[str, Mapping[str, object]] = {"SIZE_BASED_WRAP": {"min_num_params": 100_000_000}}
+_MIN_WRAPPED: Mapping[str, Mapping[str, object]] = {"SIZE_BASED_WRAP": {"min_num_params": 100_000_000}}
 _BOOLEANS = {"true": True, "false": False}
 NO_VARIABLES: Mapping[str, str] = {}
 """The variables of a launch that sets none."""
@@ -54,7 +54,7 @@ def fsdp_keys(
         return {}
     keys = {**_ACCELERATE_DEFAULTS, **launched}
     policy = str(keys[_WRAPS]).upper()
-    least = _LEAST_WRAPPED.get(policy, {}) if document.get("fsdp_config") else {}
+    least = _MIN_WRAPPED.get(policy, {}) if document.get("fsdp_config") else {}
     return {**least, **keys, _WRAPS: policy}
 
 

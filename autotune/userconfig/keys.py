@@ -24,12 +24,12 @@ _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
 _NO_ENGINE_TYPES = frozenset({"NO", "MULTI_GPU", "MULTI_CPU"})
 
 
-def of_engine(path: str) -> bool:
+def configures_engine(path: str) -> bool:
     """Return whether an entry of a plan configures the sharding, which separate files may configure as well."""
     return path.split(".")[1:2] in ([name] for name in ENGINE_FIELDS)
 
 
-def of_groups(path: str) -> bool:
+def sizes_process_group(path: str) -> bool:
     """Return whether an entry of a plan is the size of a group of processes."""
     return path.startswith("args.parallelism_config.")
 

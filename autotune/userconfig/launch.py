@@ -17,7 +17,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TRL, Command, options_of
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
-from autotune.units import counted
+from autotune.units import plural
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launchers import VISIBLE, named_gpus, number, processes_of
 from autotune.userconfig.written import WrittenConfig
@@ -90,7 +90,7 @@ class Launching(Launched):
     is_guessed: bool = False
 
 
-ALONE = Launching()
+NOT_LAUNCHED = Launching()
 """A single process, with nothing else known of the launch."""
 
 
@@ -126,7 +126,7 @@ def launching(written: WrittenConfig, read: ReadCommand, gpus: int | None = None
         variables=variables,
         is_ranked=not alone or env.keys() >= set(RANK_VARIABLES),
         flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),
-        is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
+        is_guessed=seen is None and not found.sets_processes and launcher in _ON_EACH_GPU and not on_cpu,
     )
 
 
@@ -178,15 +178,15 @@ def _check_launch(found: Launched) -> None:
     """
     if found.refused:
         raise InputError(f"accelerate refuses the launch: {found.refused}")
-    if found.machines > 1 and not found.counted:
+    if found.machines > 1 and not found.sets_processes:
         raise UnreadError(
             f"num_machines is {found.machines}, and the number of processes is not set. Write num_processes."
         )
     if number(found.processes) % found.machines:
         # accelerate rounds the number on each machine down (accelerate 1.15, ``utils/launch.py``).
         raise InputError(
-            f"{counted(found.processes, 'process', 'processes')} cannot be divided among"
-            f" {counted(found.machines, 'machine')}.",
+            f"{plural(found.processes, 'process', 'processes')} cannot be divided among"
+            f" {plural(found.machines, 'machine')}.",
             hint="num_processes counts those of all machines together.",
         )
 
@@ -215,7 +215,7 @@ def _check_gpus(written: WrittenConfig, found: Launched, gpus: int | None) -> No
         return
     option = PROCESS_OPTIONS.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
     raise InputError(
-        f"{counted(each, 'process', 'processes')} on each machine, and {by} names {counted(count, 'GPU')}.",
+        f"{plural(each, 'process', 'processes')} on each machine, and {by} names {plural(count, 'GPU')}.",
         hint=f"Write {option}." if count and option else f"Name GPUs in {by}, or write use_cpu: true.",
     )
 

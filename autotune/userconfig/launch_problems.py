@@ -24,7 +24,7 @@ _SECTIONS: Mapping[str, str] = {"deepspeed_config": "DEEPSPEED", "fsdp_config": 
 _FP8 = "fp8"
 
 
-def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> Iterator[Finding]:
+def launch_findings(written: WrittenConfig, read: ReadCommand, started: Launching) -> Iterator[Finding]:
     """Yield settings of the launch without effect, and notes on defaults: accelerate's file, one process per GPU."""
     wrong = {fault.key for fault in read.faults}
     if written.command.launcher != TRL:
@@ -36,7 +36,7 @@ def of_launch(written: WrittenConfig, read: ReadCommand, started: Launching) -> 
         message = f"No file for accelerate is named, so it reads its default, {started.file} ({has})."
         yield Finding(Severity.NOTE, message)
     launcher = written.command.launcher
-    several = not started.counted and started.processes > 1
+    several = not started.sets_processes and started.processes > 1
     if several or started.is_guessed:
         gpus, number = f"of {started.processes} GPUs", PROCESS_OPTIONS[launcher].format(started.processes)
         if not several:
@@ -72,7 +72,9 @@ def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> It
         yield finding(written, Severity.SILENT, "mixed_precision", message)
 
 
-def of_ranks(written: WrittenConfig, started: Launching, config: Configuration, *, here: bool) -> Iterator[Finding]:
+def rank_findings(
+    written: WrittenConfig, started: Launching, config: Configuration, *, here: bool
+) -> Iterator[Finding]:
     """Yield a finding if DeepSpeed finds no rank of a single process, and then looks for MPI (``mpi_discovery``).
 
     Args:
@@ -88,7 +90,7 @@ def of_ranks(written: WrittenConfig, started: Launching, config: Configuration, 
     yield finding(written, Severity.ERROR if here else Severity.NOTE, "deepspeed", message)
 
 
-def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
+def precision_findings(written: WrittenConfig, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
     """Yield a finding if the launcher changes the configured precision."""
     own = read.configurations[config.kind]
     for name in ("bf16", "fp16"):
@@ -97,7 +99,7 @@ def of_precision(written: WrittenConfig, read: ReadCommand, config: Configuratio
             yield finding(written, Severity.SILENT, name, message)
 
 
-def of_deepspeed(written: WrittenConfig, started: Launching, config: Configuration) -> Iterator[Finding]:
+def deepspeed_findings(written: WrittenConfig, started: Launching, config: Configuration) -> Iterator[Finding]:
     """Yield the keys of DeepSpeed's document that it ignores; in its sections, it refuses unknown keys itself."""
     known = fields_of_kind("deepspeed", "read")
     for name in deepspeed_document(started.document, config) or ():

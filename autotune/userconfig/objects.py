@@ -17,7 +17,7 @@ from autotune.userconfig.fields import check_understood, fields_of_kind, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching, launching_here
 
 # DistillationTrainer passes None to `from_pretrained`, which then takes the type of the teacher's own configuration.
-_TEACHER_ALONE: Mapping[str, object] = {"dtype": None, "attn_implementation": None}
+_TEACHER_DEFAULTS: Mapping[str, object] = {"dtype": None, "attn_implementation": None}
 
 
 def configuration_of(config: object) -> Configuration:
@@ -39,7 +39,7 @@ def configuration_of(config: object) -> Configuration:
     found = read_object(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
     if TEACHER_LOADING not in found.values:
         return found
-    loading = {**_TEACHER_ALONE, **mapping(found.values[TEACHER_LOADING])}
+    loading = {**_TEACHER_DEFAULTS, **mapping(found.values[TEACHER_LOADING])}
     return dataclasses.replace(found, values={**found.values, TEACHER_LOADING: loading})
 
 

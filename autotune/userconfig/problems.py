@@ -62,7 +62,7 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
     given = {name: value for name, value in written.given.items() if name not in faulty}
     wrong = {item.key for item in found if item.severity is Severity.ERROR}
     ended = {name: error for name, error in read.ended.items() if name not in wrong}
-    found += of_values(written, config.values if config is not None else given, ended)
+    found += value_findings(written, config.values if config is not None else given, ended)
     found += (
         finding(written, Severity.ERROR if here else Severity.NOTE, name, message)
         for name, message in read.absent.items()
@@ -74,7 +74,7 @@ def problems(written: WrittenConfig, read: ReadCommand, *, here: bool = True) ->
     return tuple(sorted(found, key=lambda item: item.line or last))
 
 
-def of_values(written: WrittenConfig, values: Mapping[str, object], ended: Mapping[str, str]) -> Iterator[Finding]:
+def value_findings(written: WrittenConfig, values: Mapping[str, object], ended: Mapping[str, str]) -> Iterator[Finding]:
     """Yield values that TRL's class accepts but that later end the training, or have no effect, or leave few steps.
 
     Args:
@@ -117,7 +117,7 @@ def _unread_of_fsdp(written: WrittenConfig, given: Mapping[str, object]) -> Iter
         yield finding(written, Severity.SILENT, "fsdp_config", message)
 
 
-def of_building(written: WrittenConfig, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
+def build_findings(written: WrittenConfig, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
     """Yield the errors and warnings of the trainer's construction, unless they were already reported.
 
     Only messages that mention a key of the user are reported, since traces set some arguments themselves. A refusal
@@ -176,7 +176,7 @@ def _remedy(written: WrittenConfig, error: str) -> str:
     return f" `trl` reads its file in one process before it starts several; `{start}` counts all of them."
 
 
-def of_error(written: WrittenConfig, error: InputError) -> Finding:
+def error_finding(written: WrittenConfig, error: InputError) -> Finding:
     """Return the finding for an error, at the first key in its message."""
     return finding(written, Severity.ERROR, mentioned(written, error.message), str(error))
 
@@ -231,7 +231,7 @@ def _rewards(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
         try:
             check_reward_names(map(str, named))
         except InputError as error:
-            yield of_error(written, error)
+            yield error_finding(written, error)
 
 
 def _unknown(written: WrittenConfig, read: ReadCommand, fault: Fault) -> str:

@@ -24,7 +24,7 @@ _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
 # Fields of trl.scripts.utils.DatasetConfig that a plain dataset does not have.
 _MIXTURE_ONLY = ("data_dir", "columns", "fraction")
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _STREAMS = "dataset_streaming"
 _FUNCTIONS, _REWARD_MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
 
@@ -227,8 +227,8 @@ def mixture_source(items: Sequence[Mapping[str, object]], size: object, *, strea
     if plain is not None:
         return replace(plain, test_size=size)
     names = [_name(item) for item in items]
-    listed = " + ".join(names[:_MOST_NAMED])
-    more = f" + {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    listed = " + ".join(names[:_MAX_NAMED])
+    more = f" + {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     entries = tuple({key: value for key, value in item.items() if value is not None} for item in items)
     return DatasetSource(f"{listed}{more}", names[0], mixture=entries, test_size=size)
 

@@ -1,36 +1,36 @@
 """The virtual accelerator: runs PyTorch training steps on fake tensors, without a GPU, and records their memory use."""
 
 from autotune.virtual.cost.roofline import step_seconds
-from autotune.virtual.engine.apart import HandOverError
 from autotune.virtual.engine.dispatch import UnknownShapeError
+from autotune.virtual.engine.subprocess_trace import PicklingError
 from autotune.virtual.engine.tracing import (
-    adopt,
     assume,
-    for_real,
-    holds,
     is_tracing,
+    mark_gradient_final,
+    on_real_tensors,
     phase,
-    settled,
+    set_category,
     trace,
+    trace_inputs,
     unused_bytes,
 )
 from autotune.virtual.patches.unsupported import UnsupportedError
 from autotune.virtual.recording.replay import replay
 
 __all__ = [
-    "HandOverError",
+    "PicklingError",
     "UnknownShapeError",
     "UnsupportedError",
-    "adopt",
     "assume",
-    "for_real",
-    "holds",
     "is_tracing",
+    "mark_gradient_final",
+    "on_real_tensors",
     "phase",
     "replay",
-    "settled",
+    "set_category",
     "step_seconds",
     "trace",
+    "trace_inputs",
     "unused_bytes",
 ]
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from autotune.core.status import ProbeStatus
 from autotune.core.step_time import TIME_ERROR
-from autotune.units import GIB, counted
+from autotune.units import GIB, plural
 from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_correlation, spread, verdict
 from benchmarks.gpu.trace_pool import NO_TIME
 
@@ -317,7 +317,7 @@ def _cases(outcomes: Sequence[Outcome], timed: bool) -> Iterator[str]:
     left = Counter(about for outcome in outcomes for about, reason in outcome.reasons.items() if reason == NO_TIME)
     if left:
         counts = ", ".join(f"{count} were not {about}" for about, count in left.items())
-        yield f"Of {counted(len(outcomes), 'case')}, {counts}: {NO_TIME}."
+        yield f"Of {plural(len(outcomes), 'case')}, {counts}: {NO_TIME}."
 
 
 def _case(outcome: Outcome) -> list[str]:

@@ -21,7 +21,7 @@ from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
-from autotune.core.rows.heaviest import Loads, heaviest
+from autotune.core.rows.heaviest import RowSizeSummary, heaviest
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Workload
 from autotune.errors import AutotuneError
@@ -100,7 +100,9 @@ class Prepared:
         longest_first = [tokens for tokens in sorted(lengths, reverse=True) for _ in range(lengths[tokens])]
         if candidate["packing"] == NONE:
             cut = np.array(longest_first).clip(max=int(candidate["max_length"]))
-            yield from cut[heaviest(Loads(cut, cut, cut), rows, padded=not _flat(candidate), multiple=1)[0]].tolist()
+            yield from cut[
+                heaviest(RowSizeSummary(cut, cut, cut), rows, padded=not _flat(candidate), multiple=1)[0]
+            ].tolist()
             return
         left = rows * int(candidate["max_length"])
         while left > 0:

@@ -110,7 +110,7 @@ def compared(case: Case, bench: Bench) -> str:
     command, words = bench.words(case)
     run = _document(["dry-run", "--gpu", _GPU, "--json", "--", *command], os.environ)
     spans = [span for process in run["processes"] for span in process["spans"]]
-    memory = traced(words, max(span["reserved_bytes"] + span["beside_bytes"] for span in spans))
+    memory = traced(words, max(span["reserved_bytes"] + span["non_pytorch_bytes"] for span in spans))
     figures = [
         (max(span[f"{name}_bytes"] for span in spans), memory[trace])
         for name, trace in (("allocated", "peak_bytes"), ("reserved", "reserved_bytes"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.core.program import CONSTRUCTION
-from autotune.units import counted
+from autotune.units import plural
 from benchmarks.gpu.accuracy import Pair, spread
 from benchmarks.nullgpu.cases import Case
 
@@ -140,7 +140,7 @@ def _all(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:
     if compared:
         share = len(exceptions) / len(compared)
         yield ""
-        count = counted(len(exceptions), "row")
+        count = plural(len(exceptions), "row")
         yield f"Exceptions: {count} ({share:.1%}); the goal is at most 5 %, and none above 10 %."
 
 

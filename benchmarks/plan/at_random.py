@@ -37,7 +37,7 @@ from benchmarks.shapes import LETTER, LLAMA_8B, write_model
 _ROWS = 400
 _SHORTEST, _LONGEST = 50, 4000
 _AT_ONCE = 50
-_MOST_DRAWN = 1000
+_MAX_DRAWN = 1000
 """Draws for each candidate that is wanted, after which the space is taken to have no more."""
 
 
@@ -98,7 +98,7 @@ def lengths() -> Iterator[int]:
 def at_random(problem: TrainerProblem, source: random.Random, count: int) -> Iterator[Candidate]:
     """Yield this number of different legal candidates in normal form, or fewer if the space has no more."""
     seen: set[Candidate] = set()
-    for _ in range(count * _MOST_DRAWN):
+    for _ in range(count * _MAX_DRAWN):
         chosen = {knob: source.choice(choices) for knob, choices in problem.choices.items()}
         candidate = problem.normal(Candidate(chosen))
         if candidate not in seen and problem.illegal(candidate) is None:

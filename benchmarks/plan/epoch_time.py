@@ -210,9 +210,9 @@ def _of(geometry: BatchGeometry, sizes: Sequence[Typical]) -> BatchGeometry:
     full = [replace(each, shape=replace(each.shape, filled=1.0)) if each.shape.generated else each for each in sizes]
     apart = tuple(
         replace(item, sizes=tuple(replace(each, shape=replace(each.shape, rows=item.worst.rows)) for each in full))
-        for item in geometry.apart
+        for item in geometry.phases
     )
-    return replace(geometry, worst=larger, sizes=tuple(full), apart=apart)
+    return replace(geometry, worst=larger, sizes=tuple(full), phases=apart)
 
 
 _LARGER = 1.1
@@ -224,8 +224,8 @@ def _at_mean(geometry: BatchGeometry) -> BatchGeometry:
     def whole(mean: Shape) -> tuple[Typical, ...]:
         return (Typical(Shape(mean.rows, round(mean.tokens), round(mean.generated), round(mean.second_tokens))),)
 
-    apart = tuple(replace(item, sizes=whole(mean_shape(item.sizes))) for item in geometry.apart)
-    return replace(geometry, sizes=whole(geometry.typical), apart=apart)
+    apart = tuple(replace(item, sizes=whole(mean_shape(item.sizes))) for item in geometry.phases)
+    return replace(geometry, sizes=whole(geometry.typical), phases=apart)
 
 
 def _seconds(found: object) -> float:

@@ -23,7 +23,7 @@ from autotune.core.rows.batch_geometry import Shape
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import STEPS, TracedRows
 from autotune.trainers import find_trainer
-from autotune.trainers.base import EVALUATED
+from autotune.trainers.base import EVAL_STRATEGY
 from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
@@ -111,7 +111,7 @@ class Case:
         # Two micro-batches, so that gradients are held while the second one is trained on.
         args |= {"gradient_accumulation_steps": 2}
         if trainer.evaluates:
-            args |= {"eval_strategy": EVALUATED}
+            args |= {"eval_strategy": EVAL_STRATEGY}
         needed = trainer.also_set.get("model.use_peft", {})
         words = {
             **_LORA,

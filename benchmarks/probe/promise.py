@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import autotune
-from autotune.core.documents.result import Choosable, Result
+from autotune.core.documents.result import MeasuredCandidate, Result
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.files.codec import decode
 from autotune.core.jobs.protocol import ProbeRequest
@@ -60,7 +60,7 @@ class Promise:
     peak_bytes: int
 
 
-Run = Callable[[Choosable, Schedule, int], Measurement]
+Run = Callable[[MeasuredCandidate, Schedule, int], Measurement]
 """A candidate, a schedule and the number of a pair (-1 for the longer run) to what a run of it showed."""
 
 
@@ -124,14 +124,14 @@ def bundle_of(result: Result) -> Path:
     return Path(result.output_directory)
 
 
-def steps_in(seconds: float, chosen: Choosable, result: Result) -> int:
+def steps_in(seconds: float, chosen: MeasuredCandidate, result: Result) -> int:
     """Return how many optimizer steps take about so long, by the promised rate."""
     tokens = result.workload.dataset.lengths.tokens * chosen.token_coverage
     tokens_per_step = tokens / (chosen.steps_per_epoch or 1)
     return max(_FEWEST_STEPS, round(seconds * (chosen.tokens_per_second or 0.0) / tokens_per_step))
 
 
-def written(chosen: Choosable) -> Promise:
+def written(chosen: MeasuredCandidate) -> Promise:
     """Return what the bundle promises.
 
     Raises:
@@ -143,7 +143,7 @@ def written(chosen: Choosable) -> Promise:
     return Promise(rate, Interval(low, high), chosen.peak_bytes or 0)
 
 
-def promised(chosen: Choosable, baseline: Choosable | None, effort: Effort, run: Run) -> Promise:
+def promised(chosen: MeasuredCandidate, baseline: MeasuredCandidate | None, effort: Effort, run: Run) -> Promise:
     """Return a new promise of a candidate, made as a search makes it: a longer run, then turns with the baseline.
 
     Raises:
@@ -172,7 +172,7 @@ def probing(server: JobServer, result: Result, folder: Path, first_seed: int) ->
     """Return a function that runs a candidate in an isolated process, with the limit and the rows of a search."""
     seed = int(str(result.settings.get("seed", 42)))
 
-    def run(one: Choosable, schedule: Schedule, pair: int) -> Measurement:
+    def run(one: MeasuredCandidate, schedule: Schedule, pair: int) -> Measurement:
         request = ProbeRequest(
             plan=one.plan,
             model=result.workload.model_source,

@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any
 
 import autotune
-from autotune.core.documents.result import Choosable
-from autotune.core.spread import Interval, later
+from autotune.core.documents.result import MeasuredCandidate
+from autotune.core.spread import Interval, for_later_run
 from autotune.units import format_bytes
 from benchmarks.common import chosen, read_rows
 from benchmarks.probe.real_run import RealRun, real_run
@@ -129,7 +129,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def rate_of(trained: RealRun, chosen: Choosable) -> float | None:
+def rate_of(trained: RealRun, chosen: MeasuredCandidate) -> float | None:
     """Return the tokens per second of the steps before the first evaluation; None if there are too few.
 
     As in the promised rate, each step takes its share of the reference's pass over the rows.
@@ -142,7 +142,7 @@ def rate_of(trained: RealRun, chosen: Choosable) -> float | None:
     return steps * chosen.tokens_per_step / (ends[-1] - ends[0] + shared)
 
 
-def differing(chosen: Choosable, default: Choosable | None) -> dict[str, str | int]:
+def differing(chosen: MeasuredCandidate, default: MeasuredCandidate | None) -> dict[str, str | int]:
     """Return the choices that TRL's default does not make."""
     return {
         knob: choice
@@ -151,7 +151,7 @@ def differing(chosen: Choosable, default: Choosable | None) -> dict[str, str | i
     }
 
 
-def _outcome(default: Choosable | None) -> str:
+def _outcome(default: MeasuredCandidate | None) -> str:
     return str(default.status) if default is not None else "none"
 
 
@@ -192,7 +192,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 def _range(promised: Mapping[str, Any]) -> Interval:
     """Return the range of a later run."""
     found = Interval(promised["low"], promised["high"])
-    return found if promised.get("later") else later(found)
+    return found if promised.get("later") else for_later_run(found)
 
 
 def _median_text(shares: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.virtual import adopt, phase, trace
+from autotune.virtual import phase, trace, trace_inputs
 from autotune.virtual.ranks import World
 from autotune.virtual.recording.replay import replay
 from benchmarks.published.tables import Outcome
@@ -46,7 +46,7 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         for number in range(_STEPS):
             with phase(str(number)):
-                ids = adopt(torch.ones(settings["rows"], settings["tokens"], dtype=torch.long)).to(device)
+                ids = trace_inputs(torch.ones(settings["rows"], settings["tokens"], dtype=torch.long)).to(device)
                 optimizer.zero_grad()
                 outputs = model(input_ids=ids, attention_mask=ids, labels=ids, use_cache=False)
                 loss = outputs.loss

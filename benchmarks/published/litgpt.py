@@ -18,7 +18,7 @@ from bitsandbytes.autograd import _functions as bnb_functions
 from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-from autotune.virtual import for_real, phase
+from autotune.virtual import on_real_tensors, phase
 from autotune.virtual.patches.quantized import fill_quantized
 from benchmarks.published.measure import Shown, measured
 from benchmarks.published.tables import Outcome
@@ -83,7 +83,7 @@ def _quantize(model: torch.nn.Module, mode: str, device: torch.device) -> None:
         bnb_4bit_use_double_quant=mode.endswith("-dq"),
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
-    with for_real():
+    with on_real_tensors():
         replace_with_bnb_linear(model, quantization_config=config)
     fill_quantized(model, torch.bfloat16, device)
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.device.type == "meta" else tensor)

@@ -19,7 +19,7 @@ from peft.optimizers import create_lorafa_optimizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
-from autotune.virtual import adopt, phase
+from autotune.virtual import phase, trace_inputs
 from benchmarks.published.measure import Shown, measured
 from benchmarks.published.tables import Outcome
 
@@ -52,7 +52,7 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
         for step, name in enumerate(STEPS, start=1):
             with phase(name):
                 lengths = settings[f"{name}_lengths"]
-                batch = {key: value.to(device) for key, value in adopt(_batch(lengths)).items()}
+                batch = {key: value.to(device) for key, value in trace_inputs(_batch(lengths)).items()}
                 optimizer.zero_grad()
                 outputs = model(**batch, num_items_in_batch=sum(lengths))
                 loss = outputs.loss

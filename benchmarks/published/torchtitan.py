@@ -16,7 +16,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
-from autotune.virtual import adopt, phase, trace
+from autotune.virtual import phase, trace, trace_inputs
 from autotune.virtual.ranks import World
 from autotune.virtual.recording.replay import replay
 from benchmarks.published.tables import Outcome
@@ -50,7 +50,7 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
         for number in range(_STEPS):
             with phase(str(number)):
                 shape = settings["rows"], settings["tokens"]
-                ids, labels = (adopt(torch.zeros(shape, dtype=torch.long)).to(device) for _ in range(2))
+                ids, labels = (trace_inputs(torch.zeros(shape, dtype=torch.long)).to(device) for _ in range(2))
                 optimizer.zero_grad()
                 logits = model(ids)
                 loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))

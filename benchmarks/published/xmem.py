@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES
-from autotune.virtual import adopt, phase, trace
+from autotune.virtual import phase, trace, trace_inputs
 from autotune.virtual.allocator.caching import OutOfMemoryError
 from autotune.virtual.recording.records import Trace
 from autotune.virtual.recording.replay import replay
@@ -47,7 +47,7 @@ def training(settings: Mapping[str, Any], counted: Callable[[int], None]) -> Cal
         model.train()
         for number in range(settings["iterations"]):
             with phase(str(number)):
-                batch = {key: value.to(device) for key, value in adopt(_batch(*shape)).items()}
+                batch = {key: value.to(device) for key, value in trace_inputs(_batch(*shape)).items()}
                 outputs = model(**batch)
                 outputs.loss.backward()
                 optimizer.step()

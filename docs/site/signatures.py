@@ -1,4 +1,4 @@
-"""Gives the API reference the signatures that ``autotune.app.public.taking`` makes, and Markdown in place of roles."""
+"""Gives the API reference the signatures of ``autotune.app.public.signature_from``, and Markdown in place of roles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import griffe
 from autotune.app import arguments
 from autotune.app.public import descriptions
 
-_TAKING = re.compile(r"taking\((\w+)\)")
+_SIGNATURE = re.compile(r"signature_from\((\w+)\)")
 _ROLE = re.compile(r":(?:attr|class|func|meth|mod):`~?([\w.]+)`")
 _KINDS: dict[object, griffe.ParameterKind] = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
@@ -27,7 +27,7 @@ class Signatures(griffe.Extension):
         for item in _objects(pkg):
             if isinstance(item, griffe.Function):
                 for decorator in item.decorators:
-                    if (named := _TAKING.fullmatch(str(decorator.value))) is not None:
+                    if (named := _SIGNATURE.fullmatch(str(decorator.value))) is not None:
                         _take(item, named[1])
             if item.docstring is not None:
                 item.docstring.value = _ROLE.sub(r"`\1`", item.docstring.value).replace("::\n", ":\n")

@@ -14,7 +14,7 @@ from autotune.app.epoch import epoch_of
 from autotune.app.search import fingerprint
 from autotune.core.plan import ALLOCATOR_VARIABLES, allocator_settings
 from autotune.core.rows.batch_geometry import Layout, Shape
-from autotune.core.rows.documents import UNKEPT, Documents
+from autotune.core.rows.documents import NEVER_KEPT, Documents
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
@@ -207,7 +207,7 @@ def test_padding_free_rows_that_the_file_does_not_cut_stay_whole(tmp_path: Path)
 def test_rows_of_which_the_loss_counts_nothing_are_kept_where_the_file_sets_no_maximum_length(
     text: str, kept: bool, tmp_path: Path
 ) -> None:
-    documents = Documents.of_rows([[1, 500]] * 9 + [[UNKEPT, 900]], ordered=False, trained=[500] * 9 + [0])
+    documents = Documents.of_rows([[1, 500]] * 9 + [[NEVER_KEPT, 900]], ordered=False, trained=[500] * 9 + [0])
     of = workload()
     rows = replace(of.dataset, lengths=LengthDistribution({500: 9, 900: 1}), several=documents)
     problem = started(a_base(tmp_path, text), of=replace(of, dataset=rows)).problem

@@ -81,7 +81,8 @@ def after(search: Started, candidate: Candidate, **wanted: object) -> str:
     """Return the file as it is handed over for a candidate."""
     trainer, setting = search.problem.trainer, search.problem.setting
     plan = trainer.plan(candidate, setting)
-    edits = edits_of(search.base, EditTarget(plan, frozenset(search.options.wishes.fixed), **wanted), trainer, setting)  # type: ignore[arg-type]  # fields by name
+    target = EditTarget(plan, frozenset(search.options.knob_options.fixed), **wanted)  # type: ignore[arg-type]
+    edits = edits_of(search.base, target, trainer, setting)
     return edited_text(search.base, edits)
 
 

@@ -15,12 +15,12 @@ from autotune.core.documents.dry_run import (
     CommandExit,
     DryRun,
     FailedAllocation,
-    Followed,
     Loader,
-    Refused,
+    ProcessRecord,
     ScriptError,
     SourceLine,
-    Span,
+    StepMemory,
+    UnsupportedCall,
 )
 from autotune.core.events import ignore
 from autotune.core.files.codec import decode, encode
@@ -36,12 +36,12 @@ DONE = CommandExit(0)
 FAILED = CommandExit(1)
 
 
-def span(step: int, gib: int = 10, device: int = 0) -> Span:
-    return Span(step, device, f"card-{device}", gib * GIB, (gib + 1) * GIB, GIB, 24 * GIB)
+def span(step: int, gib: int = 10, device: int = 0) -> StepMemory:
+    return StepMemory(step, device, f"card-{device}", gib * GIB, (gib + 1) * GIB, GIB, 24 * GIB)
 
 
-def process(rank: int = 0, ranks: int = 1, steps: int = 3, **changes: Any) -> Followed:
-    known = Followed(
+def process(rank: int = 0, ranks: int = 1, steps: int = 3, **changes: Any) -> ProcessRecord:
+    known = ProcessRecord(
         pid=100 + rank,
         rank=rank,
         local_ranks=ranks,
@@ -54,7 +54,9 @@ def process(rank: int = 0, ranks: int = 1, steps: int = 3, **changes: Any) -> Fo
     return replace(known, **changes)
 
 
-def ran(*processes: Followed, ending: CommandExit = DONE, refused: tuple[Refused, ...] = ()) -> CommandResult:
+def ran(
+    *processes: ProcessRecord, ending: CommandExit = DONE, refused: tuple[UnsupportedCall, ...] = ()
+) -> CommandResult:
     return CommandResult(ending, processes, refused)
 
 
@@ -88,7 +90,7 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
         # The script catches the error, and ends with a code of its own.
         (ran(process(ended="finished", steps=1, failed_allocations=(OUT_OF_MEMORY,)), ending=FAILED), "does not fit",
          ""),
-        (ran(process(), refused=(Refused("cudaStreamBeginCapture", "CUDA graphs"),)), "not known",
+        (ran(process(), refused=(UnsupportedCall("cudaStreamBeginCapture", "CUDA graphs"),)), "not known",
          "the script uses CUDA graphs (cudaStreamBeginCapture)"),
         (ran(process(steps=1, ended=""), ending=CommandExit(None, timed_out=True)), "not known",
          "--timeout ended it after 1 of 3 steps"),
@@ -155,7 +157,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_fits_is_shown_with_what_is_spare_on_the_fullest_gpu(answered: Any) -> None:
     found = answered(ran(process(0, 2), process(1, 2, spans=(span(0, device=1), span(2, 15, 1)))), num_processes=2)
     assert found.headline == "fits: at most 17.00 GiB of 24.00 GiB used"
-    assert (found.held_bytes, found.spare_bytes) == (17 * GIB, 7 * GIB)
+    assert (found.used_bytes, found.spare_bytes) == (17 * GIB, 7 * GIB)
     assert found.exit_code == 0
     assert any("largest of 100 rows, up to 512 tokens (input_ids" in note for note in found.notes)
     assert decode(DryRun, encode(found)) == found
@@ -164,14 +166,14 @@ def test_what_fits_is_shown_with_what_is_spare_on_the_fullest_gpu(answered: Any)
 def test_what_runs_out_is_shown_with_its_line_and_what_lacked(answered: Any) -> None:
     found = answered(ran(RAN_OUT, ending=FAILED))
     assert found.headline == "does not fit: out of memory in step 2 at train.py:42, 3.00 GiB requested"
-    assert (found.held_bytes, found.spare_bytes) == (25 * GIB, -GIB)
+    assert (found.used_bytes, found.spare_bytes) == (25 * GIB, -GIB)
     assert found.exit_code == 1
 
 
 def test_a_library_that_does_not_name_the_size_of_its_request_is_given_none(answered: Any) -> None:
     found = answered(ran(replace(RAN_OUT, failed_allocations=()), ending=FAILED))
     assert found.headline == "does not fit: out of memory in step 2 at train.py:42"
-    assert (found.held_bytes, found.spare_bytes) == (12 * GIB, 12 * GIB)
+    assert (found.used_bytes, found.spare_bytes) == (12 * GIB, 12 * GIB)
 
 
 def test_requests_that_the_script_survived_are_noted(answered: Any) -> None:

@@ -12,7 +12,7 @@ import autotune
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin
-from autotune.core.setting import Setting, Wishes
+from autotune.core.setting import KnobOptions, Setting
 from autotune.core.workload import Rollouts, Workload
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.techniques.packing import CUTTING
@@ -52,11 +52,11 @@ def test_dropping_the_longest_prompts_saves_what_the_offer_says(
     assert parse_size(saved.replace(" ", "")) == pytest.approx(needs[0] - needs[1], rel=TRACED_ERROR)
 
 
-def offered(lengths: dict[int, int], *, trainer: str = "grpo", coverage: float = 1.0, beside_bytes: int = 0) -> str:
+def offered(lengths: dict[int, int], *, trainer: str = "grpo", coverage: float = 1.0, vllm_bytes: int = 0) -> str:
     """Return the offers if a token of the longest prompt needs 1 MiB in addition to a constant."""
 
     def estimate(candidate: Candidate, here: Setting) -> Estimate:
-        peak_bytes = beside_bytes + MIB * here.workload.longest
+        peak_bytes = vllm_bytes + MIB * here.workload.longest
         return Estimate(candidate, Origin.TRACED, MemoryEstimate(peak_bytes, None, 0, {}, 0, None, 0.0))
 
     of = replace(workload(lengths=lengths), trainer=trainer, rollouts=Rollouts(prompt_coverage=coverage))
@@ -73,7 +73,7 @@ def test_it_is_offered_to_drop_up_to_one_prompt_in_a_hundred() -> None:
 
 
 def test_nothing_is_offered_that_saves_little() -> None:
-    assert offered({20: 290, 2048: 7, 8192: 3}, beside_bytes=200 * GIB) == ""
+    assert offered({20: 290, 2048: 7, 8192: 3}, vllm_bytes=200 * GIB) == ""
     assert offered({20: 290, 2048: 7, 2049: 3}) == ""
 
 
@@ -100,10 +100,10 @@ SHORT = workload(lengths={20: 1000, 100: 20})
 
 
 def packing_offered(
-    speedup: float, wishes: Wishes | None = None, of_rows: Workload = SHORT, batch: int = 8
+    speedup: float, knob_options: KnobOptions | None = None, of_rows: Workload = SHORT, batch: int = 8
 ) -> tuple[str, list[Candidate]]:
     """Return the offer to pack and its traced candidates, if packed rows are this many times as fast."""
-    of_search = replace(setting(of=of_rows, global_batch_size=batch), wishes=wishes or Wishes())
+    of_search = replace(setting(of=of_rows, global_batch_size=batch), knob_options=knob_options or KnobOptions())
     found, asked = problem(of_search), list[Candidate]()
 
     def of(candidate: Candidate, rate: float) -> Estimate:
@@ -132,12 +132,16 @@ def test_a_global_batch_that_is_offered_is_one_that_the_packed_rows_are_legal_wi
 
 
 @pytest.mark.parametrize(
-    "wishes",
-    [Wishes(excluded=frozenset({"packing"})), Wishes({"packing": "none"}), Wishes({"padding_free": "on"})],
+    "knob_options",
+    [
+        KnobOptions(excluded=frozenset({"packing"})),
+        KnobOptions({"packing": "none"}),
+        KnobOptions({"padding_free": "on"}),
+    ],
     ids=["excluded", "fixed", "padding-free"],
 )
-def test_packing_that_the_user_ruled_out_is_neither_offered_nor_traced(wishes: Wishes) -> None:
-    assert packing_offered(1.5, wishes) == ("", [])
+def test_packing_that_the_user_ruled_out_is_neither_offered_nor_traced(knob_options: KnobOptions) -> None:
+    assert packing_offered(1.5, knob_options) == ("", [])
 
 
 def test_what_may_be_no_faster_by_the_error_of_predicted_times_is_not_offered() -> None:

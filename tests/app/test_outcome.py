@@ -9,12 +9,12 @@ import pytest
 from autotune.app.outcome import RunFacts, result_of
 from autotune.core.candidate import Candidate
 from autotune.core.documents.memory_timeline import Mark, MemoryTimeline
-from autotune.core.documents.result import Choosable, LaterFailure, Result, Smallest
+from autotune.core.documents.result import LaterFailure, MeasuredCandidate, Result, Smallest
 from autotune.core.files.codec import decode, encode
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD, MICRO_BATCH
-from autotune.core.spread import later, mean_interval, mean_rate, prediction_interval
+from autotune.core.spread import for_later_run, mean_interval, mean_rate, prediction_interval
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.comparison import headline
@@ -60,7 +60,7 @@ def compared(winner: Record, *runs: tuple[int, float | Measurement]) -> Record:
     return replace(winner, comparison=tuple(ShortRun(number, run) for number, run in shown))
 
 
-def recommended(found: Result) -> Choosable:
+def recommended(found: Result) -> MeasuredCandidate:
     assert found.recommended is not None
     return found.recommended
 
@@ -84,7 +84,7 @@ def test_the_promised_rate_and_its_interval_come_from_the_runs_after_the_probe()
     chosen, rates = recommended(found), [320, 300, 280, 330]
     soon = prediction_interval(rates, [100, 90, 105])
     assert soon is not None
-    expected = later(soon)
+    expected = for_later_run(soon)
     assert chosen.tokens_per_second == found.trials[1].tokens_per_second == pytest.approx(mean_rate(rates))
     assert (chosen.tokens_per_second_low, chosen.tokens_per_second_high) == (
         pytest.approx(expected.low),
@@ -100,7 +100,7 @@ def test_the_default_is_promised_what_its_turns_with_the_winner_showed() -> None
     assert baseline.runs == 3
     soon = prediction_interval([100, 90, 105], [320, 300, 280, 330])
     assert soon is not None
-    assert baseline.tokens_per_second_high == pytest.approx(later(soon).high)
+    assert baseline.tokens_per_second_high == pytest.approx(for_later_run(soon).high)
 
 
 def test_the_time_in_which_the_device_waits_for_rows_is_a_part_of_a_step() -> None:

@@ -95,7 +95,7 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
     assert needs[0].peak_bytes > needs[1].peak_bytes > needs[2].peak_bytes
 
 
-def taking(time: float) -> StepTime:
+def signature_from(time: float) -> StepTime:
     return StepTime(time, time, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -112,7 +112,7 @@ def test_a_pass_before_training_is_spread_over_the_micro_batches_of_all_epochs(
     args: dict[str, object], seconds: float
 ) -> None:
     plan = TrainingPlan("dpo", {"per_device_train_batch_size": 4, **args})
-    found = Forecast({}, 0.0, 0, 0, 0, 0, 0, {Part("precompute", Occurrence.BEFORE): taking(6.0)})
+    found = Forecast({}, 0.0, 0, 0, 0, 0, 0, {Part("precompute", Occurrence.BEFORE): signature_from(6.0)})
     time = mean_times([(found, 1.0)], plan.pass_share(1000)).step(2)
     assert time is not None
     assert time.seconds == pytest.approx(seconds)
@@ -131,11 +131,11 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(
     between: Occurrence, micro_batches: int, seconds: float
 ) -> None:
     times = {
-        Part("micro-batch", Occurrence.FIRST): taking(1.0),
-        Part("optimizer step", Occurrence.ONCE): taking(100.0),
+        Part("micro-batch", Occurrence.FIRST): signature_from(1.0),
+        Part("optimizer step", Occurrence.ONCE): signature_from(100.0),
     }
     if micro_batches > 1:
-        times[Part("micro-batch", Occurrence.FURTHER)] = taking(10.0)
+        times[Part("micro-batch", Occurrence.FURTHER)] = signature_from(10.0)
     time = Forecast({}, 0.0, 0, 0, 0, 0, 0, times, between).step(micro_batches)
     assert time is not None
     assert time.seconds == seconds

@@ -15,7 +15,7 @@ from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.planned import planned_machine
 from autotune.app.problem import problem_of
-from autotune.app.servers import check_server, set_aside, split_of
+from autotune.app.servers import check_server, reserve_server_gpus, split_of
 from autotune.core.candidate import Choice
 from autotune.core.documents.bundle import ServerSplit
 from autotune.core.documents.estimate import Origin
@@ -119,9 +119,9 @@ def test_a_server_that_cannot_be_is_refused_before_anything_is_started(
 
 def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() -> None:
     options = checked_options(SearchArguments(trainer="grpo", allow=("vllm",)))
-    planned, served = set_aside(planned_machine("RTX4090", 2), options, 1)
+    planned, served = reserve_server_gpus(planned_machine("RTX4090", 2), options, 1)
     assert planned.hardware.processes == 1
-    assert served.wishes.fixed == {"vllm": "server"}
+    assert served.knob_options.fixed == {"vllm": "server"}
     of = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
     problem = problem_of(served, of, planned, 8)
     start = problem.baseline
@@ -142,7 +142,7 @@ def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() ->
 def test_a_server_takes_the_longest_prompt_of_all_with_what_it_adds(trainer: str, evaluated: int, tokens: int) -> None:
     """vLLM adds a token to text, which TRL's online DPO sends."""
     options = checked_options(SearchArguments(trainer=trainer, allow=("vllm",)))
-    planned, served = set_aside(planned_machine("RTX4090", 2), options, 1)
+    planned, served = reserve_server_gpus(planned_machine("RTX4090", 2), options, 1)
     of = replace(workload(), trainer=trainer, model=replace(workload().model, max_positions=4096))
     longer = replace(of.dataset, lengths=LengthDistribution({evaluated: 8})) if evaluated else None
     problem = problem_of(served, replace(of, evaluation=longer), planned, 8)

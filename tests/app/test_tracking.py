@@ -48,7 +48,7 @@ def test_all_that_a_plan_shows_is_traced_and_was_preceded_by_provisional_ranking
 def test_shares_of_vllm_that_differ_in_what_vllm_holds_alone_are_rows_of_their_own() -> None:
     found = [
         Estimate(
-            Candidate({"share": size}), Origin.TRACED, MemoryEstimate(GIB, GIB, 0, {}, 0, None, 0.1, beside_bytes=size)
+            Candidate({"share": size}), Origin.TRACED, MemoryEstimate(GIB, GIB, 0, {}, 0, None, 0.1, vllm_bytes=size)
         )
         for size in (GIB, 2 * GIB, 5 * GIB)
     ]

@@ -17,7 +17,7 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
 from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
-from autotune.app.workers.together import search_together
+from autotune.app.workers.parallel import search_in_parallel
 from autotune.app.workers.worker import deserialize, serialize
 from autotune.core.candidate import Candidate
 from autotune.core.events import REPEATED, Event, Noted, ProbeFinished, ignore
@@ -25,7 +25,7 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
-from autotune.core.setting import Wishes
+from autotune.core.setting import KnobOptions
 from autotune.errors import AutotuneError, InputError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
@@ -70,7 +70,7 @@ class Two:
 
     def __call__(self) -> SearchOutcome:
         """Search."""
-        return search_together(a_run(self.folder), [Share()], self.events.append, self._module)
+        return search_in_parallel(a_run(self.folder), [Share()], self.events.append, self._module)
 
     @property
     def workers(self) -> list[psutil.Process]:
@@ -154,7 +154,7 @@ def test_a_worker_that_cannot_start_is_told_and_the_others_go_on(
 
 def test_workers_cannot_share_a_study_in_the_memory_of_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="memory of one process"):
-        search_together(a_run(tmp_path, "sqlite://"), [Share()], lambda _: None)
+        search_in_parallel(a_run(tmp_path, "sqlite://"), [Share()], lambda _: None)
 
 
 def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_the_sender(
@@ -163,11 +163,11 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     analytic = AnalyticTracer()
     monkeypatch.setattr(ServerTracer, "__call__", lambda _, requests: analytic(requests))
     searched = ("max_length", "packing", "gradient_checkpointing", "per_device_train_batch_size")
-    wishes = Wishes(
+    knob_options = KnobOptions(
         {"max_length": 1024},
         frozenset(item.name for item in find_trainer("sft").techniques if item.name not in searched),
     )
-    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), wishes)
+    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), knob_options)
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
         cache, server = Cache(tmp_path / "cache"), no_server()
         times = times_of(CPU, None, GIB, server, own, cache)

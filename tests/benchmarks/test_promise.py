@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.documents.result import Choosable
+from autotune.core.documents.result import MeasuredCandidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.spread import Interval, prediction_interval
@@ -27,7 +27,7 @@ class Runs:
     failing_at: int | None = None
     seen: list[tuple[int, Schedule, int]] = field(default_factory=list)
 
-    def __call__(self, one: Choosable, schedule: Schedule, pair: int) -> Measurement:
+    def __call__(self, one: MeasuredCandidate, schedule: Schedule, pair: int) -> Measurement:
         """Answer."""
         self.seen.append((one.number, schedule, pair))
         if len(self.seen) == self.failing_at:
@@ -36,7 +36,7 @@ class Runs:
         return Measurement(ProbeStatus.OK, tokens_per_second=rate, peak_bytes=one.number + len(self.seen))
 
 
-def chosen() -> Choosable:
+def chosen() -> MeasuredCandidate:
     recommended = a_result().recommended
     assert recommended is not None
     return recommended
@@ -53,7 +53,9 @@ def test_a_new_promise_is_made_as_a_search_makes_it() -> None:
 
 
 @pytest.mark.parametrize("baseline", [None, nothing_fits().baseline])
-def test_without_a_baseline_that_runs_the_short_runs_are_the_candidates_alone(baseline: Choosable | None) -> None:
+def test_without_a_baseline_that_runs_the_short_runs_are_the_candidates_alone(
+    baseline: MeasuredCandidate | None,
+) -> None:
     runs = Runs()
     promise.promised(chosen(), baseline, EFFORT, runs)
     assert [number for number, _, _ in runs.seen] == [8] * (1 + EFFORT.comparisons)

@@ -42,7 +42,7 @@ def _rows(trainer: Trainer) -> list[dict[str, Any]]:
 
 def _sizes(trainer: Trainer) -> dict[str, Any]:
     """Return the fields with which a trainer generates few and short completions, if it generates any."""
-    sizes: dict[str, Any] = {trainer.most_field: 4} if isinstance(trainer, Prompted) else {}
+    sizes: dict[str, Any] = {trainer.max_completion_field: 4} if isinstance(trainer, Prompted) else {}
     return {**sizes, "num_generations": 2} if "num_generations" in trainer.fields else sizes
 
 

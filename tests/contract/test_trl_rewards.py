@@ -46,7 +46,7 @@ def test_a_reward_function_is_passed_the_arguments_that_are_expected(
     trainer.train()
     assert isinstance(adapter, Prompted)
     assert calls
-    assert all(call == set(adapter.passed.of(rows[0])) for call in calls)
+    assert all(call == set(adapter.reward_arguments.of(rows[0])) for call in calls)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.core.documents.length_report import MOST_BINS, LengthReport, length_report, limit
+from autotune.core.documents.length_report import MAX_BINS, LengthReport, length_report, limit
 from autotune.core.files.codec import decode, encode
-from autotune.core.rows.documents import UNKEPT, Documents
+from autotune.core.rows.documents import NEVER_KEPT, Documents
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.trainers.geometry import unpacked
 from tests.reporting.examples import a_workload
@@ -52,7 +52,7 @@ def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
 
 def test_a_row_that_no_length_keeps_is_left_only_where_nothing_is_dropped() -> None:
     # Rows of 10 and 30 tokens, and the longest, of 40 tokens, without one that the loss counts.
-    some = Documents.of_rows([[1, 10], [21, 30], [UNKEPT, 40]], ordered=False, trained=[10, 10, 0])
+    some = Documents.of_rows([[1, 10], [21, 30], [NEVER_KEPT, 40]], ordered=False, trained=[10, 10, 0])
     assert (some.rows, some.tokens, some.longest, some.unkept) == (3, 80, 40, 1)
     for length in (40, 41, 5000):
         assert (some.rows_kept(length), some.tokens_kept(length)) == (2, 40)
@@ -157,7 +157,7 @@ def test_the_bins_follow_on_each_other_from_the_shortest_row_to_the_longest(coun
     bins = a_report(counts).histogram
     assert (bins[0].low, bins[-1].high) == (min(counts), max(counts))
     assert all(left.high + 1 == right.low for left, right in pairwise(bins))
-    assert len(bins) <= MOST_BINS
+    assert len(bins) <= MAX_BINS
 
 
 @CASES

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.core.rows import representatives as module
 from autotune.core.rows.batch_geometry import Shape, Typical
-from autotune.core.rows.representatives import MOST, distribution_of_sum
+from autotune.core.rows.representatives import MAX_REPRESENTATIVES, distribution_of_sum
 
 SOURCE = random.Random(3)
 LONG_TAILED = [min(6000, 50 + round(SOURCE.lognormvariate(6.0, 1.0))) for _ in range(40)]
@@ -43,7 +43,7 @@ def test_the_mean_time_over_few_sizes_is_that_of_all_micro_batches(
     every = widest(LONG_TAILED, rows)
     mean = np.mean([seconds(tokens) for tokens in every])
     found = representatives(every)
-    assert len(found) <= MOST
+    assert len(found) <= MAX_REPRESENTATIVES
     assert sum(each.share * seconds(each.shape.tokens) for each in found) == pytest.approx(mean, rel=0.03)
     # One mean size predicts too little: time grows faster than the tokens.
     assert seconds(float(np.mean(every))) < 0.93 * mean

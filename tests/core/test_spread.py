@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.core.spread import Interval, later, mean_interval, mean_rate, prediction_interval, student_t
+from autotune.core.spread import Interval, for_later_run, mean_interval, mean_rate, prediction_interval, student_t
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_run_at_a_later_time_lies_within_in_at_least_95_of_100_cases_if_the_ma
 
     def promised(runs: list[float]) -> Interval | None:
         soon = prediction_interval(runs)
-        return later(soon) if soon is not None else None
+        return for_later_run(soon) if soon is not None else None
 
     assert covered(prediction_interval, machine_and_run, 0.02) < 0.85
     assert covered(promised, machine_and_run, 0.02) == pytest.approx(0.96, abs=0.01)

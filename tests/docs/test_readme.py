@@ -23,11 +23,11 @@ from autotune.core.documents.dry_run import (
     CommandExit,
     DryRun,
     FailedAllocation,
-    Followed,
     Loader,
-    Refused,
+    ProcessRecord,
     SourceLine,
-    Span,
+    StepMemory,
+    UnsupportedCall,
 )
 from autotune.core.documents.estimate import (
     ALIKE_MEMORY,
@@ -43,7 +43,15 @@ from autotune.core.documents.explanation import Explanation, PartPeak, PartTime,
 from autotune.core.documents.length_report import LengthLimit
 from autotune.core.documents.memory_timeline import Mark, MemoryTimeline
 from autotune.core.documents.rent import Offer, Rent
-from autotune.core.documents.result import BaseFile, Choosable, Contribution, LaterFailure, Result, Smallest, Trial
+from autotune.core.documents.result import (
+    BaseFile,
+    Contribution,
+    LaterFailure,
+    MeasuredCandidate,
+    Result,
+    Smallest,
+    Trial,
+)
 from autotune.core.documents.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rows.epoch import Epoch
@@ -53,7 +61,7 @@ from tests.docs.pages import ROOT, code, pages, python_of
 
 SECTIONS: Mapping[tuple[str, str], Sequence[type]] = {
     ("result", ""): [Result, Smallest, BaseFile],
-    ("result", "recommended-and-baseline"): [Choosable],
+    ("result", "recommended-and-baseline"): [MeasuredCandidate],
     ("result", "timeline"): [MemoryTimeline, Mark],
     ("result", "trials"): [Trial, LaterFailure],
     ("result", "contributions"): [Contribution],
@@ -67,7 +75,16 @@ SECTIONS: Mapping[tuple[str, str], Sequence[type]] = {
     ("documents", "gpu"): [Gpu, GpuSpeeds],
     ("documents", "explanation"): [Explanation, TracedPoint, PartPeak, PartTime],
     ("documents", "check"): [Verdict, Need, Finding, Remedy, Verdicts],
-    ("documents", "dry-run"): [DryRun, Followed, Span, Loader, FailedAllocation, SourceLine, Refused, CommandExit],
+    ("documents", "dry-run"): [
+        DryRun,
+        ProcessRecord,
+        StepMemory,
+        Loader,
+        FailedAllocation,
+        SourceLine,
+        UnsupportedCall,
+        CommandExit,
+    ],
 }
 """By page and anchor of the heading, the documents whose keys the section lists."""
 PAGES = {"plan", "check", *(page for page, _ in SECTIONS)}

@@ -226,7 +226,7 @@ def test_a_loader_of_images_is_recorded_as_one_whose_largest_batch_is_not_known(
 
 
 def test_columns_that_take_too_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_MOST_SECONDS", -1.0)
+    monkeypatch.setattr(rows, "_MAX_SECONDS", -1.0)
     with pytest.raises(UnmeasuredError, match="reading 2 rows takes more than"):
         measure_rows(ids([2, 5]))
 

@@ -75,7 +75,7 @@ SEARCHES = {
         {
             **STORED_OR_NOT,
             "max_length": ["coverage"],
-            "reference": ["beside", "precomputed"],
+            "reference": ["per_batch", "precomputed"],
             "per_device_train_batch_size": [2, 4],
         },
         [{"max_length": "coverage", "reference": "precomputed"}],
@@ -165,7 +165,7 @@ def test_the_script_trains_by_itself(trainer: str, found: Found) -> None:
 
 def test_the_reference_of_kto_is_asked_in_each_step_and_beforehand(found: Found) -> None:
     trials = found("kto")[0].document["trials"]
-    assert {trial["candidate"]["reference"] for trial in trials} == {"beside", "precomputed"}
+    assert {trial["candidate"]["reference"] for trial in trials} == {"per_batch", "precomputed"}
 
 
 def test_the_batch_size_of_kto_stays_since_it_would_change_training(found: Found) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.documents.dry_run import CommandExit, Followed, Loader, Refused
+from autotune.core.documents.dry_run import CommandExit, Loader, ProcessRecord, UnsupportedCall
 from autotune.core.files.codec import encode
 from autotune.nullgpu import command as module
 from autotune.nullgpu.build import SONAMES
@@ -67,14 +67,14 @@ def test_the_command_finds_null_gpus_and_what_is_asked_of_it(ran: Run) -> None:
 
 
 def test_what_its_processes_wrote_down_is_read(ran: Run, tmp_path: Path) -> None:
-    written = Followed(7, 1, 2, True, "stopped", 3, loaders=(Loader("as shuffled"),))
+    written = ProcessRecord(7, 1, 2, True, "stopped", 3, loaders=(Loader("as shuffled"),))
     first: Any = {**encode(written), "pid": 9, "rank": 0}
     for number, record in enumerate((encode(written), first)):
         (tmp_path / "records" / f"process-{number}.json").write_text(json.dumps(record))
     found = ran('printf "cudaGraphLaunch\\tCUDA graphs\\ncudaGraphLaunch\\tCUDA graphs\\n" > "$NULLGPU_REFUSED"')
     assert [each.pid for each in found.processes] == [9, 7]
     assert found.processes[1] == written
-    assert found.refused == (Refused("cudaGraphLaunch", "CUDA graphs"),)
+    assert found.refused == (UnsupportedCall("cudaGraphLaunch", "CUDA graphs"),)
 
 
 def ended(*files: str) -> bool:

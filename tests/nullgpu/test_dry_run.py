@@ -170,7 +170,7 @@ def test_grpo_with_a_reward_function_of_its_own_takes_what_a_trace_of_it_takes(t
     assert len(found.spans()) == 4
     assert "the largest of 64 rows" in " ".join(found.document["notes"])
     # Completions of different lengths bring a mask, without which it was 0.84 % less.
-    need_bytes = found.peak("reserved_bytes") + found.peak("beside_bytes")
+    need_bytes = found.peak("reserved_bytes") + found.peak("non_pytorch_bytes")
     assert found.peak() == pytest.approx(traced(configured, need_bytes)["peak_bytes"], rel=0.005)
 
 

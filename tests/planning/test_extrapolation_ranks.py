@@ -17,7 +17,7 @@ from autotune.planning.single import depths_of
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.techniques.sharding import zero_stage
-from autotune.techniques.traits import impact_in
+from autotune.techniques.traits import plan_impact
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 
@@ -118,7 +118,7 @@ def _foretold(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
     *small, full = _traced(worker, folder, source, plan, [*wanted, layers])
-    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=impact_in(plan).gathers_ahead)
+    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=plan_impact(plan).gathers_ahead)
     return fit.forecast(2), full
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.planning.single import depths_of
-from autotune.techniques.traits import impact_in
+from autotune.techniques.traits import plan_impact
 from tests.step.plans import fsdp2, zero
 
 EIGHT = Launch(8)
@@ -29,9 +29,9 @@ def test_only_engines_that_gather_weights_ahead_are_traced_with_two_layers_at_ei
 
 def test_a_buffer_of_gradients_is_neither_on_one_process_nor_where_the_optimizer_is_on_the_host() -> None:
     offloaded = zero(2, offload_optimizer={"device": "cpu"})
-    assert impact_in(TrainingPlan("sft", zero(2), launch=EIGHT)).uneven
-    assert not impact_in(TrainingPlan("sft", zero(2))).uneven
-    assert not impact_in(TrainingPlan("sft", offloaded, launch=EIGHT)).uneven
+    assert plan_impact(TrainingPlan("sft", zero(2), launch=EIGHT)).uneven
+    assert not plan_impact(TrainingPlan("sft", zero(2))).uneven
+    assert not plan_impact(TrainingPlan("sft", offloaded, launch=EIGHT)).uneven
 
 
 def test_all_layers_are_traced_where_gradients_of_a_flat_share_are_copied_to_the_host() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin
-from autotune.core.documents.memory_timeline import MOST_MOMENTS, OUTSIDE_TENSORS, Mark, MemoryTimeline
+from autotune.core.documents.memory_timeline import MAX_MOMENTS, OUTSIDE_TENSORS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.evaluator import Evaluator
@@ -93,7 +93,7 @@ def test_thinning_keeps_every_peak_and_the_beginning_of_every_part() -> None:
     totals[1234], totals[1999] = 999, 500
     marks = (Mark(FIRST, False, 0), Mark(FIRST, True, 800), Mark(UPDATE, False, 1995))
     thin = a_timeline(totals, marks).thinned()
-    assert thin.moments < MOST_MOMENTS + 12
+    assert thin.moments < MAX_MOMENTS + 12
     assert thin.totals[thin.peak] == max(thin.totals) == 999
     assert [max(thin.totals[moment] for moment in thin.stretch(place)) for place in range(3)] == [106, 999, 500]
     assert len(thin.stretch(2)) == 5

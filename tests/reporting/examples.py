@@ -10,8 +10,8 @@ from autotune.app.outcome import shorter_limits
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents.length_report import histogram
 from autotune.core.documents.memory_timeline import Mark, MemoryTimeline
-from autotune.core.documents.result import Choosable, Contribution, LaterFailure, Result, Trial
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.result import Contribution, LaterFailure, MeasuredCandidate, Result, Trial
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
@@ -114,9 +114,9 @@ def traced() -> Result:
     return replace(result, recommended=recommended, baseline=baseline)
 
 
-def a_choosable(number: int, candidate: Candidate, **changes: Any) -> Choosable:
+def a_choosable(number: int, candidate: Candidate, **changes: Any) -> MeasuredCandidate:
     """A candidate that ran at 10,000 tokens per second in 12 GiB; ``changes`` are fields."""
-    choosable = Choosable(
+    choosable = MeasuredCandidate(
         number=number,
         candidate=candidate,
         plan=TrainingPlan("sft", {"packing": False, "max_length": 1024, "optim": "adamw_torch_fused"}, {}),
@@ -207,7 +207,7 @@ def a_result(**changes: Any) -> Result:
         confirmed=True,
         trials=TRIALS,
         unlockable=(Unlockable("quantization", ("8bit", "4bit"), "rounds the frozen weights"),),
-        left_out=(LeftOut("attention", "flash_attention_2", "flash-attn is not installed"),),
+        left_out=(ExcludedChoice("attention", "flash_attention_2", "flash-attn is not installed"),),
         notes=("The driver reports 0.4 GiB in use by others.",),
         smallest_peak_bytes=12 * GIB,
         wall_seconds=312.0,

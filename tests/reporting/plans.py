@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.core.candidate import Candidate
 from autotune.core.documents.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.gpu import Gpu
 from autotune.core.rows.epoch import Epoch
 from autotune.units import GIB, MIB
@@ -68,7 +68,7 @@ def a_plan(**changes: Any) -> Plan:
         estimates=(FASTEST, SECOND, DEFAULT, UNKNOWN),
         baseline=DEFAULT,
         changes=(Change(BASELINE, SECOND),),
-        left_out=(LeftOut("hub_kernels", "on", "the package kernels is not installed"),),
+        left_out=(ExcludedChoice("hub_kernels", "on", "the package kernels is not installed"),),
         unlockable=(Unlockable("quantization", ("8bit", "4bit-nf4"), "rounds the frozen weights"),),
         notes=("Nothing was measured.",),
         trace_count=14,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.documents.result import Choosable, Contribution, Result
+from autotune.core.documents.result import Contribution, MeasuredCandidate, Result
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.comparison import (
     comparison_of_search,
@@ -21,7 +21,7 @@ from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_choosable, a_result, nothing_fits
 
 
-def recommended(result: Result) -> Choosable:
+def recommended(result: Result) -> MeasuredCandidate:
     """Return the recommendation."""
     assert result.recommended is not None
     return result.recommended
@@ -224,9 +224,9 @@ def test_a_contribution_says_what_changing_back_did(speedup: float, saved: int |
 
 
 def test_a_contribution_within_the_spread_between_runs_is_not_told_apart() -> None:
-    near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, told_apart=False)
+    near = Contribution("packing", "bfd", "none", 3, ProbeStatus.OK, "", 1.23, GIB, significant=False)
     assert contribution_text(near) == "1.23x slower in one probe, within run-to-run variation; needs 1.00 GiB more"
-    assert contribution_text(replace(near, told_apart=True)) == "1.23x slower; needs 1.00 GiB more"
+    assert contribution_text(replace(near, significant=True)) == "1.23x slower; needs 1.00 GiB more"
     assert contribution_text(replace(near, speedup=1.001)) == "equally fast; needs 1.00 GiB more"
 
 

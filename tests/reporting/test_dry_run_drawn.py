@@ -12,10 +12,10 @@ from autotune.core.documents.dry_run import (
     DryOutcome,
     DryRun,
     FailedAllocation,
-    Followed,
     Loader,
+    ProcessRecord,
     SourceLine,
-    Span,
+    StepMemory,
 )
 from autotune.reporting.dry_run import dry_run_report
 from autotune.units import GIB
@@ -27,9 +27,11 @@ PLACE = SourceLine(
 FAILED = FailedAllocation(2, 0, 3 * GIB, 20 * GIB, 21 * GIB, 2 * GIB, PLACE)
 
 
-def process(rank: int, steps: int = 3) -> Followed:
-    spans = tuple(Span(step, rank, "card", (step + 1) * GIB, 11 * GIB, GIB, 24 * GIB) for step in range(steps + 1))
-    return Followed(100 + rank, rank, 1, True, "stopped", steps, spans, (Loader("largest first"),))
+def process(rank: int, steps: int = 3) -> ProcessRecord:
+    spans = tuple(
+        StepMemory(step, rank, "card", (step + 1) * GIB, 11 * GIB, GIB, 24 * GIB) for step in range(steps + 1)
+    )
+    return ProcessRecord(100 + rank, rank, 1, True, "stopped", steps, spans, (Loader("largest first"),))
 
 
 FITS = DryRun(
@@ -41,7 +43,7 @@ FITS = DryRun(
     gpus=1,
     total_bytes=24 * GIB,
     steps=3,
-    held_bytes=12 * GIB,
+    used_bytes=12 * GIB,
     spare_bytes=12 * GIB,
     failed=None,
     processes=(process(0),),

@@ -115,17 +115,17 @@ SUMMANDS = ("tensors at the peak", "training at rest", "+ ")
 OWN = {"parameter": 16 * GIB, "rounding": GIB, "fragmentation": 5 * GIB // 2, "context": GIB // 2}
 
 
-def memory_rows(breakdown: dict[str, int], beside_bytes: int) -> list[tuple[str, str]]:
+def memory_rows(breakdown: dict[str, int], vllm_bytes: int) -> list[tuple[str, str]]:
     """Return the rows of the device's memory, of a training that itself needs 20 GiB with its context of 0.5 GiB."""
     assert FASTEST.memory is not None
-    memory = replace(FASTEST.memory, beside_bytes=beside_bytes, breakdown=breakdown)
+    memory = replace(FASTEST.memory, vllm_bytes=vllm_bytes, breakdown=breakdown)
     plan = a_plan(estimates=(replace(FASTEST, memory=memory),), explanation=EXPLANATION)
     (found,) = (block for block in plan_report(plan, top=20).blocks(Facts) if "= needs" in dict(block.pairs))
     return list(found.pairs)
 
 
 @pytest.mark.parametrize(
-    ("breakdown", "beside_bytes"),
+    ("breakdown", "vllm_bytes"),
     [
         ({**OWN, "vLLM": 3 * GIB}, 3 * GIB),
         # While it generates, training holds 12 GiB less than at its own peak.
@@ -136,9 +136,9 @@ def memory_rows(breakdown: dict[str, int], beside_bytes: int) -> list[tuple[str,
     ids=["asleep at the peak", "generating at the peak", "none", "on a CPU"],
 )
 def test_the_parts_of_the_need_add_up_with_vllm_or_a_process_among_them(
-    breakdown: dict[str, int], beside_bytes: int
+    breakdown: dict[str, int], vllm_bytes: int
 ) -> None:
-    rows = memory_rows(breakdown, beside_bytes)
+    rows = memory_rows(breakdown, vllm_bytes)
     sizes = [float(size.split()[0]) for name, size in rows if name.startswith(SUMMANDS) and "GiB" in size]
     sizes += [float(size.split()[0]) / 1024 for name, size in rows if name.startswith(SUMMANDS) and "MiB" in size]
     assert dict(rows)["= needs"] == f"{sum(sizes):.2f} GiB, ±10 %"

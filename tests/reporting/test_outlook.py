@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.plan import Launch
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.lengths import LengthDistribution
@@ -70,9 +70,9 @@ def test_vetoes_for_what_was_predicted_are_one_reason_with_the_range_of_needs() 
 
 def test_choices_of_a_knob_left_out_for_one_reason_are_named_together() -> None:
     left_out = (
-        LeftOut("liger", "on", "no GPU"),
-        LeftOut("optimizer", "lion", "x"),
-        LeftOut("optimizer", "sgd", "x"),
+        ExcludedChoice("liger", "on", "no GPU"),
+        ExcludedChoice("optimizer", "lion", "x"),
+        ExcludedChoice("optimizer", "sgd", "x"),
     )
     assert left_out_lines(left_out) == ("liger on: no GPU", "optimizer lion, sgd: x")
 
@@ -131,7 +131,9 @@ def test_what_failed_its_longer_run_is_not_the_best_of_an_interrupted_run() -> N
 
 def test_a_run_interrupted_before_any_recommendation_lists_no_choices() -> None:
     stopped = replace(
-        interrupted(), left_out=(LeftOut("liger", "on", "no GPU"),), unlockable=(Unlockable("lora", ("r16",), ""),)
+        interrupted(),
+        left_out=(ExcludedChoice("liger", "on", "no GPU"),),
+        unlockable=(Unlockable("lora", ("r16",), ""),),
     )
     titles = {section.title for section in probe_report(stopped).sections}
     assert not titles & {"Not searched", "Not measured, since it changes training"}

@@ -24,9 +24,9 @@ DIFF = (
 )
 
 
-def contribution(knob: str, speedup: float | None, *, told_apart: bool | None = True) -> Contribution:
+def contribution(knob: str, speedup: float | None, *, significant: bool | None = True) -> Contribution:
     """Return what changing one choice back came to."""
-    return Contribution(knob, "new", "old", 3, ProbeStatus.OK, "", speedup, 0, told_apart)
+    return Contribution(knob, "new", "old", 3, ProbeStatus.OK, "", speedup, 0, significant)
 
 
 def own() -> Result:
@@ -42,7 +42,7 @@ def own() -> Result:
         contribution("precision", 1.2),
         contribution("gradient_checkpointing", 1.34),
         contribution("per_device_train_batch_size", 1.07),
-        contribution("optimizer", 1.9, told_apart=False),
+        contribution("optimizer", 1.9, significant=False),
         contribution("liger", 1.03),
         contribution("attention", 3.0),
     )

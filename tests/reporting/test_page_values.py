@@ -134,7 +134,7 @@ def test_each_chart_says_what_it_shows() -> None:
 def test_a_choice_that_may_have_contributed_nothing_has_a_grey_bar_and_says_so() -> None:
     result = a_result()
     first, *rest = result.contributions
-    shown = probe_report(replace(result, contributions=(replace(first, told_apart=False), *rest)))
+    shown = probe_report(replace(result, contributions=(replace(first, significant=False), *rest)))
     (table,) = (table for table in shown.blocks(Table) if table.columns[0] == "choice")
     assert [row[2:] for row in table.rows[:3]] == [
         ("1.84x slower in one probe, within run-to-run variation; needs 3.00 GiB less", Bar(1.0, "other")),

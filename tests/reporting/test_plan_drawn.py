@@ -94,7 +94,7 @@ def test_candidates_that_predict_the_same_share_a_row() -> None:
 
 def test_candidates_that_need_less_by_what_vllm_holds_have_a_row_each() -> None:
     assert FASTEST.memory is not None
-    memories = [replace(FASTEST.memory, beside_bytes=size) for size in (5 * GIB, 2 * GIB, GIB)]
+    memories = [replace(FASTEST.memory, vllm_bytes=size) for size in (5 * GIB, 2 * GIB, GIB)]
     shares = tuple(
         replace(FASTEST, candidate=LONGEST.but(vllm_share=number), memory=memory)
         for number, memory in enumerate(memories)

@@ -98,7 +98,7 @@ def test_a_probe_beside_a_gpu_says_in_which_phase_the_hosts_memory_ran_out_and_n
     request = ProbeRequest(plan(), model, "cuda", "tokenized", BRIEF, limit_bytes=GIB)
     shown = _failed_measurement(MemoryError(), request, Progress(BRIEF, meter), meter, 0.0)
     assert (shown.status, shown.reason) == (ProbeStatus.HOST_OUT_OF_MEMORY, "in construction: MemoryError")
-    assert shown.out_of_memory == OutOfMemory(CONSTRUCTION, requested_bytes=None, held_bytes=None, limit_bytes=None)
+    assert shown.out_of_memory == OutOfMemory(CONSTRUCTION, requested_bytes=None, used_bytes=None, limit_bytes=None)
 
 
 def test_a_failed_system_call_for_memory_is_out_of_memory() -> None:

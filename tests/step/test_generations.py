@@ -149,7 +149,7 @@ def test_traces_compute_old_log_probabilities_where_trl_does(of_trl: OfTrl, repl
 def test_a_step_has_as_many_generations_as_trl_s(step: tuple[int, int, int], prompts: Prepared) -> None:
     micro_batches, together, iterations = step
     plan = plan_of(step)
-    (per_step,) = [phase.per_step for phase in prompts.geometry(plan).apart if phase.phase == GENERATION]
+    (per_step,) = [phase.per_step for phase in prompts.geometry(plan).phases if phase.phase == GENERATION]
     led = micro_batches if GENERATION in GRPO.program(plan).leading else 1
     assert per_step * led == micro_batches / (together * iterations)
 
@@ -172,7 +172,7 @@ def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(
     config = small_config(vocab_size=VOCABULARY)
     rows: list[Any] = [{"prompt": "memory" + " memory" * 11}] * 16
     method = adapter.methods[GENERATION]
-    sizes = {"per_device_train_batch_size": rows_each, known.most_field: TOKENS}
+    sizes = {"per_device_train_batch_size": rows_each, known.max_completion_field: TOKENS}
     args: dict[str, Any] = {**sizes, "gradient_accumulation_steps": micro_batches, "gradient_checkpointing": False}
     args |= {"num_generations": copies} if "num_generations" in known.fields else {}
     args |= {"max_length": 64} if trainer == "online_dpo" else {}
@@ -191,7 +191,7 @@ def test_a_traced_generation_needs_on_top_of_the_weights_what_that_of_trl_does(
     found = prepared_rows(known, rows, model, tmp_path / "rows")
     plan = known.completed(TrainingPlan(trainer, {"use_cpu": True, "bf16": False, **args}), found.workload)
     geometry = found.geometry(plan)
-    (shape,) = [phase.worst for phase in geometry.apart if phase.phase == GENERATION]
+    (shape,) = [phase.worst for phase in geometry.phases if phase.phase == GENERATION]
     made = TracedRows(known.traced_rows(geometry.layout, shape, 1.0))
     steps = traced_training(known.traced_plan(plan, geometry.layout, shape), config, small_tokenizer(), made)
     phase = next(each for each in run_virtually(steps, target="cpu").phases if each.name == GENERATION)

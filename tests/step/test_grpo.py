@@ -251,7 +251,7 @@ def test_a_traced_pass_over_a_generation_batch_runs_one_of_the_chunks_that_the_g
     plan = TrainingPlan("rloo", args, rewards=("get_soft_overlong_punishment",), completions=assumed)
     known = find_trainer("rloo")
     geometry = known.geometry(plan, Documents.of_lengths(LengthDistribution({20: 8})))
-    assert {phase.phase: phase.per_step for phase in geometry.apart}[OLD_PASS] == 4
+    assert {phase.phase: phase.per_step for phase in geometry.phases}[OLD_PASS] == 4
     traced_plan = known.traced_plan(plan, geometry.layout, geometry.worst)
     rows = TracedRows(known.traced_rows(geometry.layout, geometry.worst, 1.0), once=once)
     run = traced_training(traced_plan, config_of("llama", num_hidden_layers=1), small_tokenizer(), rows)

@@ -20,7 +20,7 @@ from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.jobs.protocol import PrepareRequest
-from autotune.core.rows.documents import UNKEPT
+from autotune.core.rows.documents import NEVER_KEPT
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import ImageSize, image_sizes
@@ -184,7 +184,7 @@ def test_rows_of_which_the_loss_counts_nothing_are_dropped_at_any_length_unless_
 ) -> None:
     rows = Dataset.from_dict({"input_ids": [[3, 4, 5]] * 2, "labels": [[-100, -100, 5], [-100] * 3]})
     adapter = find_adapter("sft")
-    assert adapter.min_kept_length(rows, keeps_end=keeps_end).tolist() == [needs, UNKEPT]
+    assert adapter.min_kept_length(rows, keeps_end=keeps_end).tolist() == [needs, NEVER_KEPT]
     pictured = rows.add_column("images", [["a"]] * 2)
     assert adapter.min_kept_length(pictured, keeps_end=keeps_end).tolist() == [needs, 3]
 

@@ -110,7 +110,7 @@ def test_answers_are_exchanged_in_evaluation_among_as_many_rows_as_in_training(
     data = load_dataset("json", data_files=found.asked.dataset.data_files, split="train")
     built = of_trl(found, tmp_path, eval_dataset=data, max_length=64, per_device_eval_batch_size=rows)
     seen = widths(list(built.get_eval_dataloader()))
-    said = KTO.evaluated(request_of(found).plan, found.reply.dataset.documents, rows)
+    said = KTO.evaluation_geometry(request_of(found).plan, found.reply.dataset.documents, rows)
     assert {(shape.tokens, shape.second_tokens) for shape in said.shapes} <= {(own, kl) for _, own, kl in seen}
     for count, own, kl in seen:
         assert any(

@@ -84,7 +84,7 @@ def test_the_loss_is_computed_of_as_many_tokens_as_are_said(
     assert max(rows * width for rows, width in learned) == said.worst.rows * 2 * said.worst.tokens == shown.worst_tokens
     assert learned == [shape for grad, shape, _ in seen if not grad]
     assert max(completion[1] for _, _, completion in seen) == 12 == said.worst.generated
-    (generation,) = said.apart
+    (generation,) = said.phases
     assert generation.worst.tokens == found.reply.dataset.documents.longest + 12
     assert (said.worst.tokens < generation.worst.tokens) == (choices is CUT)
 

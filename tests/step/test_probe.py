@@ -244,8 +244,8 @@ def test_running_out_of_memory_is_real_and_tells_where(
     assert found.limit_bytes == limit_bytes
     assert found.requested_bytes is not None
     assert found.requested_bytes >= MIB
-    assert found.held_bytes is not None
-    assert found.held_bytes < limit_bytes + 16 * MIB
+    assert found.used_bytes is not None
+    assert found.used_bytes < limit_bytes + 16 * MIB
     assert measurement.reason.startswith(f"in {phase}: ")
     assert measurement.peak_bytes is None
 

@@ -28,7 +28,7 @@ from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import classify_error
 from autotune.step.trainers import find_adapter
-from autotune.step.trainers.prompts import Passed, RewardError, check_arguments, reward_function
+from autotune.step.trainers.prompts import RewardArguments, RewardError, check_arguments, reward_function
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
@@ -94,7 +94,7 @@ def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def check_called(name: str, columns: list[str]) -> None:
-    check_arguments(name, Passed().of(columns), columns)
+    check_arguments(name, RewardArguments().of(columns), columns)
 
 
 def test_a_reward_function_needs_the_columns_that_trl_passes_to_it(judges: str) -> None:
@@ -208,7 +208,7 @@ def test_the_worst_micro_batch_is_that_of_the_prompts_that_are_kept(
         of = problem_on(workload)
         plan = known.plan(of.baseline, of.setting)
         (generation,) = (
-            item for item in known.geometry(plan, workload.dataset.documents).apart if item.phase == "generation"
+            item for item in known.geometry(plan, workload.dataset.documents).phases if item.phase == "generation"
         )
         widths.append(generation.worst.tokens - generation.worst.generated)
         fingerprints.add(workload.dataset.fingerprint)

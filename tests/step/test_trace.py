@@ -27,7 +27,7 @@ from autotune.probing.server import Worker
 from autotune.probing.tracing import ServerTracer
 from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace as trace_in_this_process
-from autotune.techniques.traits import libraries_of
+from autotune.techniques.traits import library_patches_key
 from autotune.units import MIB
 from tests.small import write_small_model
 
@@ -280,7 +280,7 @@ def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
 
     replies = traced_in_one_process(worker, requests, tmp_path)
 
-    assert len({libraries_of(request.plan) for request in requests}) == 1
+    assert len({library_patches_key(request.plan) for request in requests}) == 1
     for number, (request, reply) in enumerate(zip(requests, replies, strict=True)):
         alone = trace(job_server, request, tmp_path / f"alone-{number}")
         assert replace(reply, seconds=0.0) == replace(alone, seconds=0.0)

@@ -24,7 +24,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace
 from autotune.techniques import find
 from autotune.techniques.base import facts
-from autotune.techniques.traits import libraries_of
+from autotune.techniques.traits import library_patches_key
 from autotune.trainers import find_trainer
 from tests.emit.test_launch import EIGHT
 from tests.settings import setting
@@ -352,7 +352,7 @@ def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(tr
     assert first.sections == second.sections
 
     plans = [a_plan({}), a_plan({}, processes=1), a_plan({}, processes=2), a_plan(fsdp2()), a_plan(zero(2))]
-    assert len({libraries_of(plan) for plan in plans}) == len(plans)
+    assert len({library_patches_key(plan) for plan in plans}) == len(plans)
 
 
 @pytest.mark.parametrize(

@@ -297,12 +297,12 @@ def test_a_study_without_short_runs_gets_them_when_it_is_resumed(durable: Run) -
 
 def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes: Run) -> None:
     steady = recipes(ReplayedTable(), trials=6, effort=EFFORT)
-    by_knob = {item.knob: item.told_apart for item in steady.contributions}
+    by_knob = {item.knob: item.significant for item in steady.contributions}
     assert by_knob == {"attention": None, "packing": True, "liger": True}
     scattered = Varied(rates={GOOD: itertools.cycle([3000.0, 5000.0, 4000.0])})
     outcome = Run("sqlite://", recipes.problem)(scattered, trials=6, effort=EFFORT)
     assert winner_of(outcome).candidate == GOOD
-    assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False
+    assert {item.knob: item.significant for item in outcome.contributions}["liger"] is False
 
 
 def test_a_choice_without_effect_is_not_credited_with_the_winners_lucky_probe(recipes: Run) -> None:
@@ -313,7 +313,7 @@ def test_a_choice_without_effect_is_not_credited_with_the_winners_lucky_probe(re
     assert winner_of(outcome).candidate == GOOD
     by_knob = {item.knob: item for item in outcome.contributions}
     assert by_knob["liger"].speedup == pytest.approx(1.0, abs=0.001)
-    assert by_knob["liger"].told_apart is False
+    assert by_knob["liger"].significant is False
     assert by_knob["liger"].number in {record.number for record in equally_fast(outcome)}
 
 

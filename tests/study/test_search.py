@@ -100,7 +100,7 @@ def test_no_candidate_is_left_when_a_search_says_so(seed: int) -> None:
 def test_a_search_that_finds_no_candidate_in_a_sample_of_its_space_does_not_say_that_none_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("autotune.study.proposals._MOST_EXAMINED", 1000)
+    monkeypatch.setattr("autotune.study.proposals._MAX_EXAMINED", 1000)
     outcome = Run("sqlite://", Sparse(legal=(OFF,)))(ReplayedTable())
     assert outcome.ending is Ending.SAMPLED
     assert [record.candidate for record in probed(outcome)] == [OFF]

@@ -22,7 +22,7 @@ def test_no_other_technique_changes_the_geometry(trainer: Trainer) -> None:
     def geometry(candidate: Candidate) -> object:
         found = trainer.geometry(trainer.plan(candidate, here), here.workload.dataset.documents)
         # Which phases there are is told by the step program, and which of them count by the traces.
-        return replace(found, apart=())
+        return replace(found, phases=())
 
     for item in trainer.techniques:
         if item.impact.sets_sizes:

@@ -15,7 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.planning.single import depths_of
 from autotune.techniques import catalogue, find, traits
 from autotune.techniques.base import Technique
-from autotune.techniques.traits import libraries_of, without_sizes
+from autotune.techniques.traits import library_patches_key, without_sizes
 from autotune.trainers import Trainer, find_trainer, techniques_of
 from tests.settings import GPU, setting
 
@@ -77,21 +77,21 @@ def test_a_field_of_trl_takes_a_file_and_is_assumed_to_change_all_of_a_trace(add
     assert find("weight_decay", trainer.techniques).parse("1") == 1
     assert on.args["weight_decay"] == 1
     assert without_sizes(off) != without_sizes(on)
-    assert libraries_of(off) != libraries_of(on)
+    assert library_patches_key(off) != library_patches_key(on)
     assert depths(off) == depths(on)
 
 
 @pytest.mark.parametrize(
     ("impact", "shared"),
     [
-        ("TraceImpact(Scope.SIZES)", {without_sizes, libraries_of}),
-        ("TraceImpact(Scope.ALLOCATOR)", {without_sizes, libraries_of}),
-        ("TraceImpact(patches_libraries=False)", {libraries_of}),
+        ("TraceImpact(Scope.SIZES)", {without_sizes, library_patches_key}),
+        ("TraceImpact(Scope.ALLOCATOR)", {without_sizes, library_patches_key}),
+        ("TraceImpact(patches_libraries=False)", {library_patches_key}),
     ],
 )
 def test_its_impact_decides_what_its_choices_share(adding: Adding, impact: str, shared: set[object]) -> None:
     off, on = adding(f"impact = {impact}")
-    keys: tuple[Callable[[TrainingPlan], object], ...] = (without_sizes, libraries_of)
+    keys: tuple[Callable[[TrainingPlan], object], ...] = (without_sizes, library_patches_key)
     assert {key for key in keys if key(off) == key(on)} == shared
 
 

@@ -325,7 +325,7 @@ def test_fp16_on_a_cpu_is_refused_since_accelerate_computes_in_float32() -> None
     [
         ("fsdp2", "r16", "precomputed", True),
         ("fsdp2", "none", "precomputed", False),
-        ("fsdp2", "r16", "beside", False),
+        ("fsdp2", "r16", "per_batch", False),
         ("zero3", "r16", "precomputed", False),
     ],
 )
@@ -347,7 +347,7 @@ def test_fsdp2_has_no_adapters_on_the_gpu_before_it_trains(
         ({"reference": "precomputed"}, {"args.bf16_full_eval": True}, True),
         ({"reference": "precomputed"}, {"args.fp16_full_eval": True}, True),
         ({"reference": "precomputed"}, {"args.bf16_full_eval": False}, False),
-        ({"reference": "beside"}, {"args.bf16_full_eval": True}, False),
+        ({"reference": "per_batch"}, {"args.bf16_full_eval": True}, False),
         ({"reference": "precomputed", "sharding": "zero2"}, {"args.bf16_full_eval": True}, False),
         ({"reference": "precomputed", "quantization": "4bit-nf4"}, {"args.bf16_full_eval": True}, False),
     ],

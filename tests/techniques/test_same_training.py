@@ -115,5 +115,5 @@ def test_the_tokens_that_the_loss_counts_are_packed_as_trl_packs_them(
     most = sorted(map(sum, real["completion_mask"]), reverse=True)
     rows = [[1, tokens] for tokens in lengths]
     found = packed_documents(Documents.of_rows(rows, ordered=False, trained=answers), strategy, length)
-    assert len(found.counted) == len(most)
-    assert sum(found.counted[:4]) == pytest.approx(sum(most[:4]), rel=tolerance)
+    assert len(found.loss_tokens) == len(most)
+    assert sum(found.loss_tokens[:4]) == pytest.approx(sum(most[:4]), rel=tolerance)

@@ -14,7 +14,7 @@ from autotune.core.workload import KeyValueCache
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import CrashReason, UnsearchedReason, impossible
-from autotune.techniques.vllm_tensor_parallel_size import undivided
+from autotune.techniques.vllm_tensor_parallel_size import indivisible_heads
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION
@@ -169,8 +169,8 @@ def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
     # microsoft/phi-4 (vLLM issue 16021).
     phi = replace(known.model, attention_heads=40, cache=KeyValueCache(40, 10, 256))
     few = replace(phi, cache=KeyValueCache(40, 2, 256))
-    assert undivided(phi, 4) == "vLLM cannot divide 10 heads of keys and values among 4 GPUs"
-    assert [undivided(phi, 2), undivided(phi, 10), undivided(few, 4)] == [None] * 3
+    assert indivisible_heads(phi, 4) == "vLLM cannot divide 10 heads of keys and values among 4 GPUs"
+    assert [indivisible_heads(phi, 2), indivisible_heads(phi, 10), indivisible_heads(few, 4)] == [None] * 3
 
 
 def test_processes_of_online_dpo_share_no_vllm() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents.result import Choosable, Result
+from autotune.core.documents.result import MeasuredCandidate, Result
 from autotune.core.machine import Machine
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.rows.documents import Documents
@@ -203,7 +203,7 @@ def test_its_adapter_names_methods_of_trl_s_trainer_for_phases_that_it_has(train
     assert all(callable(getattr(known.trainer_class(plans[0]), method)) for method in known.methods.values())
 
 
-def handed_over(found: Prepared, tmp_path: Path) -> tuple[Result, Choosable]:
+def handed_over(found: Prepared, tmp_path: Path) -> tuple[Result, MeasuredCandidate]:
     """Return a result that recommends a trainer's baseline."""
     result = replace(a_result(), trainer=found.trainer.name, workload=found.setting.workload)
     assert result.recommended is not None

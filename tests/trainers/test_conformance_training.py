@@ -63,7 +63,7 @@ def plain(name: str) -> str:
 def trained(found: Prepared, here: TrainerProblem, candidate: Candidate, folder: Path) -> tuple[Tensors, Tensors]:
     """Return the gradient and the weights after one step of TRL's trainer on the rows as the user has them."""
     trainer, plan = found.trainer, here.trainer.plan(candidate, here.setting)
-    shortest: dict[str, object] = {trainer.most_field: 8} if isinstance(trainer, Prompted) else {}
+    shortest: dict[str, object] = {trainer.max_completion_field: 8} if isinstance(trainer, Prompted) else {}
     rows = [json.loads(line) for line in Path(found.asked.dataset.places[0]).read_text(encoding="utf-8").splitlines()]
     fixed = {
         "max_steps": 1,

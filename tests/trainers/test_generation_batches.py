@@ -36,7 +36,7 @@ def test_prompts_that_are_completed_together_are_padded_where_they_differ(
     here = setting(of=replace(workload(lengths=lengths), trainer=name), global_batch_size=batch)
     plan = plan_with(here, {}, name)
     found = trainer.geometry(plan, here.workload.dataset.documents)
-    (generation, *_) = found.apart
+    (generation, *_) = found.phases
     prompts = [prompt for prompt, _ in trainer.traced_rows(found.layout, generation.worst, 1.0)]
     assert (len(prompts), max(prompts)) == (generation.worst.rows, 4200)
     assert (min(prompts) < 4200) is padded
@@ -55,7 +55,7 @@ def test_a_trace_generates_as_many_completions_as_training_does_at_once(
     plan = TrainingPlan(name, args, completions=Completions(8, 8))
     trainer = find_trainer(name)
     found = trainer.geometry(plan, Documents.of_lengths(LengthDistribution({100: 8})))
-    (generation, *_) = found.apart
+    (generation, *_) = found.phases
     traced = trainer.traced_plan(plan, found.layout, generation.worst)
     assert traced.rows * traced.steps_per_generation == rows * micro_batches
     # TRL refuses generation batches without whole groups.
@@ -70,7 +70,7 @@ def test_a_process_that_generates_a_single_completion_is_traced_with_one() -> No
     plan = TrainingPlan("grpo", args, completions=Completions(8, 8), launch=Launch(2))
     trainer = find_trainer("grpo")
     found = trainer.geometry(plan, Documents.of_lengths(LengthDistribution({100: 4, 50: 4})))
-    (generation, *_) = found.apart
+    (generation, *_) = found.phases
     traced = trainer.traced_plan(plan, found.layout, generation.worst)
     assert (found.layout, traced.rows * traced.steps_per_generation) == (Layout.EQUAL, 1)
     assert (traced.count("num_generations"), traced.micro_batches > 1) == (2, True)
@@ -118,14 +118,14 @@ def test_a_row_alone_needs_no_padding_though_the_other_prompts_of_its_generation
     found = trainer.without_padding(plan, documents, padded)
     assert found is not None
     assert (found.layout, found.worst.tokens, found.micro_batches) == (Layout.EQUAL, 108, 16)
-    widths = {phase.phase: phase.worst.tokens for phase in found.apart}
+    widths = {phase.phase: phase.worst.tokens for phase in found.phases}
     assert widths == {GENERATION: 98, SCORING: 98, OLD_PASS: 108, REFERENCE_PASS: 108}
     # Without two equally long prompts, all generations are padded.
     unequal = Documents.of_lengths(LengthDistribution({100: 1, 90: 1}))
     padded = trainer.geometry(plan, unequal)
     found = trainer.without_padding(plan, unequal, padded)
     assert found is not None
-    (generation, *_) = found.apart
+    (generation, *_) = found.phases
     assert (generation.layout, generation.worst.tokens) == (Layout.PADDED, 108)
 
 
@@ -147,7 +147,7 @@ def test_the_longest_prompts_that_may_meet_without_padding_are_as_many_as_are_co
     found = trainer.without_padding(plan, documents, padded)
     assert found is not None
     assert (padded.layout, found.layout) == (Layout.PADDED, Layout.EQUAL)
-    assert {phase.worst.tokens for phase in found.apart if phase.phase == GENERATION} == {longest + 64}
+    assert {phase.worst.tokens for phase in found.phases if phase.phase == GENERATION} == {longest + 64}
     alone = trainer.without_padding(
         replace(plan, args={**plan.args, "per_device_train_batch_size": 32}), documents, padded
     )

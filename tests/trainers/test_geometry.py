@@ -250,7 +250,7 @@ def test_evaluation_has_a_generation_for_each_micro_batch() -> None:
     )
     trainer = find_trainer("grpo")
     found = [
-        trainer.evaluated(replace(plan, args={**plan.args, **steps}), documents, 8)
+        trainer.evaluation_geometry(replace(plan, args={**plan.args, **steps}), documents, 8)
         for steps in ({}, {"steps_per_generation": 4})
     ]
     assert found[0] == found[1]

@@ -13,7 +13,7 @@ import pytest
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry
 from autotune.core.rows.documents import Documents
-from autotune.core.rows.heaviest import Loads
+from autotune.core.rows.heaviest import RowSizeSummary
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.rows.table import Table
@@ -92,7 +92,7 @@ def test_no_generation_and_no_micro_batch_of_it_has_more_pixels_than_those_that_
         load[1:] for load in possible if load[0] == widest
     )
     assert {shape.tokens - 16 for shape in geometry.shapes} == {load[0] for load in traced}
-    assert all(phase.shape_for(shape) == shape for phase in geometry.apart for shape in geometry.shapes)
+    assert all(phase.shape_for(shape) == shape for phase in geometry.phases for shape in geometry.shapes)
 
 
 Answered = tuple[int, int, int]
@@ -218,7 +218,7 @@ def test_rows_that_are_cut_are_chosen_by_what_is_left_of_them() -> None:
     # All are of one width, so that the one with the most image data stands for all.
     assert (found.worst.tokens, max(shape.tokens for shape in found.shapes)) == (60, 60)
     assert (1,) in [shape.chosen for shape in found.shapes]
-    loads = Loads(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
+    loads = RowSizeSummary(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
     assert [sizes.tolist() for sizes in (loads.widest, loads.shortest, loads.trainable)] == [
         [60, 40],
         [60, 40],

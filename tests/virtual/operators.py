@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from autotune.virtual import adopt, is_tracing, phase, trace
+from autotune.virtual import is_tracing, phase, trace, trace_inputs
 from autotune.virtual.engine.tracing import Target
 from autotune.virtual.recording.records import Place
 from tests.virtual.reference import phases_on_cpu
@@ -53,7 +53,7 @@ class _Held:
 
     def on(self, device: torch.device) -> Tensor:
         if not self.values.is_floating_point():
-            flat = adopt(self.values).to(device)
+            flat = trace_inputs(self.values).to(device)
         else:
             flat = torch.empty(self.values.shape, dtype=self.values.dtype, device=device)
             if not is_tracing():

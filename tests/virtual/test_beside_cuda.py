@@ -16,7 +16,7 @@ from torch import nn
 from autotune.probing import JobServer
 from autotune.step.job import JobContext
 from autotune.virtual import phase, trace
-from autotune.virtual.engine import apart
+from autotune.virtual.engine import subprocess_trace
 from autotune.virtual.engine.dispatch import UnknownShapeError
 from autotune.virtual.recording.records import Trace
 from tests.virtual import alone
@@ -24,7 +24,7 @@ from tests.virtual import alone
 ROOT = Path(__file__).parents[2]
 _TRAIN = """
 import torch
-from autotune.virtual.engine import apart
+from autotune.virtual.engine import subprocess_trace
 from autotune.virtual import phase, trace
 
 WIDTH = 64
@@ -106,7 +106,7 @@ def forked_beside_gpus(job_server: JobServer, tmp_path: Path, monkeypatch: pytes
         return SimpleNamespace(returncode=ended.code)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr("autotune.virtual.engine.apart.subprocess.run", run)
+    monkeypatch.setattr("autotune.virtual.engine.subprocess_trace.subprocess.run", run)
 
 
 @pytest.mark.usefixtures("forked_beside_gpus")
@@ -127,7 +127,7 @@ def test_a_function_that_cannot_be_handed_over_is_refused_with_what_to_do(monkey
     def with_a_generator(device: torch.device) -> None:
         torch.empty(next(sizes), device=device)
 
-    with pytest.raises(apart.HandOverError, match=r"cannot be pickled.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(subprocess_trace.PicklingError, match=r"cannot be pickled.*CUDA_VISIBLE_DEVICES"):
         trace(with_a_generator)
 
 

@@ -21,7 +21,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from autotune.virtual import adopt, trace
+from autotune.virtual import trace, trace_inputs
 from autotune.virtual.kernels.block_mask import UnknownMaskError, count_blocks
 from autotune.virtual.kernels.flex import KEEPS_ARGUMENTS, Versions, guards_of
 
@@ -72,7 +72,7 @@ def test_masks_over_tensors_of_a_trace_are_found_from_their_known_values() -> No
     batch = DOCUMENTS.numpy().copy(), POSITIONS.numpy().copy()
 
     def fn(device: torch.device) -> None:
-        documents, positions = adopt(batch)
+        documents, positions = trace_inputs(batch)
         mask = packed(positions, documents)
         counts.append(count_blocks(mask, (BATCH, 1, QUERIES, QUERIES), BLOCK))
 

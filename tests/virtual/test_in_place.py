@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.virtual import adopt, phase, trace
+from autotune.virtual import phase, trace, trace_inputs
 from autotune.virtual.cost.roofline import Kind
 from autotune.virtual.recording.records import Category
 from tests.virtual.reference import run_on_cpu
@@ -146,7 +146,7 @@ class Given(NamedTuple):
 )  # fmt: skip
 def test_the_host_waits_where_values_of_the_device_decide_a_size(run: Callable[[Given], object], waits: int) -> None:
     def read(device: torch.device) -> None:
-        mask, counts = (values.to(device) for values in adopt((np.arange(6) % 2 == 0, np.arange(6))))
+        mask, counts = (values.to(device) for values in trace_inputs((np.arange(6) % 2 == 0, np.arange(6))))
         run(Given(torch.empty(6, device=device), mask, counts))
 
     assert [each.work.kind for each in trace(read).operators].count(Kind.SYNCHRONIZE) == waits

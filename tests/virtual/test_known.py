@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.probing import JobServer
-from autotune.virtual import adopt, trace
+from autotune.virtual import trace, trace_inputs
 from autotune.virtual.operators.known import Knowledge, known, set_known
 from tests.virtual.alone import apart
 
@@ -75,7 +75,7 @@ def found_by(step: Callable[[torch.Tensor], torch.Tensor]) -> list[int] | None:
     found: list[list[int] | None] = []
 
     def run(device: torch.device) -> None:
-        made = step(adopt(np.arange(MANY)))
+        made = step(trace_inputs(np.arange(MANY)))
         value = known(made)
         found.append(value.tolist() if value is not None else None)
 
@@ -131,7 +131,7 @@ def test_many_values_are_those_of_the_time_at_which_the_operator_ran(
 
 def test_known_values_are_listed() -> None:
     def run(device: torch.device) -> None:
-        numbers = adopt(np.arange(MANY)).view(2, -1)
+        numbers = trace_inputs(np.arange(MANY)).view(2, -1)
         assert numbers.tolist() == np.arange(MANY).reshape(2, -1).tolist()
 
     trace(run, target="cpu")
@@ -139,7 +139,7 @@ def test_known_values_are_listed() -> None:
 
 def test_a_tensor_is_made_of_known_numbers() -> None:
     def run(device: torch.device) -> None:
-        numbers = adopt(np.arange(MANY))
+        numbers = trace_inputs(np.arange(MANY))
         made = torch.tensor([numbers.max() + 1, numbers.min()], device=device)
         assert made.tolist() == [MANY, 0]
         assert made.dtype == torch.int64
@@ -151,7 +151,7 @@ def test_images_that_are_all_zeros_are_told_from_others() -> None:
     """As Idefics 3 leaves out those that its processor has added."""
 
     def run(device: torch.device) -> None:
-        images = adopt(np.repeat(np.array([1, 0, 2], np.float32), MANY).reshape(3, -1)).to(torch.bfloat16)
+        images = trace_inputs(np.repeat(np.array([1, 0, 2], np.float32), MANY).reshape(3, -1)).to(torch.bfloat16)
         assert images[(images == 0.0).sum(dim=1) != MANY].shape == (2, MANY)
         # As TRL's GRPO takes a generation batch apart, where each completion has one image.
         again = torch.cat(torch.split(images, [2, 1]))

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import autotune
 from autotune import virtual
-from autotune.virtual import UnknownShapeError, UnsupportedError, adopt, trace
+from autotune.virtual import UnknownShapeError, UnsupportedError, trace, trace_inputs
 from autotune.virtual.engine.tracing import Target
 
 OUTER = torch.zeros(4, 8)
@@ -61,7 +61,7 @@ def test_a_tensor_made_outside_is_refused_with_how_to_hand_it_over(outer: torch.
 
 def test_a_tensor_made_outside_can_be_adopted() -> None:
     def hand_over(device: torch.device) -> None:
-        adopt({"data": OUTER})["data"].to(device)
+        trace_inputs({"data": OUTER})["data"].to(device)
 
     assert trace(hand_over).device_peak.bytes == 4 * OUTER.numel()
 

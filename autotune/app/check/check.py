@@ -9,8 +9,8 @@ from pathlib import Path
 
 from autotune.app.arguments import CheckArguments, option, time_limit
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.remembered import CACHED_OUTCOMES, judged_for_budget, key_of
 from autotune.app.check.task import Task
+from autotune.app.check.verdict_cache import CACHED_OUTCOMES, judged_for_budget, key_of
 from autotune.app.planned import CPU, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.documents.verdict import Finding, Outcome, Severity, Verdict, has_error
@@ -24,13 +24,13 @@ from autotune.inspection.machine import memory_budget, parse_budget
 from autotune.inspection.software import check_required, installed_packages
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.units import counted
+from autotune.units import plural
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, with_variables, without_engine
 from autotune.userconfig.fields import trainer_of
-from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
-from autotune.userconfig.launch_problems import of_deepspeed, of_launch, of_precision, of_ranks
+from autotune.userconfig.launch import NOT_LAUNCHED, Launching, default_file, launching, likely_visible
+from autotune.userconfig.launch_problems import deepspeed_findings, launch_findings, precision_findings, rank_findings
 from autotune.userconfig.objects import as_started, configuration_of, peft_words
-from autotune.userconfig.problems import of_error, of_values, problems
+from autotune.userconfig.problems import error_finding, problems, value_findings
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
 from autotune.userconfig.written import WrittenConfig, read_written
 
@@ -167,7 +167,7 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
     if started.machines > 1:
         return f"it trains on {started.machines} machines, and --probe runs on this one: {without}"
     if started.processes > gpus:
-        visible = counted(gpus, "GPU is visible", "GPUs are visible")
+        visible = plural(gpus, "GPU is visible", "GPUs are visible")
         return f"{started.processes} processes need {started.processes} GPUs, and {visible}: {without}"
     return ""
 
@@ -187,12 +187,15 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
-        found = (*found, *of_launch(task.written, read, started), *of_ranks(task.written, started, config, here=here))
+        found += (
+            *launch_findings(task.written, read, started),
+            *rank_findings(task.written, started, config, here=here),
+        )
         started = with_variables(started, config)
         check_documents(started, config)
         _check_device(task, started, config)
         config = as_launched(config, started)
-        found = (*found, *of_precision(task.written, read, config), *of_deepspeed(task.written, started, config))
+        found += (*precision_findings(task.written, read, config), *deepspeed_findings(task.written, started, config))
         if has_error(found):
             return task.wrong(found)
         engine_args(started.document, config, started.processes, variables=started.variables)
@@ -203,7 +206,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
             return task.unknown(error, found)
         return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
-        return task.wrong((*found, of_error(task.written, error)))
+        return task.wrong((*found, error_finding(task.written, error)))
     if not task.arguments.fits:
         return task.verdict(Outcome.READ, found)
     reason = _own_training(task, read)
@@ -263,7 +266,7 @@ def _own_training(task: Task, read: ReadCommand) -> str:
 
 
 def check_object(
-    args: CheckArguments, launched: Launching = ALONE, *, prepared: bool = False, evaluated: Path | None = None
+    args: CheckArguments, launched: Launching = NOT_LAUNCHED, *, prepared: bool = False, evaluated: Path | None = None
 ) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`.
 
@@ -295,14 +298,14 @@ def check_object(
     except UnreadError as error:
         return task.unknown(error)
     except InputError as error:
-        return task.wrong((of_error(text, error),))
+        return task.wrong((error_finding(text, error),))
     words = {**peft_words(args.peft_config), "model_name_or_path": str(args.model)}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     # TRL's class derives generation_batch_size from others, with which it refuses it.
     names = {name for name, value in found.values.items() if value != found.defaults[name]} - {"generation_batch_size"}
     with ServerTracer(planned.hardware.cores, args.listener) as tracer:
         ended = ended_by(found, names, launched.processes, tracer.server, tracer.new_folder(), has_rows=True)
-        values = tuple(of_values(text, found.values, ended))
+        values = tuple(value_findings(text, found.values, ended))
         if has_error(values):
             return task.wrong(values)
         return Fitting(task, known, found, launched, values, tracer, user_cache(), prepared, evaluated).verdict()

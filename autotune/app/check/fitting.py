@@ -11,11 +11,17 @@ from textwrap import shorten
 from autotune.app.arguments import SearchArguments, time_limit
 from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, judge_by_probe, judge_by_study, judge_by_traces
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.silent import of_dispatching, of_read_checkpoint, of_rows, silent_findings, strategy_of
+from autotune.app.check.silent import (
+    checkpoint_findings,
+    dataset_findings,
+    dispatching_findings,
+    silent_findings,
+    strategy_of,
+)
 from autotune.app.check.task import Task
 from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import host_notes, notes_on_assumptions
-from autotune.app.options import MOST_TOKENS, Options, check_evaluation, checked_options
+from autotune.app.options import MAX_TOKENS, Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.core.configuration import Built, Configuration, ReadCommand
@@ -39,7 +45,7 @@ from autotune.techniques.max_length import least_coverage
 from autotune.techniques.offload import offload_variables
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
-from autotune.units import counted
+from autotune.units import plural
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import as_candidate, setting_of
 from autotune.userconfig.engine import engine_args, without_engine
@@ -47,7 +53,7 @@ from autotune.userconfig.fields import UserPlan, with_nulls
 from autotune.userconfig.fsdp import loading_text
 from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
-from autotune.userconfig.problems import finding, mentioned, of_building, of_error
+from autotune.userconfig.problems import build_findings, error_finding, finding, mentioned
 from autotune.userconfig.reading import plan_of
 from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, teacher_of
 
@@ -132,7 +138,7 @@ class Fitting:
             return self.task.unknown(error, self.findings)
         except InputError as error:
             # Findings on the keys are reported even if memory cannot be checked.
-            return self.task.wrong((*self.findings, of_error(self.task.written, error)))
+            return self.task.wrong((*self.findings, error_finding(self.task.written, error)))
         except ProbeServerError:
             raise
         except AutotuneError as error:
@@ -160,10 +166,10 @@ class Fitting:
         nearest = as_candidate(plan, trainer, setting, options.file)
         keys_set = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silent_findings(plan, geometry, trainer, setting, nearest, keys_set, drops_last=drops_last)]
-        silent += of_rows(named.dataset, trainer, streams=named.streams)
-        silent += of_read_checkpoint(plan, self.config)
+        silent += dataset_findings(named.dataset, trainer, streams=named.streams)
+        silent += checkpoint_findings(plan, self.config)
         # TRL turns it off for streamed rows.
-        silent += [] if named.streams else of_dispatching(plan, geometry, trainer, workload, self.config)
+        silent += [] if named.streams else dispatching_findings(plan, geometry, trainer, workload, self.config)
         if self.config.values.get(_SHRINKS):
             message = "After running out of memory, training continues with micro-batch and global batch 10 % smaller."
             silent += [Finding(Severity.SILENT, message, _SHRINKS)]
@@ -172,7 +178,7 @@ class Fitting:
         if task.written.file is not None:
             silent += planned_findings(self.config, plan, task.written.file.path.parent)
         found = (*self.findings, *self._with_lines(silent))
-        found = (*found, *of_building(task.written, built, found, here=task.arguments.gpu is None))
+        found = (*found, *build_findings(task.written, built, found, here=task.arguments.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Assumed: {assumption}.") for assumption in user.assumptions)
         if rewards is not None and (sentence := rewards.sentence(probed=task.arguments.probe)):
             found += (finding(task.written, Severity.NOTE, "reward_funcs", sentence),)
@@ -231,9 +237,9 @@ class Fitting:
         """
         longest = plan.cut_to or workload.longest
         longest = longest if plan.args.get("packing") else min(workload.longest, longest)
-        if plan.rows * longest > MOST_TOKENS:
-            each = f"{counted(plan.rows, 'row')} of up to {counted(longest, 'token')}"
-            raise UnreadError(f"A micro-batch of {each} is too large to trace: the limit is {MOST_TOKENS:,} tokens.")
+        if plan.rows * longest > MAX_TOKENS:
+            each = f"{plural(plan.rows, 'row')} of up to {plural(longest, 'token')}"
+            raise UnreadError(f"A micro-batch of {each} is too large to trace: the limit is {MAX_TOKENS:,} tokens.")
         trainer = self.task.trainer
         geometry = whole_geometry(trainer, plan, workload)
         if trainer.generates or drops_last:

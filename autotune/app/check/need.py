@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.app.requests import request_of
 from autotune.core.configuration import Configuration
 from autotune.core.documents.estimate import MemoryEstimate
-from autotune.core.documents.result import Choosable, Result
+from autotune.core.documents.result import MeasuredCandidate, Result
 from autotune.core.documents.verdict import Need, Outcome, Source, outcome_for
 from autotune.core.effort import EFFORTS
 from autotune.core.files.nested import merge
@@ -121,7 +121,7 @@ def judge_by_probe(
     if not measured.ok and measured.status not in OUT_OF_MEMORY:
         return CheckAnswer(Outcome.CANNOT_RUN, None, measured.reason)
     ended = measured.out_of_memory
-    need_bytes = ended.attempted_bytes if ended is not None else measured.held_bytes
+    need_bytes = ended.attempted_bytes if ended is not None else measured.used_bytes
     if need_bytes is None:
         # The kernel killed the run, or it ran out of host memory.
         return CheckAnswer(Outcome.DOES_NOT_FIT, None, measured.reason)
@@ -138,7 +138,9 @@ def _on_device(plan: TrainingPlan, kind: DeviceKind) -> TrainingPlan:
     return replace(plan, args=args)
 
 
-def _measured_need(source: Source, need_bytes: int, geometry: BatchGeometry, figures: Measurement | Choosable) -> Need:
+def _measured_need(
+    source: Source, need_bytes: int, geometry: BatchGeometry, figures: Measurement | MeasuredCandidate
+) -> Need:
     """Return a measured need, which has no error; its phase is the one with the highest peak."""
     worst, peaks = geometry.worst, figures.peaks
     return Need(
@@ -199,5 +201,5 @@ def judge_by_study(
     )
     if not all(same):
         return None
-    need = _measured_need(Source.STUDIED, result.recommended.held_bytes or 0, sized.geometry, result.recommended)
+    need = _measured_need(Source.STUDIED, result.recommended.used_bytes or 0, sized.geometry, result.recommended)
     return CheckAnswer(outcome_for(need, budget_bytes), need)

@@ -20,7 +20,7 @@ from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.keys import PARTS, Writable
 
 # Maximum number of techniques in a change.
-_MOST_TECHNIQUES = 3
+_MAX_TECHNIQUES = 3
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Remedies:
             heavy: whether the weights alone exceed the budget; changes that cannot reduce them are then not traced.
         """
         candidate, entries = self.trainer.normal(self.nearest.candidate, self.setting), dict[str, object]()
-        for already in range(_MOST_TECHNIQUES):
+        for already in range(_MAX_TECHNIQUES):
             tried = [
                 (other, {**entries, **changed}, memory)
                 for technique, other, changed in self._changes(candidate)

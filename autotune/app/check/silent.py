@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autotune.app.epoch import rows_of_epoch
-from autotune.app.notes import SERVED, notes_on_images
+from autotune.app.notes import VLLM_SERVER_CLAUSE, notes_on_images
 from autotune.core.configuration import DISPATCHING, Configuration
 from autotune.core.documents.verdict import Finding, Severity
 from autotune.core.files.nested import mapping
@@ -19,7 +19,7 @@ from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATIN
 from autotune.techniques.sharding import TIMING, ZERO_STAGES, zero_of, zero_stage
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
-from autotune.units import counted, format_share
+from autotune.units import format_share, plural
 from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.fields import BY_LENGTH, ORDER
 
@@ -73,7 +73,7 @@ def silent_findings(
         yield Finding(Severity.ERROR, f"{message} micro-batches. Leave {ORDER} out.", ORDER)
     yield from _mixing(plan, setting)
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
-        yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
+        yield Finding(Severity.NOTE, f"A {VLLM_SERVER_CLAUSE}", "vllm_mode")
     yield from _weights(plan, keys_set, setting.workload.model.dtype)
     yield from _of_engine(plan)
     yield from _without_switch(plan, keys_set)
@@ -98,7 +98,7 @@ def _without_micro_batch(
     """
     at_once = plan.rows * plan.data_ranks
     if epoch < at_once:
-        message = f"{_DROPS} drops all {counted(epoch, 'row')} of an epoch: a micro-batch of all processes has"
+        message = f"{_DROPS} drops all {plural(epoch, 'row')} of an epoch: a micro-batch of all processes has"
         yield Finding(Severity.ERROR, f"{message} {at_once:,}.", _DROPS)
     if workload.evaluation is None or geometry.evaluation is None or trainer.generates:
         return
@@ -108,12 +108,12 @@ def _without_micro_batch(
     if rows < at_once:
         # transformers looks for the metric of the best checkpoint after each evaluation (`_determine_best_metric`).
         fails = any(keys_set.get(name) for name in (_BEST, BEST_METRIC))
-        message = f"{_DROPS} drops all {counted(rows, 'row')} of an evaluation, so that it has no loss: a micro-batch"
+        message = f"{_DROPS} drops all {plural(rows, 'row')} of an evaluation, so that it has no loss: a micro-batch"
         severity = Severity.ERROR if fails else Severity.SILENT
         yield Finding(severity, f"{message} of all processes has {at_once:,}.", _DROPS)
 
 
-def of_dispatching(
+def dispatching_findings(
     plan: TrainingPlan,
     geometry: BatchGeometry,
     trainer: Trainer,
@@ -133,7 +133,7 @@ def of_dispatching(
         yield Finding(Severity.ERROR, f"{message} wide. Leave it out.", name)
 
 
-def of_read_checkpoint(plan: TrainingPlan, config: Configuration) -> Iterator[Finding]:
+def checkpoint_findings(plan: TrainingPlan, config: Configuration) -> Iterator[Finding]:
     """Yield that memory is without the reading of a checkpoint at the start or the end, if DeepSpeed reads it.
 
     It reads optimizer state too, for the best model as well (deepspeed 0.19, ``DeepSpeedEngine.load_checkpoint``);
@@ -148,7 +148,7 @@ def of_read_checkpoint(plan: TrainingPlan, config: Configuration) -> Iterator[Fi
         yield Finding(Severity.NOTE, f"{message} {rest} the old and the new state.", names[0])
 
 
-def of_rows(source: DatasetSource, trainer: Trainer, *, streams: bool) -> Iterator[Finding]:
+def dataset_findings(source: DatasetSource, trainer: Trainer, *, streams: bool) -> Iterator[Finding]:
     """Yield the assumptions about rows that TRL splits or streams.
 
     Args:
@@ -171,13 +171,13 @@ def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, epoch: 
     accumulated = f" x {plan.micro_batches} accumulated" if plan.micro_batches > 1 else ""
     spread = f" x {ranks} processes" if ranks > 1 else ""
     if together > 1:
-        spread = f" x {counted(ranks, 'group')} of {together} processes"
-    noun = trainer.counted.removesuffix("s") if documents == 1 else trainer.counted
+        spread = f" x {plural(ranks, 'group')} of {together} processes"
+    noun = trainer.document_noun.removesuffix("s") if documents == 1 else trainer.document_noun
     prompts = documents / copies
     of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if copies > 1 else ""
     return (
-        f"An optimizer step trains on {documents:,.4g} {noun}{of_prompts} ({counted(plan.rows, 'row')}{accumulated}"
-        f"{spread}); an epoch has {counted(plan.steps_of_epoch(epoch, drops_last=drops_last), 'step')}."
+        f"An optimizer step trains on {documents:,.4g} {noun}{of_prompts} ({plural(plan.rows, 'row')}{accumulated}"
+        f"{spread}); an epoch has {plural(plan.steps_of_epoch(epoch, drops_last=drops_last), 'step')}."
     )
 
 
@@ -193,7 +193,7 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
     if length is None or length >= documents.longest:
         return
     if images is not None and length < images.ends.longest:
-        failing = counted(images.ends.rows - images.ends.up_to(length).rows, "row")
+        failing = plural(images.ends.rows - images.ends.up_to(length).rows, "row")
         message = f"TRL fails on {failing}{whose}: max_length={length:,} cuts tokens of images, which need"
         yield Finding(Severity.ERROR, f"{message} {images.ends.longest:,}.", "max_length")
         return

@@ -16,10 +16,10 @@ from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
 from autotune.nullgpu.devices import has_null_device
 from autotune.trainers import Trainer, find_trainer
-from autotune.units import counted
+from autotune.units import plural
 from autotune.userconfig.written import WrittenConfig
 
-RUNS_ITSELF = "runs the training itself for three steps on null GPUs, without a GPU."
+DRY_RUN_CLAUSE = "runs the training itself for three steps on null GPUs, without a GPU."
 """The rest of a sentence that begins with the command of a dry run."""
 
 
@@ -93,9 +93,9 @@ class Task:
             return None
         name = gpu.name if gpu is not None else "NAME"
         command = shlex.join(("autotune", "dry-run", "--gpu", name, "--", *words))
-        return f"`{command}` {RUNS_ITSELF}"
+        return f"`{command}` {DRY_RUN_CLAUSE}"
 
     def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
         """Return the verdict that the configuration cannot run, with its findings."""
         count = sum(item.severity is Severity.ERROR for item in findings)
-        return self.verdict(Outcome.CANNOT_RUN, findings, reason=counted(count, "thing is wrong", "things are wrong"))
+        return self.verdict(Outcome.CANNOT_RUN, findings, reason=plural(count, "thing is wrong", "things are wrong"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.core.documents.brief import Brief
+from autotune.core.documents.short_repr import ShortRepr
 
 
 class DryOutcome(StrEnum):
@@ -52,7 +52,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True)
-class Span:
+class StepMemory:
     """The memory of one GPU in one process, at its peak within one step.
 
     Attributes:
@@ -60,7 +60,7 @@ class Span:
         device: index of the GPU as the process sees it.
         card: the GPU's identifier.
         allocated_bytes, reserved_bytes: peaks of PyTorch's allocator.
-        beside_bytes: other memory in use on the GPU at the end of the step: CUDA's context, other libraries, other
+        non_pytorch_bytes: other memory in use on the GPU at the end of the step: CUDA's context, other libraries, other
             processes.
         total_bytes: memory that CUDA can allocate.
     """
@@ -70,13 +70,13 @@ class Span:
     card: str
     allocated_bytes: int
     reserved_bytes: int
-    beside_bytes: int
+    non_pytorch_bytes: int
     total_bytes: int
 
     @property
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Peak memory in use on the GPU, in total."""
-        return self.reserved_bytes + self.beside_bytes
+        return self.reserved_bytes + self.non_pytorch_bytes
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ScriptError:
 
 
 @dataclass(frozen=True)
-class Followed:
+class ProcessRecord:
     """A process of the command in which PyTorch was loaded.
 
     Attributes:
@@ -155,14 +155,14 @@ class Followed:
     uses_cuda: bool
     ended: str
     steps: int = 0
-    spans: tuple[Span, ...] = ()
+    spans: tuple[StepMemory, ...] = ()
     loaders: tuple[Loader, ...] = ()
     failed_allocations: tuple[FailedAllocation, ...] = ()
     error: ScriptError | None = None
 
 
 @dataclass(frozen=True)
-class Refused:
+class UnsupportedCall:
     """A CUDA function that a null GPU does not support: its name and its purpose."""
 
     function: str
@@ -185,7 +185,7 @@ class CommandExit:
 
 
 @dataclass(frozen=True, repr=False)
-class DryRun(Brief):
+class DryRun(ShortRepr):
     """The result of a dry run. Encoded by ``core.codec``, this is the document of ``autotune dry-run --json``.
 
     Attributes:
@@ -194,7 +194,7 @@ class DryRun(Brief):
         command: its words, with secrets masked.
         gpu: name of the null GPUs; ``gpus`` is their number, and ``total_bytes`` what CUDA can allocate on each.
         steps: number of requested optimizer steps.
-        held_bytes: peak memory in use on a GPU; if memory ran out, with the failed request. None: nothing was used.
+        used_bytes: peak memory in use on a GPU; if memory ran out, with the failed request. None: nothing was used.
         spare_bytes: free memory left; if memory ran out, minus the missing bytes.
         failed: the failed allocation that ended the command; None without one.
         processes: those that used a GPU, by rank.
@@ -211,11 +211,11 @@ class DryRun(Brief):
     gpus: int
     total_bytes: int
     steps: int
-    held_bytes: int | None
+    used_bytes: int | None
     spare_bytes: int | None
     failed: FailedAllocation | None
-    processes: tuple[Followed, ...]
-    refused: tuple[Refused, ...]
+    processes: tuple[ProcessRecord, ...]
+    refused: tuple[UnsupportedCall, ...]
     notes: tuple[str, ...]
     ending: CommandExit
     wall_seconds: float

@@ -9,12 +9,12 @@ from math import inf, isclose
 from typing import Protocol
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents.brief import Brief
 from autotune.core.documents.bundle import PlannedBundle
 from autotune.core.documents.explanation import Explanation
 from autotune.core.documents.length_report import LengthBin, LengthLimit
 from autotune.core.documents.memory_timeline import MemoryTimeline
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.short_repr import ShortRepr
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.gpu import Gpu
 from autotune.core.rows.epoch import Epoch
 from autotune.core.step_time import TIME_ERROR
@@ -61,7 +61,7 @@ class MemoryEstimate:
         synchronisation_bytes: the same while vLLM receives the weights; None without that.
         phase: the phase with the peak; that of the construction includes the first update.
         time_error: share of :attr:`step_seconds` by which it may be off, either way; None on a CPU.
-        beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
+        vllm_bytes: vLLM's memory on the device at the peak of training and vLLM together.
         returned_bytes: freed blocks of :attr:`reserved_bytes`, which the caching allocator keeps while there is room
             and returns when memory is short.
     """
@@ -76,7 +76,7 @@ class MemoryEstimate:
     assumptions: tuple[str, ...] = ()
     varied_bytes: int | None = None
     generation_bytes: int | None = None
-    beside_bytes: int = 0
+    vllm_bytes: int = 0
     machine_bytes: int = 0
     returned_bytes: int = 0
     synchronisation_bytes: int | None = None
@@ -100,7 +100,7 @@ class MemoryEstimate:
     def device_bytes(self) -> int:
         """Device memory that is needed, context included."""
         own_bytes = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
-        return own_bytes + self.context_bytes + self.beside_bytes
+        return own_bytes + self.context_bytes + self.vllm_bytes
 
     def lacks_host(self, host_bytes: int | None) -> bool:
         """Whether a machine's host memory may be too small for its processes; False if ``host_bytes`` is None."""
@@ -232,7 +232,7 @@ class Counts:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Brief):
+class Plan(ShortRepr):
     """The result of ``autotune plan``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:
@@ -267,7 +267,7 @@ class Plan(Brief):
     estimates: tuple[Estimate, ...]
     baseline: Estimate
     changes: tuple[Change, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedChoice, ...] = ()
     unlockable: tuple[Unlockable, ...] = ()
     notes: tuple[str, ...] = ()
     trace_count: int = 0
@@ -292,10 +292,10 @@ class Plan(Brief):
 
     def summary(self, top: int) -> Plan:
         """Return the plan with only the ``top`` best estimates, as a table shows them."""
-        return replace(self, estimates=distinct(self.estimates, top), counts=self.counted)
+        return replace(self, estimates=distinct(self.estimates, top), counts=self.candidate_counts)
 
     @property
-    def counted(self) -> Counts:
+    def candidate_counts(self) -> Counts:
         """The numbers of the candidates in ``estimates``."""
         fits = [estimate.fits for estimate in self.estimates if estimate.origin is Origin.TRACED]
         candidates = len(self.estimates)

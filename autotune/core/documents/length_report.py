@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from autotune.core.documents.brief import Brief
+from autotune.core.documents.short_repr import ShortRepr
 from autotune.core.rows.documents import Documents
 from autotune.core.workload import Workload
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 COVERAGES = (0.9, 0.95, 0.99, 0.999)
-MOST_BINS = 24
+MAX_BINS = 24
 SHORTEST_LIMIT = 128
 
 
@@ -59,7 +59,7 @@ class LengthLimit:
 
 
 @dataclass(frozen=True, repr=False)
-class LengthReport(Brief):
+class LengthReport(ShortRepr):
     """The document of ``autotune lengths``.
 
     Attributes:
@@ -119,14 +119,14 @@ def limit(documents: Documents, max_length: int, *, dropping: bool = True) -> Le
 
 
 def histogram(documents: Documents) -> tuple[LengthBin, ...]:
-    """Return at most :data:`MOST_BINS` bins from the shortest row to the longest, empty ones included."""
+    """Return at most :data:`MAX_BINS` bins from the shortest row to the longest, empty ones included."""
     import numpy as np
 
     widths, *counts = documents.by_width()
     shortest, longest = int(widths[0]), int(widths[-1])
     halves = [bound for bound in _bounds(longest) if bound >= shortest]
     powers = [bound for bound in halves if bound & (bound - 1) == 0 or bound == halves[-1]]
-    bounds = halves if len(halves) <= MOST_BINS else powers
+    bounds = halves if len(halves) <= MAX_BINS else powers
     places = np.searchsorted(bounds, widths)
     sums = (np.bincount(places, each, len(bounds)).astype(int).tolist() for each in counts)
     lows = (below + 1 for below in (shortest - 1, *bounds))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from autotune.core.timeline import Part
 
-MOST_MOMENTS = 240
+MAX_MOMENTS = 240
 """Approximate number of moments of a thinned timeline: a chart of 700 pixels shows no more."""
 _MIN_STRETCH_MOMENTS = 12
 VLLM = "vLLM"
@@ -88,16 +88,16 @@ class MemoryTimeline:
         return range(self.marks[place].start, ends[place])
 
     def thinned(self) -> MemoryTimeline:
-        """Return the timeline with about :data:`MOST_MOMENTS` moments: of each group of neighbours, the highest.
+        """Return the timeline with about :data:`MAX_MOMENTS` moments: of each group of neighbours, the highest.
 
         Stretches are thinned in proportion to their moments; short ones keep all of theirs.
         """
-        if self.moments <= MOST_MOMENTS:
+        if self.moments <= MAX_MOMENTS:
             return self
         totals, kept, marks = self.totals, list[int](), list[Mark]()
         for place, mark in enumerate(self.marks):
             moments = self.stretch(place)
-            count = min(len(moments), max(_MIN_STRETCH_MOMENTS, MOST_MOMENTS * len(moments) // self.moments))
+            count = min(len(moments), max(_MIN_STRETCH_MOMENTS, MAX_MOMENTS * len(moments) // self.moments))
             marks.append(replace(mark, start=len(kept)))
             for group in _groups(moments, count):
                 kept.append(self.peak if self.peak in group else max(group, key=totals.__getitem__))

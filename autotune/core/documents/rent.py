@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autotune.core.candidate import Choice
-from autotune.core.documents.brief import Brief
 from autotune.core.documents.estimate import Estimate
+from autotune.core.documents.short_repr import ShortRepr
 from autotune.core.gpu import Gpu
 from autotune.core.step_time import TIME_ERROR
 
@@ -76,7 +76,7 @@ class Offer:
 
 
 @dataclass(frozen=True, repr=False)
-class Rent(Brief):
+class Rent(ShortRepr):
     """The result of ``autotune plan --gpu all``. Encoded by ``core.codec``, this is its JSON document.
 
     Attributes:

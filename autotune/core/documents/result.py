@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.documents.brief import Brief
 from autotune.core.documents.length_report import LengthBin, LengthLimit
 from autotune.core.documents.memory_timeline import MemoryTimeline
-from autotune.core.documents.unsearched import LeftOut, Unlockable
+from autotune.core.documents.short_repr import ShortRepr
+from autotune.core.documents.unsearched import ExcludedChoice, Unlockable
 from autotune.core.machine import Hardware
-from autotune.core.measurement import HeldMemory
+from autotune.core.measurement import MemoryUse
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.epoch import Epoch
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
@@ -50,7 +50,7 @@ class Smallest:
 
 
 @dataclass(frozen=True)
-class Trial(HeldMemory):
+class Trial(MemoryUse):
     """One candidate of the search.
 
     Attributes:
@@ -84,7 +84,7 @@ class Trial(HeldMemory):
 
 
 @dataclass(frozen=True, repr=False)
-class Choosable(Brief, HeldMemory, Epoch):
+class MeasuredCandidate(ShortRepr, MemoryUse, Epoch):
     """The recommendation or the baseline, with its figures; steps and epoch are measured.
 
     Attributes:
@@ -130,7 +130,7 @@ class Contribution:
             probe; None if not measured.
         peak_bytes_saved: memory of that candidate minus the winner's in the nearer of its probe and its longer run; 0
             if it lies between the two; None if not measured.
-        told_apart: whether that candidate's rate is outside the prediction interval of a further run of the winner;
+        significant: whether that candidate's rate is outside the prediction interval of a further run of the winner;
             None if either was not measured.
     """
 
@@ -142,7 +142,7 @@ class Contribution:
     reason: str
     speedup: float | None
     peak_bytes_saved: int | None
-    told_apart: bool | None = None
+    significant: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Timelines:
 
 
 @dataclass(frozen=True, repr=False)
-class Result(Brief):
+class Result(ShortRepr):
     """The result of a run. Encoded by ``core.codec``, this is ``result.json``.
 
     Attributes:
@@ -241,14 +241,14 @@ class Result(Brief):
     margin: float
     global_batch_size: int
     token_coverage: float
-    recommended: Choosable | None
-    baseline: Choosable | None
+    recommended: MeasuredCandidate | None
+    baseline: MeasuredCandidate | None
     speedup: float | None
     contributions: tuple[Contribution, ...]
     confirmed: bool
     trials: tuple[Trial, ...]
     unlockable: tuple[Unlockable, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedChoice, ...] = ()
     notes: tuple[str, ...] = ()
     smallest_peak_bytes: int | None = None
     wall_seconds: float = 0.0

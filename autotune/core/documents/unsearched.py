@@ -8,7 +8,7 @@ from autotune.core.candidate import Choice
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedChoice:
     """A choice of the search space that was not searched, and why."""
 
     knob: str

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.core.documents.brief import Brief
 from autotune.core.documents.estimate import MemoryEstimate
+from autotune.core.documents.short_repr import ShortRepr
 from autotune.core.files.yaml_text import yaml_line
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import OUTSIDE_MICRO_BATCHES
 from autotune.errors import AutotuneError
-from autotune.units import counted, format_bytes
+from autotune.units import format_bytes, plural
 
 
 class Outcome(StrEnum):
@@ -135,7 +135,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, repr=False)
-class Verdict(Brief):
+class Verdict(ShortRepr):
     """The result of a check. Encoded by ``core.codec``, this is the document of ``autotune check --json``.
 
     Attributes:
@@ -253,7 +253,7 @@ def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str
         bounds = f" ({format_bytes(need.least_bytes)} to {format_bytes(need.most_bytes)})"
         if need.most_bytes <= budget_bytes:
             size = f"the host may have too little memory; on the device {size}"
-    place = f"at the worst batch, {counted(need.rows, 'row')} of {need.tokens:,} tokens"
+    place = f"at the worst batch, {plural(need.rows, 'row')} of {need.tokens:,} tokens"
     place = f"in {need.phase}" if need.phase in OUTSIDE_MICRO_BATCHES else place
     return f"{outcome.value}: {size}{bounds} {place}, {need.source.value}"
 

@@ -127,7 +127,7 @@ class BatchGeometry:
         rows: rows of an epoch, as the trainer iterates over them: packed rows, or documents that were not dropped.
         micro_batches: micro-batches of an optimizer step in one process.
         sequences: sequences of each row that pass through the model: two for a preference pair.
-        apart: phases with sizes of their own.
+        phases: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
             narrower, but their second tensor is wider, or the loss counts more of their tokens.
         masked: the widest padded micro-batch, if ``worst`` has no padding: it is narrower, but padding brings an
@@ -144,7 +144,7 @@ class BatchGeometry:
     rows: int
     micro_batches: int = 1
     sequences: int = 1
-    apart: tuple[PhaseGeometry, ...] = ()
+    phases: tuple[PhaseGeometry, ...] = ()
     rivals: tuple[Shape, ...] = ()
     masked: Shape | None = None
     evaluation: BatchGeometry | None = None

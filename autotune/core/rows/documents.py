@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _CACHED = 16
 """Datasets whose counts by maximum length are cached; a training has rows to train and to evaluate on."""
-UNKEPT = (1 << 31) - 1
+NEVER_KEPT = (1 << 31) - 1
 """In place of the smallest maximum length: TRL drops the document with any, and keeps it without one."""
 Document = tuple[Any, ...]
 """A document: the smallest maximum length at which it is kept, then the tokens of each of its sequences that pass
 through the model, before any cutting. Each is a number, or an array with a number for each row of a dataset. The first
-is :data:`UNKEPT` if no maximum length keeps it.
+is :data:`NEVER_KEPT` if no maximum length keeps it.
 
 Examples: a conversation of 700 tokens is ``(1, 700)``: it can be cut anywhere. A preference pair with a prompt of 100
 tokens, a chosen answer of 50 and a rejected one of 80 is ``(101, 150, 180)`` for DPO: it is dropped if no token of the
@@ -116,7 +116,7 @@ class Documents:
     @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
-        return max(int(part[:, 1:].max(where=part[:, 1:] < UNKEPT, initial=0)) for part in self.groups.parts())
+        return max(int(part[:, 1:].max(where=part[:, 1:] < NEVER_KEPT, initial=0)) for part in self.groups.parts())
 
     def capped(self, max_length: int | None) -> int:
         """Return the smallest maximum length with the same effect on all documents; None: nothing is cut or dropped."""
@@ -124,7 +124,7 @@ class Documents:
 
     def _largest_need(self, max_length: int | None, *, dropping: bool) -> int:
         """Return the most that a document may need to be kept, in tokens."""
-        return self.capped(max_length) if dropping and max_length is not None else UNKEPT
+        return self.capped(max_length) if dropping and max_length is not None else NEVER_KEPT
 
     def kept(self, max_length: int | None, *, dropping: bool = True) -> Iterator[tuple[Numbers, Numbers]]:
         """Yield the counts of distinct documents that a maximum length keeps, and the tokens of their cut sequences.
@@ -273,7 +273,7 @@ def _tokens_at(documents: Documents, *, dropping: bool) -> Numbers:
     # From the length that keeps it on, a sequence has one more token with each length, until it is whole.
     first, further = np.zeros((2, documents.longest + 1), dtype=np.int64)
     for part in documents.groups.parts():
-        left = part[part[:, 1] < UNKEPT] if dropping else part
+        left = part[part[:, 1] < NEVER_KEPT] if dropping else part
         counts, needs = left[:, 0], left[:, 1] * dropping
         for tokens in left[:, 2:].T:
             np.add.at(first, needs, counts * np.minimum(tokens, needs))
@@ -292,6 +292,6 @@ def _rows_at(documents: Documents, *, whole: bool) -> Numbers:
 
     found = np.zeros(documents.longest + 1, dtype=np.int64)
     for part in documents.groups.parts():
-        left = part[part[:, 1] < UNKEPT]
+        left = part[part[:, 1] < NEVER_KEPT]
         np.add.at(found, left[:, 1 : None if whole else 2].max(axis=1), left[:, 0])
     return found.cumsum()

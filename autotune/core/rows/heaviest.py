@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Loads:
+class RowSizeSummary:
     """The sizes of rows on which the memory of a micro-batch depends; each of shape (rows,).
 
     Attributes:
@@ -39,7 +39,7 @@ class Loads:
         is_shorter: Numbers = self.shortest < self.rounded(multiple)
         return is_shorter
 
-    def cut_to(self, length: int | None) -> Loads:
+    def cut_to(self, length: int | None) -> RowSizeSummary:
         """Return the sizes after sequences are cut to a length, in tokens; None: they are not cut.
 
         All tokens cut from the longest sequence of a row are assumed to be in the loss, and none of the others'.
@@ -51,7 +51,7 @@ class Loads:
         return replace(self, widest=widest, shortest=shortest, trainable=trainable)
 
 
-def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
+def heaviest(loads: RowSizeSummary, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
 
     One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
@@ -91,7 +91,7 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[N
     return (*widest, *further_heavy(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
 
 
-def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ...]:
+def heaviest_blocks(loads: RowSizeSummary, rows: int, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the blocks of ``rows`` successive rows that may need the most memory, the widest first.
 
     They are :func:`autotune.core.rows.blocks.worst_blocks` and the block with the most trainable tokens; see
@@ -107,7 +107,9 @@ def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ..
     return (*worst, *further_heavy(loads, worst, [every[trainable.argmax()]]))
 
 
-def heaviest_unpadded(loads: Loads, rows: int, multiple: int, *, blocks: bool, alone: bool = False) -> Numbers | None:
+def heaviest_unpadded(
+    loads: RowSizeSummary, rows: int, multiple: int, *, blocks: bool, alone: bool = False
+) -> Numbers | None:
     """Return the rows of the widest micro-batch without padding, those with the most image data; None if there is none.
 
     Args:
@@ -144,7 +146,7 @@ def _with_widest(widest: int, order: Numbers) -> list[Numbers]:
 
 
 def further_heavy(
-    loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
+    loads: RowSizeSummary, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
 ) -> list[Numbers]:
     """Return the further micro-batches that no other equals or exceeds in trainable tokens, size and image data.
 

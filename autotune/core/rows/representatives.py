@@ -19,9 +19,9 @@ As a function of size, time is constant while launches bound it, and then grows 
 their square. With such functions (19 positions of the bend) and log-normal lengths, the mean over the chosen sizes is
 off by 0.05 % in the median and 1.9 % in the 95th percentile, and by 0.1 % and 3.2 % with two and a known one.
 """
-_MOST_WITH_KNOWN = 2
+_MAX_WITH_KNOWN = 2
 """Maximum number of sizes in addition to a prescribed one; a third would lower the 3.2 % above to 2.1 %."""
-MOST = len(_SPREADS) + 1
+MAX_REPRESENTATIVES = len(_SPREADS) + 1
 """Maximum number of sizes."""
 
 
@@ -31,7 +31,7 @@ def representatives(
     shares: Any = None,
     figures: Sequence[Any] = (),
     *,
-    most: int = MOST,
+    most: int = MAX_REPRESENTATIVES,
     most_tokens: float = inf,
     prescribed: float | None = None,
 ) -> tuple[Typical, ...]:
@@ -66,7 +66,7 @@ def representatives(
     mean = float(weights @ sizes)
     spread = float(weights @ (sizes - mean) ** 2) ** 0.5
     fixed = None if prescribed is None or not spread else (prescribed - mean) / spread
-    most = most if fixed is None else min(most, _MOST_WITH_KNOWN + 1)
+    most = most if fixed is None else min(most, _MAX_WITH_KNOWN + 1)
     for count in range(min(most, bisect_left(_SPREADS, spread / mean) + 1), 1, -1):
         nodes = _nodes((sizes - mean) / spread, weights, count, fixed) * spread + mean
         largest = min(most_tokens, max(np.ceil(sizes[-1]), prescribed or 0.0))

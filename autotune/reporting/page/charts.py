@@ -12,7 +12,7 @@ from autotune.core.documents.memory_timeline import AT_REST, OUTSIDE_TENSORS, VL
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Charts, Document, Plane, Point, Step, memory_axis
-from autotune.units import GIB, MIB, counted, format_bytes, format_rate, format_share
+from autotune.units import GIB, MIB, format_bytes, format_rate, format_share, plural
 
 Figure = Mapping[str, Any]
 """Plotly's figure; colours are names of the style sheet's variables."""
@@ -116,7 +116,7 @@ def _hover_text(point: Point) -> str:
 def _front_caption(plane: Plane) -> str:
     best = "; ".join(f"{format_bytes(one.peak_bytes)} at {format_rate(one.tokens_per_second)}" for one in plane.front)
     return (
-        f"{counted(len(plane.points), 'candidate')} by {plane.memory} and speed; the budget is "
+        f"{plural(len(plane.points), 'candidate')} by {plane.memory} and speed; the budget is "
         f"{format_bytes(plane.budget_bytes)}. Pareto front: {best}."
     )
 

@@ -12,7 +12,7 @@ from autotune.step.rows import Counts
 from autotune.techniques.padding_free import DOCUMENT_LENGTHS
 from autotune.trainers import Trainer
 from autotune.trainers.declared import DatasetFormat
-from autotune.units import counted
+from autotune.units import plural
 
 _MAX_NAMED = 5
 """Maximum number of columns, or of values, that are named."""
@@ -35,12 +35,12 @@ def remarks(
     empty = int((first_parts == 0).sum())
     if trainer.generates and empty:
         yield (
-            f"{counted(empty, 'prompt')} of {name} {'has' if empty == 1 else 'have'} no token: training crashes where "
+            f"{plural(empty, 'prompt')} of {name} {'has' if empty == 1 else 'have'} no token: training crashes where "
             "such prompts alone are generated from at once."
         )
     if unkept:
         yield (
-            f"{counted(unkept, 'row')} of {name} {'has' if unkept == 1 else 'have'} no token that the loss counts: TRL "
+            f"{plural(unkept, 'row')} of {name} {'has' if unkept == 1 else 'have'} no token that the loss counts: TRL "
             "drops such rows, unless it packs or max_length is null."
         )
     for flag in form.flags:

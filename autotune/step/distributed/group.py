@@ -15,7 +15,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
-from autotune.units import counted
+from autotune.units import plural
 
 # Modules that a DeepSpeed step imports.
 _DEEPSPEED_MODULES = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
@@ -78,7 +78,7 @@ def check_engine(trainer: Any, plan: TrainingPlan) -> None:
 
 def planned_engine(plan: TrainingPlan) -> str:
     """Return the planned engine, in the words of :func:`running_engine`."""
-    engine, processes = engine_of(plan), counted(plan.launch.processes, "process", "processes")
+    engine, processes = engine_of(plan), plural(plan.launch.processes, "process", "processes")
     if engine is Engine.NONE:
         return processes
     stage = f" {zero_stage(plan)}" if engine is Engine.DEEPSPEED else ""
@@ -97,7 +97,7 @@ def running_engine(trainer: Any) -> str:
     from torch.nn.parallel import DistributedDataParallel
 
     world = dist.get_world_size() if dist.is_initialized() else 1
-    processes = counted(world, "process", "processes")
+    processes = plural(world, "process", "processes")
     wrapped = trainer.model_wrapped
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"{Engine.DEEPSPEED} {wrapped.zero_optimization_stage()} with {processes}"

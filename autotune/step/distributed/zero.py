@@ -15,7 +15,7 @@ import torch
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.techniques.sharding import zero_stage
-from autotune.virtual import UnsupportedError, assume, holds, is_tracing
+from autotune.virtual import UnsupportedError, assume, is_tracing, set_category
 from autotune.virtual.engine.tracing import moving_gradients
 from autotune.virtual.recording.records import Category
 
@@ -163,7 +163,7 @@ def _tag_result(
         result = method(*args, **kwargs)
         tensor = tensor_of(result, *args)
         if tensor is not None:
-            holds(tensor, category)
+            set_category(tensor, category)
         return result
 
     return mock.patch.object(owner, name, wrapped)
@@ -181,7 +181,7 @@ def _tagging(original: Callable[..., None]) -> Callable[..., None]:
             for parameter in group:
                 gradient = optimizer.get_gradient_for_reduction(parameter)
                 if gradient is not None:
-                    holds(gradient, Category.GRADIENT)
+                    set_category(gradient, Category.GRADIENT)
 
     def wrapped(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         tag(optimizer)

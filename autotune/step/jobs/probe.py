@@ -153,13 +153,13 @@ def _failed_measurement(
         out_of_memory = OutOfMemory(
             phase=progress.phase,
             requested_bytes=classified.requested_bytes,
-            held_bytes=meter.held_bytes,
+            used_bytes=meter.used_bytes,
             limit_bytes=request.limit_bytes,
         )
         other_causes = meter.other_causes(request.limit_bytes) if request.limit_bytes is not None else ""
     elif classified.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # Device figures do not apply to the host, which has no limit here.
-        out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
+        out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, used_bytes=None, limit_bytes=None)
     batches: Batches | None = getattr(progress, "batches", None)
     first = progress.first_step_seconds
     return Measurement(

@@ -34,7 +34,7 @@ from autotune.step.distributed.group import world_size
 from autotune.step.hub import loading_error
 from autotune.step.models.heads import Head
 from autotune.units import GIB
-from autotune.virtual import for_real, is_tracing, unused_bytes
+from autotune.virtual import is_tracing, on_real_tensors, unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 WEIGHT_DEVIATION = 0.02
@@ -235,7 +235,7 @@ def virtual_model(
         # As `from_pretrained`: the error names the package that is missing.
         quantizer.validate_environment()
         # bitsandbytes creates its parameters from real tensors.
-        with for_real():
+        with on_real_tensors():
             quantizer.preprocess_model(model, dtype=dtype, device_map=None)
     if warms_up:
         _warm_up_allocator(model, device, quantizer)

@@ -91,7 +91,7 @@ class Meter(ABC):
 
     @property
     @abstractmethod
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """The peak above the baseline: an exception frees tensors as it propagates, so the current value is too low."""
 
     @property
@@ -146,7 +146,7 @@ class CpuMeter(Meter):
         return held_bytes - self._baseline
 
     @property
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """The highest mark of all laps, in bytes above the baseline."""
         self.lap()
         return self._peak - self._baseline
@@ -188,7 +188,7 @@ class CpuMeter(Meter):
 
     def peaks(self) -> Measurement:
         """Return the high-water mark of anonymous resident memory above the baseline."""
-        return Measurement(ProbeStatus.OK, peak_bytes=self.held_bytes)
+        return Measurement(ProbeStatus.OK, peak_bytes=self.used_bytes)
 
 
 class CudaMeter(Meter):
@@ -279,7 +279,7 @@ class CudaMeter(Meter):
         return held_bytes
 
     @property
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Peak of bytes allocated by tensors."""
         return max(self._allocated_bytes, int(torch.cuda.max_memory_allocated()))
 
@@ -292,7 +292,7 @@ class CudaMeter(Meter):
         reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
         return Measurement(
             ProbeStatus.OK,
-            peak_bytes=self.held_bytes,
+            peak_bytes=self.used_bytes,
             reserved_bytes=reserved_bytes,
             device_bytes=max(self._context_bytes + reserved_bytes, _driver_process_bytes(self._uuid)),
         )

@@ -26,7 +26,7 @@ from autotune.step.run.virtual_trainer import TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import find_adapter
 from autotune.step.trainers.base import Adapter, Drawing
-from autotune.virtual import assume, for_real, phase
+from autotune.virtual import assume, on_real_tensors, phase
 from autotune.virtual.engine.generation import short_generation
 from autotune.virtual.engine.tracing import compiled_again_for
 from autotune.virtual.patches.unsupported import COMPILED, HUB_KERNELS
@@ -182,7 +182,7 @@ def _prepare_evaluation(trainer: Any, drawing: Drawing) -> None:
 def _evaluation_rows(trainer: Any, drawing: Drawing) -> Any:
     """Return the rows of the largest micro-batch, the longest completion's last; the dataset has each row per copy."""
     rows, from_end = trainer.train_dataset, np.arange(trainer.args.per_device_train_batch_size)[::-1] * drawing.copies
-    with for_real():
+    with on_real_tensors():
         return rows.select((len(rows) - 1 - from_end) % len(rows))
 
 

@@ -27,8 +27,8 @@ from autotune.step.objects import config, model_factories, peft_config
 from autotune.step.run.instrument import report_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
-from autotune.techniques.traits import MOST_TRACED
-from autotune.virtual import adopt, for_real, phase, settled
+from autotune.techniques.traits import MAX_TRACED
+from autotune.virtual import mark_gradient_final, on_real_tensors, phase, trace_inputs
 from autotune.virtual.recording.tensors import map_tree, tensors_of
 from autotune.virtual.steps.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 
@@ -95,7 +95,7 @@ class TracedRows:
     @property
     def most_micro_batches(self) -> int:
         """Maximum number of micro-batches of a step that are run."""
-        return 1 if self.once and self.alike else MOST_TRACED
+        return 1 if self.once and self.alike else MAX_TRACED
 
 
 def build_virtual(
@@ -154,10 +154,10 @@ def _process_on_real_tensors(processor: Any) -> Any:
     processor_class: Any = type(processor)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with for_real():
+        with on_real_tensors():
             outputs = processor_class.__call__(self, *args, **kwargs)
             arrays = {name: _as_array(value) for name, value in outputs.items()}
-        outputs.data = adopt(arrays)
+        outputs.data = trace_inputs(arrays)
         return outputs
 
     wrapped = copy(processor)
@@ -193,14 +193,14 @@ def _traced(adapter: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: lis
 
     class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
         def get_train_dataloader(self) -> Any:
-            with for_real():
+            with on_real_tensors():
                 with self._on_host():
                     batches = list(super().get_train_dataloader())
                 self.facts.worst_rows, self.facts.worst_tokens = adapter.rows_and_tokens(self, batches[0])
                 return _HostBatches(batches)
 
         def get_eval_dataloader(self, *args: Any) -> Any:
-            with for_real(), self._on_host():
+            with on_real_tensors(), self._on_host():
                 return _HostBatches(list(super().get_eval_dataloader(*args)))
 
         def _on_host(self) -> AbstractContextManager[object]:
@@ -210,7 +210,7 @@ def _traced(adapter: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: lis
             samples, items = super().get_batch_samples(*args, **kwargs)
             if not holds_batches:
                 return samples, items
-            with for_real():
+            with on_real_tensors():
                 skipped_bytes = rows.collated_bytes(skipped_rows, self.data_collator)
             skipped = torch.empty(skipped_bytes, dtype=torch.uint8, device=self.args.device)
             fetched[:] = [*(send_to_device(sample, self.args.device) for sample in samples), skipped]
@@ -218,7 +218,7 @@ def _traced(adapter: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: lis
 
         def read_batch(self, rows: Any) -> Any:
             """Collate rows as the data loader does: on real tensors, which the trace does not count."""
-            with for_real():
+            with on_real_tensors():
                 batch = _HostBatches([self.data_collator(list(rows))])
             return next(iter(batch))
 
@@ -245,7 +245,7 @@ class _Phases(TrainerCallback):
         # `steady` repeats a micro-batch, for which it needs the moments at which its gradients are final.
         for parameter in kwargs["model"].parameters() if self._is_repeated else ():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(settled)
+                parameter.register_post_accumulate_grad_hook(mark_gradient_final)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         skipped = self._once and state.global_step > 0
@@ -278,4 +278,4 @@ class _HostBatches:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        return (adopt(batch) for batch in self._batches)
+        return (trace_inputs(batch) for batch in self._batches)

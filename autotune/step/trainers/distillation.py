@@ -9,7 +9,7 @@ from unittest import mock
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
-from autotune.trainers.prompts import GENERATION, STAND_IN
+from autotune.trainers.prompts import GENERATION, STAND_IN_SERVER
 
 _PARALLEL = "vllm_tensor_parallel_size"
 
@@ -30,7 +30,7 @@ class _WithTeacher(OnTokenizedPrompts):
             return make_connection(**{**arguments, "max_num_seqs": sequences})
 
         # The trainer checks that vLLM is installed, which a trace does not need.
-        needs_vllm = self.plan.args.get("vllm_mode") != STAND_IN
+        needs_vllm = self.plan.args.get("vllm_mode") != STAND_IN_SERVER
         is_available = module.is_vllm_available if needs_vllm else lambda: True
         with mock.patch.multiple(module, VLLMGeneration=limit_sequences, is_vllm_available=is_available):
             super().__init__(*args, **kwargs)

@@ -24,7 +24,7 @@ from autotune.step.trainers.prompts import (
     require_generated,
 )
 from autotune.step.trainers.vllm import FixedCompletions, set_completion_tokens, with_random_weights
-from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
+from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN_SERVER
 from autotune.virtual import UnsupportedError, is_tracing
 
 _Trl: Any = object
@@ -58,7 +58,7 @@ class OnTokenizedPrompts(_Trl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         module = self.adapter.module
-        connection = FixedCompletions if self.plan.args.get("vllm_mode") == STAND_IN else module.VLLMGeneration
+        connection = FixedCompletions if self.plan.args.get("vllm_mode") == STAND_IN_SERVER else module.VLLMGeneration
         with mock.patch.object(module, "VLLMGeneration", connection), with_random_weights(vllm_generation):
             super().__init__(*args, **kwargs)
         # TRL loads tokenizers with left padding; this one was passed in.

@@ -15,7 +15,7 @@ from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
-from autotune.virtual import assume, for_real, is_tracing, phase
+from autotune.virtual import assume, is_tracing, on_real_tensors, phase
 from autotune.virtual.engine.dispatch import UnknownShapeError
 
 
@@ -63,7 +63,7 @@ class _GroupTrainer(OnTokenizedPrompts):
         except UnknownShapeError:
             assume("every token is trained on, whichever top_entropy_quantile chooses")
             alone = SimpleNamespace(pad_across_processes=lambda found, **_: found, gather=lambda found: found)
-            with for_real(), mock.patch.object(self, "accelerator", alone):
+            with on_real_tensors(), mock.patch.object(self, "accelerator", alone):
                 # PyTorch refuses a threshold that is no share.
                 super().get_high_entropy_mask(torch.ones(1, 1), torch.ones(1, 1), threshold)
             return mask.bool()

@@ -20,15 +20,15 @@ from autotune.step.trainers.prompts import (
     COMPLETED,
     COMPLETION_TOKENS,
     NO_TOKEN,
-    Passed,
     Prompted,
+    RewardArguments,
     default_completion_tokens,
     require_generated,
 )
 from autotune.step.trainers.vllm import merges_weights, with_random_weights
 from autotune.trainers.online_dpo import COMPLETIONS
-from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN, SYNCHRONISATION
-from autotune.virtual import adopt, phase
+from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN_SERVER, SYNCHRONISATION
+from autotune.virtual import phase, trace_inputs
 
 
 class _OnTokenizedPrompts(OnlineDPOTrainer):
@@ -54,7 +54,7 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 
     def _generate(self, model: Any, prompts: Sequence[Any], images: Any = None) -> Any:
         longest = int(self._completion_tokens.max())
-        if self.plan.args.get("vllm_mode") == STAND_IN:
+        if self.plan.args.get("vllm_mode") == STAND_IN_SERVER:
             return *self._vllm_stand_in(longest), None
         if self.use_vllm:
             return *self._generate_with_vllm(prompts, images, longest), None
@@ -91,14 +91,14 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         prompts = self._padded_prompts()
         twice = {name: ids.repeat(COMPLETIONS, 1) for name, ids in prompts.items()}
         mask = (np.arange(longest) < self._completion_tokens[:, None]).astype(np.int64)
-        outputs = adopt({"ids": np.full(mask.shape, TOKEN, dtype=np.int64), "mask": mask})
+        outputs = trace_inputs({"ids": np.full(mask.shape, TOKEN, dtype=np.int64), "mask": mask})
         tensors = (twice["input_ids"], twice["attention_mask"], outputs["ids"], outputs["mask"])
         return tuple(tensor.to(self.accelerator.device) for tensor in tensors)
 
     def _padded_prompts(self, **_: Any) -> dict[str, Any]:
         """Return the padded token ids and the mask of the micro-batch's prompts."""
         ids = {"input_ids": [list(ids) for ids in self._prompt_ids]}
-        tensors: dict[str, Any] = adopt(self._tokenizer.pad(ids, padding_side="left", return_tensors="np"))
+        tensors: dict[str, Any] = trace_inputs(self._tokenizer.pad(ids, padding_side="left", return_tensors="np"))
         return tensors
 
     def _end_completions(self, ids: Any, ends: Sequence[int], padding: int) -> Any:
@@ -106,7 +106,7 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         require_generated(ids.shape[1], int(self._completion_tokens.max()))
         last = np.arange(ids.shape[1]) == self._completion_tokens[:, None] - 1
         last[self._completion_tokens == ids.shape[1]] = False
-        ended = torch.where(adopt({"last": last})["last"].to(ids.device), NO_TOKEN, ids)
+        ended = torch.where(trace_inputs({"last": last})["last"].to(ids.device), NO_TOKEN, ids)
         truncated, mask = truncate_right(ended, [NO_TOKEN], padding)
         return torch.where(truncated == NO_TOKEN, ends[0], truncated), mask
 
@@ -124,7 +124,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     on_rows = _OnTokenizedPrompts
     completions_per_row = COMPLETIONS
     # As in ``OnlineDPOTrainer.training_step`` and ``_calculate_rewards_from_functions``.
-    passed = Passed(own=(*COMPLETED, "trainer_state"), unpassed=("prompt",))
+    reward_arguments = RewardArguments(own=(*COMPLETED, "trainer_state"), unpassed=("prompt",))
     methods: ClassVar[Mapping[str, str]] = {
         GENERATION: "_generate",
         REFERENCE_PASS: "reference_pass",

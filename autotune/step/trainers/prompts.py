@@ -47,11 +47,11 @@ _MESSAGE_REWARDS = _TRL_REWARDS.keys() - {NO_REWARD}
 """TRL's reward functions that read messages (``completion[0]["content"]``), which need conversational prompts."""
 
 COMPLETED = ("prompts", "completions", "completion_ids")
-"""Arguments of a reward function that TRL names in its call, before those of :class:`Passed`."""
+"""Arguments of a reward function that TRL names in its call, before those of :class:`RewardArguments`."""
 
 
 @dataclass(frozen=True)
-class Passed:
+class RewardArguments:
     """The keyword arguments that TRL passes to a reward function (``GRPOTrainer._calculate_rewards``).
 
     Attributes:
@@ -91,12 +91,12 @@ class Prompted(Adapter):
 
     Class attributes:
         completions_per_row: completions of a row in a micro-batch.
-        passed: what TRL passes to reward functions.
+        reward_arguments: what TRL passes to reward functions.
     """
 
     columns = (PROMPT, COMPLETION)
     completions_per_row: ClassVar[int] = 1
-    passed: ClassVar[Passed] = Passed()
+    reward_arguments: ClassVar[RewardArguments] = RewardArguments()
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
@@ -124,7 +124,7 @@ class Prompted(Adapter):
             reward_function(name)
         if self.specification.scores and dataset != NO_DATA:
             removed = _removed_columns(trainer)
-            passed = self.passed.of(columns, removed)
+            passed = self.reward_arguments.of(columns, removed)
             for name in rollouts.rewards:
                 check_arguments(name, passed, columns, removed)
                 _check_messages(name, trainer.train_dataset)

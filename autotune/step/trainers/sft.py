@@ -10,7 +10,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.rows.documents import UNKEPT
+from autotune.core.rows.documents import NEVER_KEPT
 from autotune.core.workload import IGNORED_LABEL, UNUSED_COLUMNS, Rollouts
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import image_column
@@ -88,7 +88,7 @@ class SupervisedFineTuning(Adapter):
         one without such a token needs no length but its own.
         """
         first, lengths = first_loss_token(rows, "labels", from_end=keeps_end), self.lengths(rows)[:, 0]
-        return np.where(first == lengths, UNKEPT if image_column(rows) is None else lengths, first + 1)
+        return np.where(first == lengths, NEVER_KEPT if image_column(rows) is None else lengths, first + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
         """Truncate rows as in a bundle's copy of the dataset, if the plan truncates before the trainer."""

@@ -45,7 +45,7 @@ _COPIES = (Kind.TO_DEVICE, Kind.TO_HOST)
 _MAX_COPIES_TO_HOST = 5
 """Maximum number of asynchronous copies to the host in flight; their sources stay allocated."""
 
-ALONE = Launch()
+ONE_PROCESS = Launch()
 """A launch of one process."""
 
 
@@ -96,7 +96,7 @@ class Work:
         return replace(self, flops=flops, bytes_read=bytes_read, bytes_written=bytes_written)
 
 
-def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
+def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ONE_PROCESS) -> float:
     """Return how long an operator occupies the device, a copy engine or the links to other ranks.
 
     On the device, it is the larger of compute time and memory time, each at the achieved rate of the operator's class.
@@ -142,7 +142,7 @@ def _memory_seconds(work: Work, speeds: GpuSpeeds, share: float) -> float:
     return max(miss_seconds, moved_bytes * achieved.pointwise / (achieved.cache_bandwidth * share))
 
 
-def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ALONE) -> StepTime:
+def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ONE_PROCESS) -> StepTime:
     """Return the time of a sequence of operators on a GPU.
 
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is

@@ -182,7 +182,7 @@ class VirtualMode(TorchDispatchMode):
                 return func, *memo.run(func, args, kwargs, self._fake, stand_in)
         return func, *memo.run(func, args, kwargs, self._fake)
 
-    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a fake copy of a real host tensor, with the real values as its known values."""
         with self._fake:
             copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

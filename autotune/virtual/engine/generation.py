@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 from transformers import GenerationMixin
 
-from autotune.virtual.engine.tracing import adopt, generating, is_tracing, repeated
+from autotune.virtual.engine.tracing import generating, is_tracing, repeated, trace_inputs
 from autotune.virtual.operators.known import SAMPLED_TOKEN
 
 
@@ -62,7 +62,7 @@ class _Generation:
                 # The loop keeps the scores of the token before the last, so both are generated.
                 last = min(2, new - 1)
                 self._continued(cache, self._prompt + new - last, last)
-        ids = adopt(np.full((self._rows, self._prompt + new), SAMPLED_TOKEN, dtype=np.int64))
+        ids = trace_inputs(np.full((self._rows, self._prompt + new), SAMPLED_TOKEN, dtype=np.int64))
         return ids.to(self._inputs[self._ids].device)
 
     def _step(self, new: int = 1, times: int = 1, **inputs: Any) -> Any:
@@ -84,7 +84,9 @@ class _Generation:
     def _continued(self, cache: Any, tokens: int, new: int = 1, times: int = 0) -> None:
         """Generate ``new`` tokens after ``tokens`` ones, of which all but the last are in the cache."""
         shape = (self._rows, tokens)
-        known = adopt({"ids": np.full(shape, SAMPLED_TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
+        known = trace_inputs(
+            {"ids": np.full(shape, SAMPLED_TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)}
+        )
         device = self._inputs[self._ids].device
         inputs = {self._ids: known["ids"].to(device), "attention_mask": known["mask"].to(device)}
         # With padded prompts, attention gets a mask in every step, and may copy keys and values for it.

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from autotune.core.rows.batch_geometry import Recompiled
-from autotune.virtual.engine import apart
+from autotune.virtual.engine import subprocess_trace
 from autotune.virtual.engine.dispatch import VirtualMode
 from autotune.virtual.operators.known import tensor_from
 from autotune.virtual.patches.libraries import Patches, fake_tensors_accepted, movable_modules
@@ -35,7 +35,7 @@ from autotune.virtual.recording.tensors import VIRTUAL, map_tree
 Target = Literal["cpu", "cuda"]
 
 _running: list[tuple[VirtualMode, Ledger]] = []
-for_real: Callable[[], AbstractContextManager[None, None]] = _disable_current_modes
+on_real_tensors: Callable[[], AbstractContextManager[None, None]] = _disable_current_modes
 """Returns a context whose body, such as reading data, runs on real tensors and outside the running trace."""
 
 
@@ -62,14 +62,14 @@ def trace(
 
     Raises:
         UnknownShapeError: a shape depends on values that are unknown in a trace.
-        HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
+        PicklingError: this process has CUDA devices, and ``fn`` cannot be pickled.
         UnsupportedError: ``fn`` does something that a trace cannot follow, such as training on ``"cuda"`` instead of
             its device.
     """
     gpus = Capabilities(capability, others)
     # The check initialises CUDA only without NVML.
     if target == "cuda" and torch.cuda.device_count():
-        return apart.trace_in_subprocess(partial(trace, fn, capability=capability, others=gpus.alike, world=world))
+        return subprocess_trace.in_subprocess(partial(trace, fn, capability=capability, others=gpus.alike, world=world))
     with ExitStack() as stack:
         patches: list[Patches] = []
         kernels: list[Any]
@@ -113,7 +113,7 @@ def trace(
             categories=dict(ledger.categories),
             phases=tuple(ledger.phases),
             assumptions=dict(mode.knowledge.assumptions),
-            settled=dict(ledger.settled),
+            gradient_final_at=dict(ledger.gradient_final_at),
             kept=dict(ledger.kept),
             alike=frozenset(gpus.alike),
             streams=dict(ledger.streams),
@@ -127,13 +127,13 @@ def assume(what: str) -> None:
         _running[-1][0].knowledge.assume(what)
 
 
-def settled(parameter: torch.Tensor) -> None:
+def mark_gradient_final(parameter: torch.Tensor) -> None:
     """Record in the running trace that a parameter's gradient is final; usable as a post-accumulate-grad hook."""
     if _running and parameter.grad is not None:
-        _running[-1][1].settle(parameter.grad)
+        _running[-1][1].mark_gradient_final(parameter.grad)
 
 
-def holds(tensor: torch.Tensor, category: Category) -> None:
+def set_category(tensor: torch.Tensor, category: Category) -> None:
     """Set the category, such as gradient, of an engine's own tensor in the running trace."""
     if _running:
         _running[-1][1].tag(tensor, category)
@@ -181,14 +181,14 @@ def repeated(times: int) -> AbstractContextManager[object]:
     return mock.patch.object(_running[-1][1], "times", times)
 
 
-def adopt(tree: Any) -> Any:
+def trace_inputs(tree: Any) -> Any:
     """Return ``tree`` with arrays and tensors as host tensors; in a running trace, as fake ones with known values."""
-    placed = _running[-1][0].adopt if _running else torch.clone
+    placed = _running[-1][0].to_fake if _running else torch.clone
 
     def read(found: Any) -> Any:
         if isinstance(found, FakeTensor):
             return found
-        with for_real():
+        with on_real_tensors():
             real = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
         return placed(real)
 

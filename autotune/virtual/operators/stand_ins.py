@@ -59,7 +59,7 @@ _BITSANDBYTES = frozenset(
 """bitsandbytes/backends/default/ops.py: composites on GPUs too."""
 _UPDATES = frozenset(f"bitsandbytes.optimizer_update_{bits}.default" for bits in ("32bit", "8bit_blockwise"))
 """bitsandbytes/backends/cpu/ops.py: composites on the CPU alone; their second argument is a gradient."""
-_PRODUCT_IN_4_BITS, _MOST_ROWS_IN_4_BITS = "bitsandbytes.gemm_4bit.default", 512
+_PRODUCT_IN_4_BITS, _MAX_ROWS_IN_4_BITS = "bitsandbytes.gemm_4bit.default", 512
 """bitsandbytes/backends/cuda/ops.py: with more rows, the weight is dequantised first, unless it is small; with fewer, a
 kernel may multiply the 4-bit weight directly."""
 KEEPS_OUTLIERS = "bitsandbytes.int8_mixed_scaled_mm.default"
@@ -77,7 +77,7 @@ def composite(func: Any, args: Any) -> Callable[..., Any] | None:
         return _registered(func, _KEYS.CPU)
     if composed is None or operator_name(func) != _PRODUCT_IN_4_BITS:
         return composed
-    return composed if args[0].numel() > _MOST_ROWS_IN_4_BITS * args[0].shape[-1] else None
+    return composed if args[0].numel() > _MAX_ROWS_IN_4_BITS * args[0].shape[-1] else None
 
 
 @cache

@@ -29,7 +29,7 @@ _INSTEAD: Mapping[str, str] = {
     "Could not run 'aten::empty_strided' with arguments from the 'virtual' backend": (
         "A tensor made outside of the traced function, or read from a file, was moved to the device. Build the model "
         "inside the function, with AutoModelForCausalLM.from_config in place of from_pretrained, and hand data over "
-        "with `autotune.virtual.adopt`."
+        "with `autotune.virtual.trace_inputs`."
     ),
 }
 """Advice by part of an error message of PyTorch."""

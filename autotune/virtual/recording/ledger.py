@@ -58,7 +58,7 @@ class Ledger:
         self.operators: list[OperatorRecord] = []
         self.categories: dict[int, Category] = {}
         self.phases: list[Phase] = []
-        self.settled: dict[int, int] = {}
+        self.gradient_final_at: dict[int, int] = {}
         self.kept: dict[int, int | None] = {}
         self.device_type = device_type
         self.times = 1
@@ -175,11 +175,11 @@ class Ledger:
         if known is not None:
             self.categories[known.number] = category
 
-    def settle(self, tensor: torch.Tensor) -> None:
+    def mark_gradient_final(self, tensor: torch.Tensor) -> None:
         """Record that the gradient in a tensor's storage is final."""
         known = self._live.get(storage_of(tensor)._cdata)
         if known is not None:
-            self.settled.setdefault(known.number, len(self.events))
+            self.gradient_final_at.setdefault(known.number, len(self.events))
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Record that a tensor's storage stays allocated after its last tensor is destroyed."""

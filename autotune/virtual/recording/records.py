@@ -148,8 +148,8 @@ class Trace:
         target: the simulated device, ``cpu`` or ``cuda``.
         categories: the category of each storage, by its number.
         assumptions: descriptions of the assumptions made where the function read an unknown value, with their counts.
-        settled: by storage number of a gradient, the number of events when the gradient was final; for parameters
-            passed to :func:`autotune.virtual.engine.tracing.settled`.
+        gradient_final_at: by storage number of a gradient, the number of events when it was final; for parameters
+            passed to :func:`autotune.virtual.engine.tracing.mark_gradient_final`.
         kept: by number of a leaked storage, the number of events when its last tensor was destroyed, or None if a
             tensor is left. In a repetition of the step, the corresponding storage is freed at that event.
         alike: the further compute capabilities for which every kernel and workspace is the same.
@@ -164,7 +164,7 @@ class Trace:
     device_peak: Peak = field(default_factory=Peak)
     host_peak: Peak = field(default_factory=Peak)
     assumptions: Mapping[str, int] = field(default_factory=dict)
-    settled: Mapping[int, int] = field(default_factory=dict)
+    gradient_final_at: Mapping[int, int] = field(default_factory=dict)
     kept: Mapping[int, int | None] = field(default_factory=dict)
     alike: frozenset[tuple[int, int]] = frozenset()
     streams: Mapping[int, int] = field(default_factory=dict)

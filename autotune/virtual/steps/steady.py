@@ -127,9 +127,9 @@ class Copy:
             if not event.change_bytes:
                 self._events.append(event)
             elif event.storage in gradients:
-                settled = self._trace.settled.get(event.storage, end)
+                final_at = self._trace.gradient_final_at.get(event.storage, end)
                 taken = self._add(_of_storage(event, self._renamed(event.storage)), Category.GRADIENT)
-                given_up.setdefault(max(settled, index + 1), []).append(taken)
+                given_up.setdefault(max(final_at, index + 1), []).append(taken)
             else:
                 is_birth = self._born[event.storage] == index
                 is_repeated = event.storage in self._current

@@ -29,7 +29,7 @@ from autotune.core.configuration import Configuration
 from autotune.core.documents.verdict import Finding, Outcome, Remedy, Severity, Verdict, WillNotFit
 from autotune.errors import AutotuneError, InputError, UnreadError
 from autotune.userconfig.engine import as_launched, engine_args
-from autotune.userconfig.launch import ALONE, Launching
+from autotune.userconfig.launch import NOT_LAUNCHED, Launching
 from autotune.userconfig.objects import configuration_of
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 
@@ -249,7 +249,7 @@ def test_a_precision_and_a_compiler_that_only_accelerate_s_launcher_sets_are_rea
 
 
 def test_processes_whose_trainer_was_not_found_are_not_taken_for_one() -> None:
-    assert launching_of(SimpleNamespace(world_size=1), None) == ALONE
+    assert launching_of(SimpleNamespace(world_size=1), None) == NOT_LAUNCHED
     with pytest.raises(InputError, match="The trainer of these 2 processes was not found"):
         launching_of(SimpleNamespace(world_size=2), None)
 

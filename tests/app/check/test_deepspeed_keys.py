@@ -15,7 +15,7 @@ from autotune.core.documents.verdict import Outcome, Severity
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import Launching
-from autotune.userconfig.launch_problems import of_deepspeed
+from autotune.userconfig.launch_problems import deepspeed_findings
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.recording import Recording
@@ -32,7 +32,7 @@ ELSEWHERE = frozenset({
 def told(own: Mapping[str, object] | str | None, document: Mapping[str, object] | None = None) -> list[str]:
     """Return what is told of the keys of a document of the trainer's, or of accelerate's."""
     config = Configuration("SFTConfig", {"deepspeed": own}, {})
-    found = list(of_deepspeed(WRITTEN, Launching(2, document=document or {}), config))
+    found = list(deepspeed_findings(WRITTEN, Launching(2, document=document or {}), config))
     assert all(item.severity is Severity.SILENT for item in found)
     return [item.message for item in found]
 

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.remembered import key_of
+from autotune.app.check.verdict_cache import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
 from autotune.core.documents.verdict import Outcome
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
-from autotune.userconfig.launch_problems import of_launch
+from autotune.userconfig.launch_problems import launch_findings
 from autotune.userconfig.written import WrittenConfig
 from autotune.userconfig.written import read_written as written_by
 from tests.app.check.conftest import Checked, Write
@@ -74,7 +74,7 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     written = WrittenConfig(command, None, "sft", default_file(command))
     found = launching(written, read_by_accelerate(written))
     assert (found.processes, found.document["distributed_type"], found.file) == (processes, kind, str(file))
-    told = [item.message for item in of_launch(written, ReadCommand(), found)]
+    told = [item.message for item in launch_findings(written, ReadCommand(), found)]
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
     assert str(file) in told[0]
     assert ("accelerate starts one process instead of 8" in told[-1]) is (processes == 1 and "8" in words)

@@ -22,7 +22,7 @@ from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
 from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.launch import Launching, launching, read_document
-from autotune.userconfig.launch_problems import of_precision
+from autotune.userconfig.launch_problems import precision_findings
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import read_by_accelerate
@@ -298,7 +298,7 @@ def test_a_precision_that_accelerate_hands_on_counts_where_both_arguments_are_fa
             trains = next((name for name in ("fp16", "bf16") if found.values[name]), "no")
             assert trains == config.values["mixed_precision"]
             told = list(
-                of_precision(WrittenConfig(read_command_line(["trl", "sft"]), None, "sft"), reads(config), found)
+                precision_findings(WrittenConfig(read_command_line(["trl", "sft"]), None, "sft"), reads(config), found)
             )
             assert bool(told) is (found is not config)
             assert all(f"{precision} is false here" in item.message for item in told)

@@ -24,8 +24,8 @@ from autotune.step.jobs.accelerate_launch import launch_parser
 from autotune.userconfig.engine import check_documents, engine_args
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import DEEPSPEED_VARIABLES, RANK_VARIABLES, Launching, launching, read_document
-from autotune.userconfig.launch_problems import of_launch, of_ranks
-from autotune.userconfig.problems import of_values
+from autotune.userconfig.launch_problems import launch_findings, rank_findings
+from autotune.userconfig.problems import value_findings
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.recording import Recording
 from tests.app.check.starting import read_by_accelerate
@@ -168,7 +168,7 @@ def test_the_keys_of_fsdp_that_transformers_reads_are_listed_and_others_are_told
 
     def told(given: Mapping[str, object], **values: object) -> list[str]:
         written = WrittenConfig(read_command_line(["trl", "sft", "--config", "c.yaml"]), None, "sft")
-        found = of_values(written, {"fsdp": True, "fsdp_config": given, **values}, {})
+        found = value_findings(written, {"fsdp": True, "fsdp_config": given, **values}, {})
         return [item.message.partition(":")[0] for item in found if item.severity is Severity.SILENT]
 
     unread: dict[str, object] = {"fsdp_offload_params": True, "use_orig_params": True, "fsdp_cpu_offload": True}
@@ -181,7 +181,7 @@ def test_keys_of_accelerate_s_file_that_it_does_not_read_are_told() -> None:
     written = WrittenConfig(read_command_line(["trl", "sft", "--config", "c.yaml"]), None, "sft")
 
     def told(document: Mapping[str, object]) -> list[str]:
-        found = of_launch(written, read, Launching(2, counted=True, document=document))
+        found = launch_findings(written, read, Launching(2, sets_processes=True, document=document))
         return [item.message.partition(":")[0] for item in found]
 
     keys = a_document(cpu_offload=True, offload_params=True, use_orig_params=True)
@@ -374,5 +374,5 @@ def test_deepspeed_of_a_process_without_a_rank_looks_for_mpi(
     started = launching(written, read_by_accelerate(written))
     own = Configuration("SFTConfig", {"deepspeed": STAGE}, {})
     for here, severity in ((True, Severity.ERROR), (False, Severity.NOTE)):
-        assert [item.severity for item in of_ranks(written, started, own, here=here)] == [severity] * (not ranked)
-        assert not list(of_ranks(written, started, NOTHING, here=here))
+        assert [item.severity for item in rank_findings(written, started, own, here=here)] == [severity] * (not ranked)
+        assert not list(rank_findings(written, started, NOTHING, here=here))

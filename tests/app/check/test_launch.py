@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.remembered import key_of
 from autotune.app.check.task import Task
+from autotune.app.check.verdict_cache import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
 from autotune.core.documents.verdict import Outcome, Severity
@@ -20,7 +20,7 @@ from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.step.jobs.accelerate_launch import read_launch
 from autotune.userconfig.launch import launching, likely_gpus, likely_processes
-from autotune.userconfig.launch_problems import of_launch
+from autotune.userconfig.launch_problems import launch_findings
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.conftest import Checked, Write
 from tests.app.check.starting import started, with_keys
@@ -47,7 +47,7 @@ def test_torchrun_starts_so_many_on_each_machine(words: str, processes: int, mac
     assert (determine_local_world_size(read.nproc_per_node), nodes) == (processes // machines, (machines, machines))
     for program in ("torchrun", "python -u -m torch.distributed.run"):
         found = started(f"{program} {words}", script)
-        assert (found.processes, found.machines, found.counted) == (processes, machines, True)
+        assert (found.processes, found.machines, found.sets_processes) == (processes, machines, True)
 
 
 @pytest.mark.parametrize("word", ["gpu", "auto", "cpu", "xpu"])
@@ -85,7 +85,7 @@ def test_deepspeed_starts_so_many_on_each_machine(words: str, processes: int, ma
     assert (sum(map(len, slots.values())), len(slots)) == (processes, machines)
     for program in ("deepspeed", "python -m deepspeed.launcher.runner"):
         found = started(f"{program} {words}", script)
-        assert (found.processes, found.machines, found.counted) == (processes, machines, True)
+        assert (found.processes, found.machines, found.sets_processes) == (processes, machines, True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_accelerate_counts_over_all_machines(words: str, processes: int, machine
     assert (read.num_processes, read.num_machines or 1) == (processes, machines)
     for program in ("accelerate launch", "python -m accelerate.commands.launch"):
         found = started(f"{program} {words}", script)
-        assert (found.processes, found.machines, found.counted) == (processes, machines, True)
+        assert (found.processes, found.machines, found.sets_processes) == (processes, machines, True)
 
 
 def test_accelerate_has_no_short_word_for_the_number_of_processes(script: str) -> None:
@@ -158,7 +158,7 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
         written, read = with_keys(f"{words} {each}", **HANDED_ON)
         found = launching(written, read)
         assert (found.processes, found.document) == (1, {})
-        said = [item for item in of_launch(written, read, found) if item.severity is not Severity.NOTE]
+        said = [item for item in launch_findings(written, read, found) if item.severity is not Severity.NOTE]
         assert [(item.key, item.severity) for item in said] == [(key, Severity.SILENT) for key in HANDED_ON]
         assert [item.line for item in said] == [1, 2]
         ends = "TrlParser refuses it" if each == script else "has no effect"
@@ -166,7 +166,7 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
     written, read = with_keys("trl sft", **HANDED_ON)
     found = launching(written, read)
     assert (found.processes, found.document["distributed_type"]) == (4, "DEEPSPEED")
-    assert not list(of_launch(written, read, found))
+    assert not list(launch_findings(written, read, found))
 
 
 def test_sections_of_accelerate_s_file_and_a_precision_without_effect_are_told(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_sections_of_accelerate_s_file_and_a_precision_without_effect_are_told(t
     for bf16 in (True, False):
         configurations = {"SFTConfig": Configuration("SFTConfig", {"bf16": bf16, "fp16": False}, {})}
         of_file = replace(read, configurations=configurations)
-        told = [item.message for item in of_launch(written, of_file, found) if item.severity is Severity.SILENT]
+        told = [item.message for item in launch_findings(written, of_file, found) if item.severity is Severity.SILENT]
         assert "fsdp_config in accelerate's file has no effect without distributed_type: FSDP." in told[0]
         assert ["mixed_precision: fp8 has no effect" in message for message in told[1:]] == ([True] if bf16 else [])
 

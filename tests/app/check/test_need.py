@@ -13,7 +13,7 @@ from autotune.core.configuration import Configuration
 from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.setting import Wishes
+from autotune.core.setting import KnobOptions
 from autotune.emit.document import json_text
 from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, SizedPlan
@@ -32,7 +32,7 @@ from tests.small import write_rows
 
 def need_of(lengths: dict[int, int], folder: Path, budget_bytes: int) -> Need:
     machine = planned_machine("H100-80GB")
-    here = problem(setting(machine=machine, of=workload(lengths=lengths)), Wishes({"packing": "none"}))
+    here = problem(setting(machine=machine, of=workload(lengths=lengths)), KnobOptions({"packing": "none"}))
     plan = here.trainer.plan(here.baseline, here.setting)
     tracer = PlanTracer(Traces(AnalyticTracer(), Cache(folder), "model", {}), here.setting, machine.gpu)
     sized = SizedPlan(plan, whole_geometry(here.trainer, plan, here.setting.workload))

@@ -22,7 +22,7 @@ from autotune.inspection.command_line import read_command_line
 from autotune.inspection.cuda import NoGpuError
 from autotune.inspection.yaml_file import parse_yaml
 from autotune.userconfig.launch import launching, visible_gpu_count
-from autotune.userconfig.launch_problems import of_launch
+from autotune.userconfig.launch_problems import launch_findings
 from autotune.userconfig.launchers import named_gpus
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.starting import read_by_accelerate, started, with_keys
@@ -34,8 +34,8 @@ def test_without_a_number_accelerate_starts_a_process_on_each_gpu_of_this_machin
     written = WrittenConfig(command, None, "sft")
     read = read_by_accelerate(written, gpus=8)
     found = launching(written, read, 8)
-    assert (found.processes, found.counted) == (8, False)
-    assert any("one on each of 8 GPUs" in item.message for item in of_launch(written, read, found))
+    assert (found.processes, found.sets_processes) == (8, False)
+    assert any("one on each of 8 GPUs" in item.message for item in launch_findings(written, read, found))
     hidden = WrittenConfig(read_command_line(["CUDA_VISIBLE_DEVICES=0", "trl", "sft"]), None, "sft")
     assert (visible_gpu_count(written, 8), visible_gpu_count(hidden, 8)) == (8, 1)
     assert started("deepspeed", script, gpus=8).processes == 8
@@ -141,7 +141,7 @@ def test_a_launcher_starts_a_process_on_each_visible_gpu(words: str, processes: 
     read = read_by_accelerate(written, gpus=visible_gpu_count(written, None) or 1)
     found = launching(written, read)
     assert (found.processes, launching(written, read, 8).processes) == (processes, processes)
-    assert not any("one is assumed" in item.message for item in of_launch(written, read, found))
+    assert not any("one is assumed" in item.message for item in launch_findings(written, read, found))
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_only_gpus_that_train_decide_how_much_is_free(
 @pytest.mark.parametrize("words", ["accelerate launch", "deepspeed"])
 def test_a_number_of_processes_that_is_not_named_is_reported(words: str, script: str) -> None:
     written, read = with_keys(f"{words} {script}")
-    [note] = of_launch(written, read, launching(written, read))
+    [note] = launch_findings(written, read, launching(written, read))
     assert note.severity is Severity.NOTE
     assert "Nothing sets the number of processes" in note.message
     assert "one is assumed" in note.message
     # These start one process if no number is named.
     for definite in ("torchrun", "python"):
         written, read = with_keys(f"{definite} {script}")
-        assert not list(of_launch(written, read, launching(written, read)))
+        assert not list(launch_findings(written, read, launching(written, read)))

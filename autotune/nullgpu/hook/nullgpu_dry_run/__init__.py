@@ -2,8 +2,8 @@
 
 Protocol: the parent (``autotune/nullgpu/command.py``) sets ``AUTOTUNE_DRY_RUN`` to a folder with ``request.json``; its
 fields are ``steps`` and ``as_shuffled``. Each process that uses CUDA rewrites ``process-PID.json`` there at every
-change; its fields are those of ``Followed`` in ``autotune/core/documents/dry_run.py``. A rank that has taken its steps
-writes ``stopped-RANK``, and the last rank ``all-stopped``.
+change; its fields are those of ``ProcessRecord`` in ``autotune/core/documents/dry_run.py``. A rank that has taken its
+steps writes ``stopped-RANK``, and the last rank ``all-stopped``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch.utils import data
 from .rows import Sizes, UnmeasuredError, measure_rows
 
 # Longest sampler that may be drawn from as a whole.
-_MOST_INDICES = 100_000_000
+_MAX_INDICES = 100_000_000
 # Samplers that can draw any row, so that none has to be drawn to find the largest.
 _OF_ANY_ROW = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
 
@@ -91,7 +91,7 @@ def put_largest_first(loader: Any) -> Sizes:
     sampler = holder.sampler
     if isinstance(sampler, LargestFirst):
         return sampler._sizes
-    if not isinstance(sampler, _OF_ANY_ROW) and (not hasattr(sampler, "__len__") or len(sampler) > _MOST_INDICES):
+    if not isinstance(sampler, _OF_ANY_ROW) and (not hasattr(sampler, "__len__") or len(sampler) > _MAX_INDICES):
         raise UnorderedError(f"its sampler, {type(sampler).__name__}, has no length, or a huge one")
     if not isinstance(sampler, data.SequentialSampler) and not all(
         hasattr(index, "__index__") for index in islice(sampler, 1)

@@ -29,7 +29,8 @@ class ProcessRecorder:
     """Records one process through hooks of PyTorch.
 
     Attributes:
-        record: content of ``process-PID.json``: the fields of ``Followed`` in ``autotune/core/documents/dry_run.py``.
+        record: content of ``process-PID.json``: the fields of ``ProcessRecord`` in
+            ``autotune/core/documents/dry_run.py``.
     """
 
     def __init__(self, folder: Path, request: dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ class ProcessRecorder:
             other_bytes = total - free - torch.cuda.memory_reserved(device)
             span = {"step": step, "device": device, "card": str(torch.cuda.get_device_properties(device).uuid)}
             span |= {"allocated_bytes": allocated, "reserved_bytes": reserved}
-            span |= {"beside_bytes": other_bytes, "total_bytes": total}
+            span |= {"non_pytorch_bytes": other_bytes, "total_bytes": total}
             self.record["spans"].append(span)
             if self._reset_peaks is not None:
                 self._reset_peaks(device)

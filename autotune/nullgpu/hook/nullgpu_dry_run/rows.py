@@ -16,7 +16,7 @@ _PROMPT = re.compile(r"prompt(_.*)?")
 _TARGET = re.compile(r"label[s]")
 _COMPLETION = re.compile(r"(completion|chosen|rejected|answer|response)(_.*)?")
 # Reading a row may decode an image or tokenise a text.
-_MOST_SECONDS = 60.0
+_MAX_SECONDS = 60.0
 _CHUNK_ROWS = 10_000
 _CHECKED_ELEMENTS = 8
 """Elements of a list that are checked for images: rows of tokens are long."""
@@ -114,8 +114,8 @@ def _arrow_columns(dataset: Any) -> dict[str, Column] | None:
 
 
 def _stop_after(start_seconds: float, rows: int) -> None:
-    if time.monotonic() - start_seconds > _MOST_SECONDS:
-        raise UnmeasuredError(f"reading {rows:,} rows takes more than {_MOST_SECONDS:.0f} s")
+    if time.monotonic() - start_seconds > _MAX_SECONDS:
+        raise UnmeasuredError(f"reading {rows:,} rows takes more than {_MAX_SECONDS:.0f} s")
 
 
 def _read_columns(dataset: Any) -> dict[str, Column]:

@@ -71,7 +71,7 @@ def _is_transient_in_database(error: DBAPIError) -> bool:
     return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
 
 
-def _forward_methods(cls: type[PatientStorage]) -> type[PatientStorage]:
+def _forward_methods(cls: type[RetryingStorage]) -> type[RetryingStorage]:
     """Class decorator that defines all abstract methods of Optuna's storage as calls of the backend with retries."""
     for name in BaseStorage.__abstractmethods__:
         setattr(cls, name, partialmethod(cls._call, name))
@@ -79,7 +79,7 @@ def _forward_methods(cls: type[PatientStorage]) -> type[PatientStorage]:
 
 
 @_forward_methods
-class PatientStorage(BaseStorage):
+class RetryingStorage(BaseStorage):
     """Forwards every call to another storage, one at a time, and retries failing calls for a limited time.
 
     A failed call may have taken effect if only its reply was lost. Repeating it is harmless for attributes; the caller

@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from autotune.core.events import Noted
 from autotune.core.measurement import Measurement
 from autotune.errors import AutotuneError
-from autotune.study.patience import is_transient
 from autotune.study.problem import ProbeRun, Sharing
+from autotune.study.retrying import is_transient
 from tests.study.replayed import TableProblem, measurement
 from tests.study.running import PATIENT, Run, probed
 
@@ -62,7 +62,7 @@ def test_a_call_whose_connection_is_lost_is_repeated_whether_it_was_done_or_not(
     failing = Failing(getattr(backend, method), lost_connection(), 0, after=after)
     monkeypatch.setattr(backend, method, failing)
     # Not a moment passes between the attempts.
-    monkeypatch.setattr("autotune.study.patience.random.uniform", lambda *_: 0.0)
+    monkeypatch.setattr("autotune.study.retrying.random.uniform", lambda *_: 0.0)
 
     def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         failing.left = 1

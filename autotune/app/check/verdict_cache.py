@@ -28,7 +28,7 @@ from autotune.userconfig.launchers import TORCHRUN_VARIABLES
 from autotune.userconfig.written import WrittenConfig
 
 # Up to this size, a verdict's key includes a file's content; of larger files and directories, names, sizes and times.
-_MOST_HASHED_BYTES = 1 << 20
+_MAX_HASHED_BYTES = 1 << 20
 # Options outside the key: a cached verdict is judged again for them.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
@@ -143,6 +143,6 @@ def _local_names(args: CheckArguments, written: WrittenConfig) -> list[str]:
 
 def _state(path: Path) -> object:
     with suppress(OSError):  # it may not be readable
-        if path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
+        if path.is_file() and path.stat().st_size <= _MAX_HASHED_BYTES:
             return hashlib.sha256(path.read_bytes()).hexdigest()
     return state_of(str(path))

@@ -8,7 +8,7 @@ _LONGEST, _LONGEST_LINE = 800, 120
 """Most characters of a field's value: a configuration's choices are shown, tables and lists of trials are not."""
 
 
-class Brief:
+class ShortRepr:
     """Base of a dataclass with ``repr=False``: ``repr`` and ``str`` leave out long fields, and end with their names."""
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.remembered import judged_for_budget, key_of
+from autotune.app.check.verdict_cache import judged_for_budget, key_of
 from autotune.app.planned import planned_machine
 from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.verdict import Need, Outcome, Source, Verdict

@@ -17,14 +17,14 @@ from autotune.core.machine import Hardware, Share
 from autotune.probing.channel import read_tail, start_module
 from autotune.study.problem import SearchOutcome
 from autotune.study.storage import begin
-from autotune.units import counted
+from autotune.units import plural
 
 MODULE = "autotune.app.workers.worker"
 # Time for an interrupted worker to end its probe, record it in the study, and end its probe server.
 _ENDING_SECONDS = 20.0
 
 
-def search_together(run: Run, further: Sequence[Share], listener: Listener, module: str = MODULE) -> SearchOutcome:
+def search_in_parallel(run: Run, further: Sequence[Share], listener: Listener, module: str = MODULE) -> SearchOutcome:
     """Search as :func:`~autotune.app.search.run_search` does, with a further worker on each further share.
 
     The workers share the study like workers of several machines, so this one reports the probes of the others as it
@@ -43,7 +43,7 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
         return run_search(run, listener)
     begin(storage_of(run), listener)
     joined = replace(run, arguments=replace(run.arguments, resume=True))
-    listener(StageStarted(f"Starting {counted(len(further), 'further worker')}"))
+    listener(StageStarted(f"Starting {plural(len(further), 'further worker')}"))
     with _further_workers(joined, further, listener, module):
         return run_search(joined, listener)
 

@@ -30,11 +30,11 @@ _INSTEAD = (
 )
 
 
-class HandOverError(RuntimeError):
+class PicklingError(RuntimeError):
     """The traced function cannot be pickled, or cannot be unpickled in the subprocess of the trace."""
 
 
-def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:
+def in_subprocess(trace: Callable[[], Trace]) -> Trace:
     """Run a trace in a subprocess and return its result.
 
     The subprocess inherits the environment, working directory and import path, but not PyTorch settings such as the
@@ -44,7 +44,7 @@ def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:
         trace: called in the subprocess; refers to the traced function.
 
     Raises:
-        HandOverError: the function cannot be pickled or unpickled.
+        PicklingError: the function cannot be pickled or unpickled.
         RuntimeError: the subprocess ended without a reply.
         Exception: any exception of the trace, with its traceback as a note.
     """
@@ -53,7 +53,7 @@ def trace_in_subprocess(trace: Callable[[], Trace]) -> Trace:
         try:
             folder.joinpath(_REQUEST).write_bytes(dill.dumps(trace, recurse=True))
         except Exception as error:
-            raise HandOverError(f"The traced function cannot be pickled ({_error_text(error)}). {_INSTEAD}") from error
+            raise PicklingError(f"The traced function cannot be pickled ({_error_text(error)}). {_INSTEAD}") from error
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
         code = f"from {__name__} import reply; reply({name!r})"
@@ -90,7 +90,7 @@ def _unpickled(request: Path) -> Callable[[], Trace]:
     try:
         trace: Callable[[], Trace] = dill.loads(request.read_bytes())
     except Exception as error:
-        raise HandOverError(f"The traced function cannot be unpickled ({_error_text(error)}). {_INSTEAD}") from error
+        raise PicklingError(f"The traced function cannot be unpickled ({_error_text(error)}). {_INSTEAD}") from error
     return trace
 
 
