@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +31,7 @@ class AutotuneError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default, a copy is made by calling the class with the text alone, and some take more.
-        return _restored, (type(self), self.args), vars(self)
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]  # not in its stub
 
 
 class InputError(AutotuneError):
@@ -75,10 +76,6 @@ class JobLostError(AutotuneError):
 
 class ProbeServerError(AutotuneError):
     """The process that starts probes could not be started, or died and could not be replaced."""
-
-
-def _restored(kind: type[AutotuneError], args: tuple[object, ...]) -> AutotuneError:
-    return kind.__new__(kind, *args)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

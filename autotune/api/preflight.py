@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
-from autotune.api.available import available_bytes
 from autotune.api.check import DRY_RUN, will_not_fit
-from autotune.api.launched import launching_of
-from autotune.api.optimizer import check_optimizer
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
+from autotune.api.running import LIBRARIES, available_bytes, check_optimizer, launching_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.documents.verdict import EXIT_CODES, Outcome, Verdict
@@ -35,7 +33,6 @@ _PREPARED: Mapping[str, tuple[str, ...]] = {
 """Columns of the tokenised rows of trainers that take only text."""
 _STEP_METHODS = ("compute_loss", "training_step", "prediction_step")
 """Methods of a trainer by which it trains and evaluates."""
-_LIBRARIES = ("trl", "transformers")
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -285,9 +282,9 @@ def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
     names = ("compute_loss_func", "rollout_func", *(("compute_metrics",) if evaluates else ()))
     # With older transformers releases, TRL passes the loss as text.
     own = next((name for name in names if callable(getattr(trainer, name, None))), None)
-    methods = (name for name in _STEP_METHODS if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))
+    methods = (name for name in _STEP_METHODS if not _is_of(LIBRARIES, getattr(type(trainer), name, None)))
     own = own or next(methods, None)
-    if not _is_of(_LIBRARIES[:1], getattr(trainer, "data_collator", None)):
+    if not _is_of(LIBRARIES[:1], getattr(trainer, "data_collator", None)):
         own = "data_collator"
     if own is not None:
         raise InputError(f"The trainer has its own {own}, which is not traced.")

@@ -13,12 +13,12 @@ from autotune.core.setting import Base, Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find
-from autotune.techniques.base import Effect, Technique, facts, impossible, option_of
+from autotune.techniques.base import Effect, Technique, impossible, option_of
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import least_coverage
 from autotune.techniques.sharding import Sharding
 from autotune.techniques.traits import MEASURED_FIELDS
-from autotune.trainers import Trainer
+from autotune.trainers import Trainer, limits_rows
 from autotune.units import plural
 from autotune.userconfig.base import UserBase, documents_of, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate, setting_of
@@ -60,7 +60,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     trainer = options.trainer
     plan = trainer.as_read(replace(base.plan, launch=machine.hardware.launch), base.arguments)
     plan = trainer.completed(plan, workload)
-    limits_rows = plan.args.get(_LENGTH) is not None
+    has_limit = plan.args.get(_LENGTH) is not None
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
     offloads = "deepspeed" in plan.args
@@ -89,7 +89,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
             tuple(sorted(custom)),
             dict(_entries(base, plan, custom, trainer)),
             documents_of(plan, (item for item in trainer.techniques if item.name not in custom)),
-            limits_rows,
+            has_limit,
         ),
         batch,
         coverage,
@@ -120,8 +120,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
     """Return a plan that cuts no rows with the choice of the longest row's length; training stays the same."""
-    technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
-    if technique is None or facts(technique, trainer.name).changes:
+    if not limits_rows(trainer):
         return plan
     length = plan.args.get(_LENGTH)
     if workload.has_images and length in (None, workload.longest):

@@ -194,10 +194,8 @@ def _most(processes: Sequence[ProcessRecord], failed: FailedAllocation | None) -
     """
     spans = [span for each in processes for span in each.spans]
     if failed is not None and failed.requested_bytes:
-        total, spare = (
-            max((span.total_bytes for span in spans), default=None),
-            failed.free_bytes - failed.requested_bytes,
-        )
+        total = max((span.total_bytes for span in spans), default=None)
+        spare = failed.free_bytes - failed.requested_bytes
         return None if total is None else total - spare, spare
     fullest = max(spans, key=lambda span: span.used_bytes, default=None)
     return (None, None) if fullest is None else (fullest.used_bytes, fullest.total_bytes - fullest.used_bytes)

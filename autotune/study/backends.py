@@ -18,9 +18,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from autotune.confidential import hidden, hidden_url, secrets_in
-from autotune.errors import InputError
+from autotune.errors import InputError, causes
 from autotune.inspection.paths import user_path
-from autotune.study.retrying import causes, is_transient
+from autotune.study.retrying import is_transient
 
 JOURNAL, GRPC = "journal://", "grpc://"
 _ENTRY = b'{"op_code"'

@@ -8,13 +8,15 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
 from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
+
+from autotune.errors import causes
 
 _FIRST_DELAY_SECONDS = 0.1
 
@@ -54,14 +56,6 @@ def is_transient(error: BaseException) -> bool:
             # The connection was lost in a transaction, which Optuna rolls back while raising.
             return True
     return False
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and the chain of its causes, down to the root cause."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 def _is_transient_in_database(error: DBAPIError) -> bool:

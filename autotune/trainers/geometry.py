@@ -147,7 +147,7 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     found = packed_documents(documents, strategy, length)
     in_epoch = found.rows
 
-    def with_loss_tokens(shape: Shape) -> Shape:
+    def with_trained(shape: Shape) -> Shape:
         """Return a shape with the tokens in the loss of the packed rows that have the most."""
         if documents.trained is None:
             return shape
@@ -160,7 +160,7 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     if flat:
         # All rows of an epoch together have the tokens that are kept.
         most = min(rows * _fullest(documents, min(length, kept), strategy), ceil(rows / in_epoch) * kept)
-        worst = with_loss_tokens(Shape(1, rounded_up(most, multiple)))
+        worst = with_trained(Shape(1, rounded_up(most, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)
@@ -170,9 +170,7 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
     geometry = unpacked(uneven, rows, None, multiple)
-    return replace(
-        geometry, worst=with_loss_tokens(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch
-    )
+    return replace(geometry, worst=with_trained(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
 
 
 def _fullest(documents: Documents, length: int, strategy: str) -> int:

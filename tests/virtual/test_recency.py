@@ -10,7 +10,7 @@ import torch
 from autotune.inspection.gpus import gpus
 from autotune.virtual import trace
 from autotune.virtual.cost.roofline import Kind
-from autotune.virtual.recording.recency import _MAX_BYTES, Recency
+from autotune.virtual.recording.ledger import _MAX_BYTES, Recency
 
 COUNT = 1000
 SIZE = 4 * COUNT

@@ -187,10 +187,8 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
-        found += (
-            *launch_findings(task.written, read, started),
-            *rank_findings(task.written, started, config, here=here),
-        )
+        found += tuple(launch_findings(task.written, read, started))
+        found += tuple(rank_findings(task.written, started, config, here=here))
         started = with_variables(started, config)
         check_documents(started, config)
         _check_device(task, started, config)

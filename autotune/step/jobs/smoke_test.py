@@ -31,7 +31,7 @@ _STEPS = 2
 _ROWS = "per_device_train_batch_size"
 _ROWS_OF_ALL = (_ROWS, "per_device_eval_batch_size")
 """Rows of each process: one process trains on those of all, so that groups of completions divide them alike."""
-_MAX_VALUES: Mapping[str, int] = {
+_CAPS: Mapping[str, int] = {
     "dataloader_num_workers": 1, "max_completion_length": 8, "max_new_tokens": 8, "pad_to_multiple_of": 64,
 }  # fmt: skip
 """Maximum of arguments that would only make the training longer."""
@@ -156,21 +156,19 @@ def _train(request: SmokeTestRequest, folder: str) -> None:
 
 
 def _arguments(request: SmokeTestRequest, config: Any) -> dict[str, Any]:
-    """Return the arguments of the training; rows of all processes, at most :data:`_MAX_VALUES`."""
+    """Return the arguments of the training; rows of all processes, at most :data:`_CAPS`."""
     trainer, known = find_trainer(request.trainer), {each.name for each in fields(config)}
     args: dict[str, Any] = {name: value for name, value in request.arguments.items() if name in known}
     if isinstance(trainer, Prompted):
-        args.setdefault(trainer.max_completion_field, _MAX_VALUES[trainer.max_completion_field])
+        args.setdefault(trainer.max_completion_field, _CAPS[trainer.max_completion_field])
     if args.get("optim", "sgd") not in _CPU_OPTIMIZERS:
         args = {name: value for name, value in args.items() if not name.startswith("optim")}
     for name in _ROWS_OF_ALL:
         rows = args.get(name, getattr(config, name))
         if isinstance(rows, int):
             args[name] = min(rows * request.processes, _MAX_DATASET_ROWS if trainer.generates else _MAX_ROWS)
-    limited = {
-        name: value for name, value in args.items() if isinstance(value, int) and value > _MAX_VALUES.get(name, value)
-    }
-    args |= {name: _MAX_VALUES[name] for name in limited}
+    limited = {name: value for name, value in args.items() if isinstance(value, int) and value > _CAPS.get(name, value)}
+    args |= {name: _CAPS[name] for name in limited}
     length = args.get("max_length")
     # The rows are shorter than a user's.
     return {**args, "max_length": max(length, _MIN_LENGTH)} if isinstance(length, int) and length > 0 else args

@@ -84,9 +84,7 @@ class _Generation:
     def _continued(self, cache: Any, tokens: int, new: int = 1, times: int = 0) -> None:
         """Generate ``new`` tokens after ``tokens`` ones, of which all but the last are in the cache."""
         shape = (self._rows, tokens)
-        known = trace_inputs(
-            {"ids": np.full(shape, SAMPLED_TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)}
-        )
+        known = trace_inputs({"ids": np.full(shape, SAMPLED_TOKEN, np.int64), "mask": np.ones(shape, np.int64)})
         device = self._inputs[self._ids].device
         inputs = {self._ids: known["ids"].to(device), "attention_mask": known["mask"].to(device)}
         # With padded prompts, attention gets a mask in every step, and may copy keys and values for it.

@@ -37,7 +37,7 @@ from trl import (
 
 import autotune
 from autotune.api import preflight
-from autotune.api.available import available_bytes
+from autotune.api.running import available_bytes
 from autotune.app.arguments import CheckArguments
 from autotune.core.documents.verdict import Outcome, Verdict, WillNotFit
 from autotune.errors import InputError

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
 from transformers.training_args import OptimizerNames
 from trl import SFTConfig, SFTTrainer
 
-from autotune.api.optimizer import check_optimizer
+from autotune.api.running import check_optimizer
 from autotune.errors import InputError
 from tests.app.check.test_callback import CLASSES, built
 

@@ -22,7 +22,7 @@ from trl import SFTConfig
 
 import autotune
 from autotune.api import preflight
-from autotune.api.launched import _deepspeed, _fsdp, launching_of
+from autotune.api.running import _deepspeed, _fsdp, launching_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.configuration import Configuration

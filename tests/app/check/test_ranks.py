@@ -19,9 +19,9 @@ from accelerate.utils import DistributedType, TorchDynamoPlugin
 import autotune
 from autotune.api import ranks
 from autotune.api.check import DRY_RUN
-from autotune.api.launched import launching_of
 from autotune.api.preflight import _FirstRankReply
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
+from autotune.api.running import launching_of
 from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
 from autotune.errors import AutotuneError, InputError
 
