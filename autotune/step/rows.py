@@ -52,7 +52,7 @@ class RowSizes:
         return given if self.generated is None else given + self.generated.sum(axis=1)
 
     @property
-    def loads(self) -> RowSizeSummary:
+    def size_summary(self) -> RowSizeSummary:
         """The sizes on which the memory of a micro-batch depends."""
         widest, shortest = self.lengths.max(axis=1), self.lengths.min(axis=1)
         return RowSizeSummary(widest, shortest, self.trainable, self.image_elements, self.second_tokens)

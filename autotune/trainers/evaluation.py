@@ -64,7 +64,7 @@ def otherwise_padded(
             return trainer.without_padding(replace(plan, args=sizes), profile.documents, part)
         pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
         alone = trainer.generates and part.worst.rows == 1
-        chosen = heaviest_unpadded(pictured.loads, drawn, plan.pad_multiple, blocks=trainer.ordered, alone=alone)
+        chosen = heaviest_unpadded(pictured.size_summary, drawn, plan.pad_multiple, blocks=trainer.ordered, alone=alone)
         if chosen is None:
             return None
         worst = pictured.shape(chosen, part.worst, float(pictured.elements[chosen[0]]))
@@ -97,14 +97,14 @@ class _Pictured:
     copies: int
 
     @cached_property
-    def loads(self) -> RowSizeSummary:
+    def size_summary(self) -> RowSizeSummary:
         """The sizes of the rows."""
-        return self.trainer.loads(self.plan, self.images, self.drawn)
+        return self.trainer.size_summary(self.plan, self.images, self.drawn)
 
     @cached_property
     def elements(self) -> Numbers:
         """Elements of each row's ``pixel_values``."""
-        elements = self.loads.image_elements
+        elements = self.size_summary.image_elements
         assert elements is not None
         return elements
 
@@ -127,9 +127,9 @@ class _Pictured:
         def width(tokens: Numbers | None) -> int:
             return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
 
-        widest, second_tokens = width(self.loads.widest), width(self.loads.second_tokens)
+        widest, second_tokens = width(self.size_summary.widest), width(self.size_summary.second_tokens)
         # If completions are generated, the loss only counts them.
-        filled = 1.0 if like.generated else float(self.loads.widest[chosen].sum()) / (like.rows * widest)
+        filled = 1.0 if like.generated else float(self.size_summary.widest[chosen].sum()) / (like.rows * widest)
         rows = tuple(order.repeat(self.copies or 1).tolist())
         return Shape(like.rows, widest + like.generated, like.generated, second_tokens, filled, rows, bool(self.copies))
 
@@ -146,13 +146,15 @@ def _with_images(
     if profile.images is None:
         return geometry
     pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
-    loads, elements, multiple, blocks = pictured.loads, pictured.elements, plan.pad_multiple, trainer.ordered
+    summary, elements, multiple, blocks = pictured.size_summary, pictured.elements, plan.pad_multiple, trainer.ordered
     found = (
-        heaviest_blocks(loads, drawn, multiple) if blocks else heaviest(loads, drawn, padded=True, multiple=multiple)
+        heaviest_blocks(summary, drawn, multiple)
+        if blocks
+        else heaviest(summary, drawn, padded=True, multiple=multiple)
     )
     worst, *rivals = (pictured.shape(chosen, geometry.worst) for chosen in found)
     shares: dict[Shape, float] = {}
-    for chosen, share in _representatives(loads, elements, profile.images.alike, drawn, multiple, blocks=blocks):
+    for chosen, share in _representatives(summary, elements, profile.images.alike, drawn, multiple, blocks=blocks):
         shape = pictured.shape(chosen, geometry.sizes[0].shape, elements[chosen].mean())
         shares[shape] = shares.get(shape, 0.0) + share
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
@@ -162,7 +164,7 @@ def _with_images(
 
 
 def _representatives(
-    loads: RowSizeSummary, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
+    summary: RowSizeSummary, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
 ) -> list[tuple[Numbers, float]]:
     """Return a micro-batch for each group of random ones by size, the one nearest to the group's mean, and its share.
 
@@ -176,7 +178,7 @@ def _representatives(
     import numpy as np
 
     drawn = _random_micro_batches(len(alike), rows, blocks=blocks)
-    tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.second_tokens) if tokens is not None]
+    tensors = [tokens[drawn].max(axis=1) for tokens in (summary.widest, summary.second_tokens) if tokens is not None]
     widths = [-(-width // multiple) * multiple for width in tensors]
     sizes = np.stack([*widths, elements[drawn].sum(axis=1)], axis=1, dtype=float)
     distinct, kinds = np.unique(sizes, axis=0, return_inverse=True)

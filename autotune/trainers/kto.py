@@ -94,7 +94,7 @@ class UnpairedPreference(Trainer):
         A last block with fewer rows counts as if its rows were repeated, unless another block is at least as large.
         Blocks with and without padding are treated as padded if one of the worst has padding. In evaluation, TRL
         exchanges answers within blocks of as many rows as in training; for rows with images, the collator exchanges
-        them within the evaluation blocks (:meth:`loads`).
+        them within the evaluation blocks (:meth:`size_summary`).
         """
         return _plan_blocks(plan, documents, rows)[0]
 
@@ -102,9 +102,9 @@ class UnpairedPreference(Trainer):
         """Return the widths of an epoch's blocks: rows keep their order, and each micro-batch is a block."""
         return _plan_blocks(plan, documents, plan.rows)[1:]
 
-    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
+    def size_summary(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
         """Return the sizes with mismatched pairs: for rows with images, the collator exchanges the answers."""
-        found, own = super().loads(plan, images, rows), images.loads
+        found, own = super().size_summary(plan, images, rows), images.size_summary
         if not estimates_kl(plan.args.get("loss_type")):
             return found
         prompts = own.widest - own.trainable
@@ -224,8 +224,8 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
         found = blocks_of(own, second_tokens, rows, multiple)
     starts = np.arange(0, len(own), rows)
     in_block, counted_in_block = np.add.reduceat(own, starts), np.add.reduceat(trained, starts)
-    loads = RowSizeSummary(own, own, trained, second_tokens=second_tokens)
-    worst = [int(chosen[0]) // rows for chosen in heaviest_blocks(loads, rows, multiple)]
+    summary = RowSizeSummary(own, own, trained, second_tokens=second_tokens)
+    worst = [int(chosen[0]) // rows for chosen in heaviest_blocks(summary, rows, multiple)]
     shapes: dict[tuple[int, int], Shape] = {}
     for place in worst:
         width, second, tokens = (int(numbers[place]) for numbers in (found["tokens"], found["second_tokens"], in_block))
@@ -252,7 +252,7 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
 
 
 def _largest_of_any(
-    prompts: Numbers, answers: Numbers, loads: RowSizeSummary, rows: int, multiple: int
+    prompts: Numbers, answers: Numbers, summary: RowSizeSummary, rows: int, multiple: int
 ) -> list[Numbers]:
     """Return the largest blocks of rows in any order; the last one has the widest mismatched pair.
 
@@ -267,8 +267,8 @@ def _largest_of_any(
     first, second = ((-each).argsort(kind="stable")[:2] for each in (prompts, answers))
     pairs = [(prompts[one] + answers[other], other, one) for one in first for other in second if one != other]
     _, *pair = max(pairs, default=(0, first[0]))
-    widest = [row for row in np.lexsort((-loads.trainable, -loads.widest)) if row not in pair]
-    found = heaviest(loads, rows, padded=True, multiple=multiple)
+    widest = [row for row in np.lexsort((-summary.trainable, -summary.widest)) if row not in pair]
+    found = heaviest(summary, rows, padded=True, multiple=multiple)
     return [*found, np.resize([*pair, *widest][:rows], rows)]
 
 

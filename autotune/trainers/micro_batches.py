@@ -131,9 +131,9 @@ class MicroBatches(Declared, ABC):
             generated=self.padded_together(plan),
         )
 
-    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
+    def size_summary(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
         """Return the sizes of rows with images, on which the memory of a micro-batch of ``rows`` rows depends."""
-        return images.loads.cut_to(plan.number("max_length"))
+        return images.size_summary.cut_to(plan.number("max_length"))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length.

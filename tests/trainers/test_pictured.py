@@ -218,8 +218,8 @@ def test_rows_that_are_cut_are_chosen_by_what_is_left_of_them() -> None:
     # All are of one width, so that the one with the most image data stands for all.
     assert (found.worst.tokens, max(shape.tokens for shape in found.shapes)) == (60, 60)
     assert (1,) in [shape.chosen for shape in found.shapes]
-    loads = RowSizeSummary(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
-    assert [sizes.tolist() for sizes in (loads.widest, loads.shortest, loads.trainable)] == [
+    summary = RowSizeSummary(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
+    assert [sizes.tolist() for sizes in (summary.widest, summary.shortest, summary.trainable)] == [
         [60, 40],
         [60, 40],
         [20, 30],

@@ -55,7 +55,7 @@ def test_a_function_that_makes_no_tensor_needs_no_memory() -> None:
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch 2.11 moves such a tensor, and it is counted")
 @pytest.mark.parametrize("outer", [OUTER, nn.Linear(4, 8)])
 def test_a_tensor_made_outside_is_refused_with_how_to_hand_it_over(outer: torch.Tensor | nn.Module) -> None:
-    with pytest.raises(UnsupportedError, match=r"made outside of the traced function.*from_config.*adopt"):
+    with pytest.raises(UnsupportedError, match=r"made outside of the traced function.*from_config.*trace_inputs"):
         trace(outer.to)
 
 

@@ -51,7 +51,7 @@ class RowSizeSummary:
         return replace(self, widest=widest, shortest=shortest, trainable=trainable)
 
 
-def heaviest(loads: RowSizeSummary, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
+def heaviest(sizes: RowSizeSummary, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
 
     One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
@@ -75,23 +75,23 @@ def heaviest(loads: RowSizeSummary, rows: int, *, padded: bool, multiple: int) -
     """
     import numpy as np
 
-    longest_first = np.lexsort((-loads.trainable, loads.shortest, -loads.widest))
-    longest, widths = np.resize(longest_first, rows), loads.rounded(multiple)
+    longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
+    longest, widths = np.resize(longest_first, rows), sizes.rounded(multiple)
     widest = [longest]
-    if padded and loads.shortest[longest].min() == widths[longest[0]]:
+    if padded and sizes.shortest[longest].min() == widths[longest[0]]:
         # A shorter row pads several rows; a single row is padded by its own shorter sequence, or by rounding up.
-        with_mask = loads.is_padded(multiple) if rows == 1 else loads.widest < loads.widest[longest[0]]
+        with_mask = sizes.is_padded(multiple) if rows == 1 else sizes.widest < sizes.widest[longest[0]]
         masked = [np.append(longest[:-1], place) for place in longest_first[with_mask[longest_first]][:1]]
         widest = sorted([*masked, longest], key=lambda chosen: -widths[chosen].max())
-    both = loads.widest / max(1, loads.widest.max()) + loads.trainable / max(1, loads.trainable.max())
+    both = sizes.widest / max(1, sizes.widest.max()) + sizes.trainable / max(1, sizes.trainable.max())
     further = [np.argsort(-both, kind="stable")]
-    for load in (loads.trainable, loads.image_elements):
+    for load in (sizes.trainable, sizes.image_elements):
         if load is not None:
-            further = [*_with_widest(longest_first[0], np.lexsort((-loads.widest, -load))), *further]
-    return (*widest, *further_heavy(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
+            further = [*_with_widest(longest_first[0], np.lexsort((-sizes.widest, -load))), *further]
+    return (*widest, *further_heavy(sizes, widest, [np.resize(order, rows) for order in further], padded=padded))
 
 
-def heaviest_blocks(loads: RowSizeSummary, rows: int, multiple: int) -> tuple[Numbers, ...]:
+def heaviest_blocks(sizes: RowSizeSummary, rows: int, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the blocks of ``rows`` successive rows that may need the most memory, the widest first.
 
     They are :func:`autotune.core.rows.blocks.worst_blocks` and the block with the most trainable tokens; see
@@ -99,16 +99,16 @@ def heaviest_blocks(loads: RowSizeSummary, rows: int, multiple: int) -> tuple[Nu
     """
     import numpy as np
 
-    every = block_rows(len(loads.widest), rows)
-    known = blocks_of(loads.widest, loads.second_tokens, rows, multiple, loads.image_elements)
+    every = block_rows(len(sizes.widest), rows)
+    known = blocks_of(sizes.widest, sizes.second_tokens, rows, multiple, sizes.image_elements)
     worst = [every[place] for place in worst_blocks(known)]
     # Tokens of an incomplete last block count once, although its rows are repeated when it runs.
-    trainable = np.add.reduceat(loads.trainable, every[:, 0])
-    return (*worst, *further_heavy(loads, worst, [every[trainable.argmax()]]))
+    trainable = np.add.reduceat(sizes.trainable, every[:, 0])
+    return (*worst, *further_heavy(sizes, worst, [every[trainable.argmax()]]))
 
 
 def heaviest_unpadded(
-    loads: RowSizeSummary, rows: int, multiple: int, *, blocks: bool, alone: bool = False
+    sizes: RowSizeSummary, rows: int, multiple: int, *, blocks: bool, alone: bool = False
 ) -> Numbers | None:
     """Return the rows of the widest micro-batch without padding, those with the most image data; None if there is none.
 
@@ -120,15 +120,15 @@ def heaviest_unpadded(
     """
     import numpy as np
 
-    widths = loads.rounded(multiple)
-    elements = np.zeros_like(widths) if loads.image_elements is None else loads.image_elements
+    widths = sizes.rounded(multiple)
+    elements = np.zeros_like(widths) if sizes.image_elements is None else sizes.image_elements
     if blocks:
         every = block_rows(len(widths), rows)
         width = widths[every].max(axis=1)
-        full = np.flatnonzero((loads.shortest[every] == width[:, None]).all(axis=1))
+        full = np.flatnonzero((sizes.shortest[every] == width[:, None]).all(axis=1))
         ranked = full[np.lexsort((-elements[every[full]].sum(axis=1), -width[full]))]
         return every[ranked[0]] if len(ranked) else None
-    full = np.flatnonzero(~loads.is_padded(multiple))
+    full = np.flatnonzero(~sizes.is_padded(multiple))
     full = full[np.lexsort((-elements[full], -widths[full]))]
     if alone and len(full):
         narrower = np.flatnonzero(widths <= widths[full[0]])
@@ -146,7 +146,7 @@ def _with_widest(widest: int, order: Numbers) -> list[Numbers]:
 
 
 def further_heavy(
-    loads: RowSizeSummary, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
+    sizes: RowSizeSummary, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
 ) -> list[Numbers]:
     """Return the further micro-batches that no other equals or exceeds in trainable tokens, size and image data.
 
@@ -154,9 +154,9 @@ def further_heavy(
     """
 
     def needs(rows: Numbers) -> tuple[int, ...]:
-        pictured = 0 if loads.image_elements is None else int(loads.image_elements[rows].sum())
-        tokens = loads.widest[rows].max() if padded else loads.widest[rows].sum()
-        return int(loads.trainable[rows].sum()), int(tokens), pictured
+        pictured = 0 if sizes.image_elements is None else int(sizes.image_elements[rows].sum())
+        tokens = sizes.widest[rows].max() if padded else sizes.widest[rows].sum()
+        return int(sizes.trainable[rows].sum()), int(tokens), pictured
 
     found: list[Numbers] = []
     for rows in further:

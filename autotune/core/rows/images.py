@@ -53,7 +53,7 @@ class ImageProfile:
     limits: tuple[ImageLimit, ...] = ()
 
     @cached_property
-    def loads(self) -> RowSizeSummary:
+    def size_summary(self) -> RowSizeSummary:
         """The sizes of rows that the memory of a micro-batch depends on."""
         assert self.rows is not None
         return RowSizeSummary(*self.rows.rows().T)
