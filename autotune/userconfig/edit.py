@@ -101,6 +101,8 @@ def _values(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setti
         # The file's revision is that of its own model.
         revision = setting.workload.model_source.revision
         yield from ((key, revision) for key in (("model_revision",), (LOADING, "revision")) if base.at(key))
+    if wanted.plan.rewards:
+        yield ("reward_funcs",), list(wanted.plan.rewards)
     if wanted.rows is not None:
         rows = wanted.rows.arguments()
         # Cut copies are token rows, to which these fields were already applied; TRL refuses some of them for tokens.

@@ -13,6 +13,7 @@ import yaml
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import ALLOCATOR_VARIABLES, TrainingPlan
+from autotune.core.workload import Rollouts
 from autotune.emit.arguments import thread_variables
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parse_yaml
@@ -233,10 +234,12 @@ def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path)
 @pytest.mark.parametrize("steps", [6, 3, 2, 12])
 def test_the_micro_batches_of_a_generation_follow_the_rows_and_stay_with_them(steps: int, tmp_path: Path) -> None:
     text = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 6\n"
+    text += "reward_funcs: [think_format_reward] # r\n"
     base = a_base(tmp_path, f"{text}steps_per_generation: {steps}  # mine\n", "grpo")
-    search = started(base, of=replace(workload(), trainer="grpo"))
+    search = started(base, of=replace(workload(), trainer="grpo", rollouts=Rollouts(("accuracy_reward",))))
     same = after(search, search.problem.baseline)
     assert f"steps_per_generation: {steps}  # mine\n" in same
+    assert "reward_funcs: [accuracy_reward] # r\n" in same
     smaller = search.problem.normal(search.problem.baseline.but(per_device_train_batch_size=2))
     read = yaml.safe_load(after(search, smaller))
     assert (read["gradient_accumulation_steps"], read["steps_per_generation"]) == (12, 2 * steps)
