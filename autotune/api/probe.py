@@ -159,7 +159,7 @@ class ProbeResult:
             AutotuneError: there is no recommendation.
         """
         found = self._rows()
-        return self._objects().training_dataset(**found.entry(found.split))
+        return self._loaded(found, found.split, "train")
 
     @property
     def eval_dataset(self) -> datasets.Dataset | None:
@@ -169,9 +169,8 @@ class ProbeResult:
             AutotuneError: there is no recommendation.
         """
         found = self._rows()
-        if found.evaluated is None:
-            return None
-        return self._objects().training_dataset(**found.entry(found.evaluated))
+        split = found.split if found.test_size is not None and self._plan().evaluates else found.evaluated
+        return self._loaded(found, split, "test") if split is not None else None
 
     def __str__(self) -> str:
         """Return the report as Markdown."""
@@ -199,6 +198,14 @@ class ProbeResult:
 
     def _rows(self) -> TrainingRows:
         return training_rows(self.document.workload, self._plan(), Path(self.document.output_directory))
+
+    def _loaded(self, rows: TrainingRows, split: str, part: str) -> datasets.Dataset:
+        """Return a split of the rows; if TRL splits it in two, its ``train`` or its ``test``."""
+        loaded = self._objects().training_dataset(**rows.entry(split))
+        if rows.test_size is None:
+            return loaded
+        # TRL's parts are random. With a seed, no row is in both.
+        return loaded.train_test_split(test_size=rows.test_size, seed=0)[part]
 
     @staticmethod
     def _objects() -> Any:

@@ -178,12 +178,21 @@ def _sources_with_base(args: ProbeArguments, options: Options, base: UserBase | 
                 hint="Give a DATASET too, or write it in the file.",
             )
     if args.dataset is not None:
-        rows = replace(dataset_source(args.dataset, args.split, args.dataset_config), reading=rows.reading)
+        given = dataset_source(args.dataset, args.split, args.dataset_config)
+        rows = replace(given, reading=rows.reading, test_size=rows.test_size)
     if args.evaluates:
+        rows = replace(rows, test_size=None)
         evaluation = evaluation_source(rows.name, args.eval_dataset, args.eval_split, rows.split, rows.config)
         assert evaluation is not None
         evaluation = replace(evaluation, reading=rows.reading)
-    if evaluation is not None and (args.evaluates or args.split is not None):
+    elif evaluation is not None and rows.test_size is not None:
+        evaluation = replace(rows, name=evaluation.name)
+    elif evaluation is not None and rows.data_files is not None:
+        raise InputError(
+            f"{base.name} evaluates (eval_strategy), and {rows.name} is a file, which has no split for it.",
+            hint="Name rows to evaluate on with --eval-dataset.",
+        )
+    if evaluation is not None and rows.test_size is None and (args.evaluates or args.split is not None):
         check_one_load(rows, evaluation)
     check_evaluation(options.trainer, evaluates=evaluation is not None)
     return Sources(replace(found.model, init=args.init), rows, evaluation)

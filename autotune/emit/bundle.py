@@ -200,6 +200,7 @@ def script_text(handover: Handover, rows: TrainingRows) -> str:
         plan=plan,
         trainer=trainer,
         evaluates=evaluates,
+        splits_off=rows.test_size is not None,
         ignores_bias_buffers=ignores_bias_buffers,
         env=env,
         changes_environment=env or handover.on_one_gpu or handover.hardware.environment,

@@ -66,10 +66,11 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     Sentences on the use of the bundle's files follow.
     """
     plan, workload = handover.plan, handover.workload
-    yield from _reward_sentences(handover)
+    if plan.rewards and not workload.rollouts.rewards:
+        yield PLACEHOLDER_REWARD
     yield from handover.figures
     evaluation = workload.evaluation
-    if rows.evaluated is not None and evaluation is not None:
+    if evaluation is not None and (rows.evaluated or rows.test_size) is not None:
         own = handover.base.args.get("eval_strategy") if handover.base is not None and handover.base.text else None
         when = "at the end of each epoch" if own in (None, EVAL_STRATEGY) else f"by the file's eval_strategy: {own}"
         yield (
@@ -124,11 +125,6 @@ def _launch_sentences(handover: Handover) -> Iterator[str]:
             else f"trains with DDP there, which needs more memory than was {handover.basis.value}"
         )
         yield f"On a CPU, accelerate has no FSDP: trl {behaviour}."
-
-
-def _reward_sentences(handover: Handover) -> Iterator[str]:
-    if handover.plan.rewards and not handover.workload.rollouts.rewards:
-        yield PLACEHOLDER_REWARD
 
 
 def _completion_sentences(handover: Handover) -> Iterator[str]:

@@ -42,6 +42,7 @@ class TrainingRows:
         cut: whether they are tokenised and cut.
         evaluated: the split to evaluate on; None without evaluation.
         config: the configuration, where the dataset has several; None: the only one.
+        test_size: ``test_split_size``, by which TRL splits random rows off to evaluate on; None: it splits none off.
     """
 
     path: str
@@ -51,6 +52,7 @@ class TrainingRows:
     cut: bool = False
     evaluated: str | None = None
     config: str | None = None
+    test_size: object = None
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments of ``trl`` that name the rows: only ``dataset_name`` has a split to evaluate on."""
@@ -58,7 +60,8 @@ class TrainingRows:
             config = {"dataset_config": self.config} if self.config is not None else {}
             splits = {"dataset_train_split": self.split, "dataset_test_split": self.evaluated}
             return {"dataset_name": self.path, **config, **splits}
-        return {"datasets": [self.entry(self.split)]}
+        split_off = {"test_split_size": self.test_size} if self.test_size is not None else {}
+        return {"datasets": [self.entry(self.split)], **split_off}
 
     def entry(self, split: str) -> dict[str, str]:
         """Return the arguments of ``datasets.load_dataset`` for a split."""
@@ -75,11 +78,11 @@ class TrainingRows:
 def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
     """Return the location of a plan's rows: the user's dataset, or its copy in the bundle's directory."""
     source, evaluation, here = workload.dataset_source, workload.evaluation_source, directory.absolute()
-    cut, copied = cut_length(workload, plan) is not None, copies_rows(workload, plan)
-    if evaluation is None or not plan.evaluates:
+    cut, copied, size = cut_length(workload, plan) is not None, copies_rows(workload, plan), source.test_size
+    if evaluation is None or not plan.evaluates or size is not None:
         if copied:
-            return TrainingRows("parquet", _TRAIN, str(here / COPIED_ROWS), COPIED_ROWS, cut)
-        return TrainingRows(source.path, source.split, source.data_files, config=source.config)
+            return TrainingRows("parquet", _TRAIN, str(here / COPIED_ROWS), COPIED_ROWS, cut, test_size=size)
+        return TrainingRows(source.path, source.split, source.data_files, config=source.config, test_size=size)
     if copied or source.data_files is not None:
         return TrainingRows(str(here / BOTH_ROWS), _TRAIN, in_bundle=BOTH_ROWS, cut=cut, evaluated=_TEST)
     return TrainingRows(source.path, source.split, evaluated=evaluation.split, config=source.config)

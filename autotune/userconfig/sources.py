@@ -120,14 +120,15 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
     """
     script = read.script
     train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))
-    if dataset is not None:
-        source = dataset_source(dataset)
-        # A file has one split; evaluation rows are assumed to be like the training rows.
-        return source, None if source.data_files is not None else test, False
-    mixture = read.configurations[MIXTURE].values
+    mixture = mapping(read.configurations[MIXTURE].values if MIXTURE in read.configurations else None)
     items = mixture.get("datasets") or []
+    size = mixture.get("test_split_size") if items else None
+    if dataset is not None:
+        source = replace(dataset_source(dataset), test_size=size)
+        # A file has one split; evaluation rows are assumed to be like the training rows.
+        return source, None if source.data_files is not None or size is not None else test, False
     if isinstance(items, list) and items:
-        size, streams = mixture.get("test_split_size"), bool(mixture.get("streaming"))
+        streams = bool(mixture.get("streaming"))
         _check_splits(train, test, evaluates=evaluates, parted=size is not None)
         return mixture_source(items, size, streams=streams), None, streams
     name = script.get("dataset_name")

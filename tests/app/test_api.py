@@ -96,16 +96,16 @@ def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> 
         autotune.ProbeResult.read(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("config", [None, "main"])
+@pytest.mark.parametrize(("config", "size"), [(None, None), ("main", None), (None, 1)])
 def test_the_rows_of_a_result_are_those_of_the_configuration_that_was_probed(
-    config: str | None, tmp_path: Path
+    config: str | None, size: int | None, tmp_path: Path
 ) -> None:
     files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
     card = {"configs": [{"config_name": config or "default", "data_files": files}, {"config_name": "other"}]}
     (tmp_path / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n", encoding="utf-8")
     for split in ("train", "test"):
-        write_rows(tmp_path / f"{split}.jsonl", text_rows([split]))
-    source, document = DatasetSource("gsm8k", str(tmp_path), config=config), a_result()
+        write_rows(tmp_path / f"{split}.jsonl", text_rows([split] * (2 if size else 1)))
+    source, document = DatasetSource("gsm8k", str(tmp_path), config=config, test_size=size), a_result()
     of = replace(
         document.workload,
         dataset_source=source,
@@ -117,7 +117,7 @@ def test_the_rows_of_a_result_are_those_of_the_configuration_that_was_probed(
     found = autotune.ProbeResult(replace(document, workload=of, recommended=replace(document.recommended, plan=plan)))
     assert found.train_dataset["text"][:] == ["train"]
     assert found.eval_dataset is not None
-    assert found.eval_dataset["text"][:] == ["test"]
+    assert found.eval_dataset["text"][:] == ["train" if size else "test"]
 
 
 @pytest.mark.parametrize(("probed", "here"), [(1, None), (2, "2"), (2, None), (1, "2")])

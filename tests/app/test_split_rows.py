@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from autotune.app.arguments import ProbeArguments
+from autotune.app.options import probe_options
 from autotune.app.outcome import RunFacts, result_of
+from autotune.app.probe import _sources_with_base
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.errors import InputError
 from autotune.study.problem import Purpose, Record, SearchOutcome
+from tests.app.bases import a_base
 from tests.settings import problem, setting, workload
 
 
@@ -31,3 +37,16 @@ def test_times_and_steps_are_of_the_rows_that_stay(size: object, kept: int) -> N
     assert found.evaluation_seconds == pytest.approx(10.0 if size is None else 10.0 * (100 - kept) / 100)
     trained_tokens = found.token_coverage * whole.dataset.documents.tokens * kept / 100
     assert found.seconds_per_epoch == pytest.approx(trained_tokens / 100.0)
+
+
+def test_rows_in_place_of_a_base_s_are_split_like_them_and_a_file_has_no_other_rows_to_evaluate_on(
+    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
+) -> None:
+    base = a_base(tmp_path, "eval_strategy: epoch\ntest_split_size: 0.2\n")
+    args = ProbeArguments(small_model_directory, small_dataset_file, base=base.name, trainer="sft")
+    found = _sources_with_base(args, probe_options(args), base)
+    assert found.evaluation is not None
+    assert (found.dataset.test_size, found.evaluation.data_files) == (0.2, str(small_dataset_file))
+    whole = a_base(tmp_path, "eval_strategy: epoch\n")
+    with pytest.raises(InputError, match=r"small.jsonl is a file, which has no split for it"):
+        _sources_with_base(args, probe_options(args), whole)

@@ -107,6 +107,19 @@ def test_trl_finds_both_splits_of_one_dataset(tmp_path: Path, config: str | None
     assert not any((tmp_path / name).exists() for name in FILES)
 
 
+@pytest.mark.parametrize("plan", [PLAN, TrainingPlan("sft")], ids=["evaluated", "not evaluated"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_trl_splits_off_the_rows_that_the_user_asked_for(
+    plan: TrainingPlan, cut: bool, tokenized_directory: Path, tmp_path: Path
+) -> None:
+    source = DatasetSource("chats.jsonl", "json", "/data/chats.jsonl", test_size=0.25)
+    of = evaluated(source, replace(source, name="a part of it"), tokenized_directory)
+    rows = write_rows(of, replace(plan, truncate_to=3 if cut else None), tmp_path)
+    place = str(tmp_path / "rows.parquet") if cut else "/data/chats.jsonl"
+    assert (rows.place, rows.arguments()["test_split_size"]) == (place, 0.25)
+    assert [name for name in FILES if (tmp_path / name).exists()] == ["rows.parquet"] * cut
+
+
 def test_trl_finds_the_configuration_of_a_dataset_without_evaluation(tmp_path: Path) -> None:
     source = DatasetSource("openai/gsm8k", "openai/gsm8k", config="main")
     rows = write_rows(replace(a_workload(), dataset_source=source), TrainingPlan("sft"), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,16 +17,20 @@ import pytest
 
 from autotune.core.machine import Hardware
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import write_bundle
 from autotune.inspection.cuda import BY_ADDRESS
 from tests.reporting.examples import a_result, a_workload
+from tests.small import text_rows, write_rows
 
 GPU = "CUDA_VISIBLE_DEVICES"
 
 
-def script_of(plan: TrainingPlan, folder: Path, hardware: Hardware | None = None) -> str:
+def script_of(
+    plan: TrainingPlan, folder: Path, hardware: Hardware | None = None, workload: Workload | None = None
+) -> str:
     """Return the script of a run that recommends a plan."""
-    result = a_result(trainer=plan.trainer, workload=a_workload(trainer=plan.trainer))
+    result = a_result(trainer=plan.trainer, workload=workload or a_workload(trainer=plan.trainer))
     result = replace(result, hardware=hardware or result.hardware)
     assert result.recommended is not None
     write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), folder)
@@ -80,6 +85,29 @@ def test_one_process_sees_the_first_visible_gpu_alone(
 def test_the_script_ends_trackers_and_the_group_of_processes_after_it_has_saved(tmp_path: Path) -> None:
     script = script_of(TrainingPlan("sft"), tmp_path)
     assert script.index("trainer.save_model(") < script.index("trainer.end()")
+
+
+@pytest.mark.parametrize("size", [None, 0.25], ids=["a split to evaluate on", "rows split off"])
+def test_the_script_trains_and_evaluates_on_rows_of_the_named_configuration(size: float | None, tmp_path: Path) -> None:
+    texts = {"train": list("abcdefgh"), "test": list("xy"), "other": list("z")}
+    for name, listed in texts.items():
+        write_rows(tmp_path / f"{name}.jsonl", text_rows(listed))
+    files = ([{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")], "other.jsonl")
+    names = zip(("mine", "default"), files, strict=True)
+    card = json.dumps({"configs": [{"config_name": name, "data_files": each} for name, each in names]})
+    (tmp_path / "README.md").write_text(f"---\n{card}\n---\n", encoding="utf-8")
+    source, of = DatasetSource("rows", str(tmp_path), config="mine", test_size=size), a_workload()
+    evaluated = replace(source, split="train" if size else "test")
+    of = replace(of, dataset_source=source, evaluation_source=evaluated, evaluation=of.dataset)
+    plan = TrainingPlan("sft", {"use_cpu": True, "bf16": False, "eval_strategy": "epoch"})
+    script, trainer = script_of(plan, tmp_path / "bundle", workload=of), mock.MagicMock()
+    space = {"__name__": "script", "__file__": str(tmp_path / "bundle" / "train.py")}
+    exec(compile(script, "train.py", "exec"), space)
+    with mock.patch.dict(space, {"SFTTrainer": trainer}), mock.patch.object(sys, "argv", ["train.py"]):
+        space["main"]()  # type: ignore[operator]  # a function of the script
+    trained, seen = (trainer.call_args.kwargs[f"{part}_dataset"]["text"][:] for part in ("train", "eval"))
+    assert (trained, seen) == (texts["train"], texts["test"]) if size is None else len(seen) == 2
+    assert size is None or sorted(trained + seen) == texts["train"]
 
 
 def test_an_argument_that_trl_no_longer_has_is_named_and_not_passed_over(

@@ -38,6 +38,7 @@ def find(model: Path) -> Find:
         items: list[dict[str, Any]] | None = None,
         args: dict[str, Any] | None = None,
         given: Path | None = None,
+        rows: str | None = None,
         **more: Any,
     ) -> Sources:
         mixture: dict[str, Any] = {name: more.pop(name) for name in ("streaming", "test_split_size") if name in more}
@@ -47,7 +48,7 @@ def find(model: Path) -> Find:
             "ScriptArguments": more,
         }
         read = ReadCommand({name: Configuration(name, each, {}) for name, each in values.items()})
-        return sources(read, Configuration("SFTConfig", args or {}, {}), given)
+        return sources(read, Configuration("SFTConfig", args or {}, {}), given, rows)
 
     return of
 
@@ -69,6 +70,12 @@ def test_a_model_in_place_of_the_configuration_s_may_be_a_path(find: Find, files
 def test_a_single_file_is_as_with_the_option_dataset(find: Find, files: list[str]) -> None:
     found = find([entry(files[0])]).dataset
     assert (found.path, found.data_files, found.mixture) == ("json", files[0], ())
+
+
+def test_rows_in_place_of_the_configuration_s_are_split_like_them(find: Find, files: list[str]) -> None:
+    asked = {"test_split_size": 0.25, "args": {"eval_strategy": "epoch"}}
+    found, own = find([entry(files[1])], rows=files[0], **asked), find([entry(files[0])], **asked)
+    assert (found.dataset, found.evaluation) == (own.dataset, own.evaluation)
 
 
 @pytest.mark.parametrize("path", ["text", "arrow"])
