@@ -134,9 +134,10 @@ def _server_scripts(handover: Handover) -> dict[str, str]:
 
 def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
     """Return the YAML document, or the user's edited one, with its provenance as a comment above."""
-    plan = handover.plan
+    plan, where = handover.plan, ""
     if handover.base is not None and handover.base.text:
         body = handover.base.text
+        where = f", in the directory in which {handover.base.file} is used: relative paths start there"
     else:
         document = {
             **({"env": dict(handover.env)} if handover.env else {}),
@@ -160,7 +161,7 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
         on_cpu = handover.hardware.kind == "cpu"
         aim = "For the memory and speed of the probes" if on_cpu else "For the order of the GPUs, which differ"
         notes.append(f"{aim}, run: {variables} {command}")
-    lines = [f"Run with: {run}", *notes, *provenance(handover, rows)]
+    lines = [f"Run with: {run}{where}", *notes, *provenance(handover, rows)]
     head = "\n".join(wrap_comment(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"
 

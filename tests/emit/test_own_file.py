@@ -37,6 +37,7 @@ def test_the_file_stands_below_what_was_measured(tmp_path: Path) -> None:
     head = text.removesuffix(TEXT)
     assert head != text
     assert all(line.startswith("#") or not line for line in head.splitlines())
+    assert "# Run with: trl sft --config config.yaml, in the directory in which mine.yaml is used: relative" in head
     assert "2.30x (95 % CI 2.11 to 2.51) the speed of your configuration" in " ".join(head.split())
 
 
