@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from autotune.core.rows.heaviest import RowSizeSummary
+from autotune.core.rows.heaviest import RowSummary
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import IGNORED_LABEL
 
@@ -52,10 +52,10 @@ class RowSizes:
         return given if self.generated is None else given + self.generated.sum(axis=1)
 
     @property
-    def size_summary(self) -> RowSizeSummary:
+    def row_summary(self) -> RowSummary:
         """The sizes on which the memory of a micro-batch depends."""
         widest, shortest = self.lengths.max(axis=1), self.lengths.min(axis=1)
-        return RowSizeSummary(widest, shortest, self.trainable, self.image_elements, self.second_tokens)
+        return RowSummary(widest, shortest, self.trainable, self.image_elements, self.second_tokens)
 
 
 def quantile_indices(sizes: Counts, count: int) -> Counts:
@@ -86,18 +86,18 @@ def extreme_values(rows: Any, columns: Sequence[str]) -> tuple[int, int]:
     return min(found), max(found)
 
 
-def loss_tokens(rows: Any, length: int | None = None) -> Counts:
-    """Return the number of values that the loss counts in each list of labels, cut to a length; shape (rows,)."""
+def loss_tokens(rows: Any, column: str, length: int | None = None) -> Counts:
+    """Return the number of values that the loss counts in each list of a column, cut to a length; shape (rows,)."""
     counts = [np.zeros(0, dtype=np.int64)]
-    for offsets, flags in _counted(rows):
+    for offsets, flags in _counted(rows, column):
         counted = np.concatenate([[0], np.cumsum(flags)])
         ends = offsets[1:] if length is None else np.minimum(offsets[1:], offsets[:-1] + length)
         counts.append(counted[ends] - counted[offsets[:-1]])
     return np.concatenate(counts)
 
 
-def first_loss_token(rows: Any, *, from_end: bool = False) -> Counts:
-    """Return the number of values before the first one of each list of labels that the loss counts; shape (rows,).
+def first_loss_token(rows: Any, column: str, *, from_end: bool = False) -> Counts:
+    """Return the number of values before the first one of each list in a column that the loss counts; shape (rows,).
 
     For a list without one, it is the length of the list.
 
@@ -105,7 +105,7 @@ def first_loss_token(rows: Any, *, from_end: bool = False) -> Counts:
         from_end: whether lists are read from their end, so that the values after the last such one are counted.
     """
     found = [np.zeros(0, dtype=np.int64)]
-    for offsets, flags in _counted(rows):
+    for offsets, flags in _counted(rows, column):
         if from_end:
             found.append(_before_first(len(flags) - offsets[::-1], flags[::-1])[::-1])
         else:
@@ -120,10 +120,10 @@ def _before_first(offsets: Counts, flags: Flags) -> Counts:
     return np.asarray(np.minimum(first, offsets[1:]) - offsets[:-1])
 
 
-def _counted(rows: Any) -> Iterator[tuple[Counts, Flags]]:
-    """Yield, per batch of rows, the offsets of lists of labels, and a flag per value: whether the loss counts it."""
-    for batch in rows.select_columns(["labels"]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
-        offsets, values = _offsets(batch.column("labels"))
+def _counted(rows: Any, column: str) -> Iterator[tuple[Counts, Flags]]:
+    """Yield, per batch of rows, the offsets of a column's lists, and a flag per value: whether the loss counts it."""
+    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        offsets, values = _offsets(batch.column(column))
         yield offsets, values.to_numpy(zero_copy_only=False) != IGNORED_LABEL
 
 

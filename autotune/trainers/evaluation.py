@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.rows.blocks import block_rows
-from autotune.core.rows.heaviest import RowSizeSummary, heaviest, heaviest_blocks, heaviest_unpadded
+from autotune.core.rows.heaviest import RowSummary, heaviest, heaviest_blocks, heaviest_unpadded
 from autotune.core.rows.images import ImageProfile
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
@@ -64,7 +64,7 @@ def otherwise_padded(
             return trainer.without_padding(replace(plan, args=sizes), profile.documents, part)
         pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
         alone = trainer.generates and part.worst.rows == 1
-        chosen = heaviest_unpadded(pictured.size_summary, drawn, plan.pad_multiple, blocks=trainer.ordered, alone=alone)
+        chosen = heaviest_unpadded(pictured.row_summary, drawn, plan.pad_multiple, blocks=trainer.ordered, alone=alone)
         if chosen is None:
             return None
         worst = pictured.shape(chosen, part.worst, float(pictured.elements[chosen[0]]))
@@ -97,14 +97,14 @@ class _Pictured:
     copies: int
 
     @cached_property
-    def size_summary(self) -> RowSizeSummary:
+    def row_summary(self) -> RowSummary:
         """The sizes of the rows."""
-        return self.trainer.size_summary(self.plan, self.images, self.drawn)
+        return self.trainer.row_summary(self.plan, self.images, self.drawn)
 
     @cached_property
     def elements(self) -> Numbers:
         """Elements of each row's ``pixel_values``."""
-        elements = self.size_summary.image_elements
+        elements = self.row_summary.image_elements
         assert elements is not None
         return elements
 
@@ -127,9 +127,9 @@ class _Pictured:
         def width(tokens: Numbers | None) -> int:
             return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), multiple)
 
-        widest, second_tokens = width(self.size_summary.widest), width(self.size_summary.second_tokens)
+        widest, second_tokens = width(self.row_summary.widest), width(self.row_summary.second_tokens)
         # If completions are generated, the loss only counts them.
-        filled = 1.0 if like.generated else float(self.size_summary.widest[chosen].sum()) / (like.rows * widest)
+        filled = 1.0 if like.generated else float(self.row_summary.widest[chosen].sum()) / (like.rows * widest)
         rows = tuple(order.repeat(self.copies or 1).tolist())
         return Shape(like.rows, widest + like.generated, like.generated, second_tokens, filled, rows, bool(self.copies))
 
@@ -146,7 +146,7 @@ def _with_images(
     if profile.images is None:
         return geometry
     pictured = _Pictured(trainer, plan, profile.images, drawn, copies)
-    summary, elements, multiple, blocks = pictured.size_summary, pictured.elements, plan.pad_multiple, trainer.ordered
+    summary, elements, multiple, blocks = pictured.row_summary, pictured.elements, plan.pad_multiple, trainer.ordered
     found = (
         heaviest_blocks(summary, drawn, multiple)
         if blocks
@@ -164,7 +164,7 @@ def _with_images(
 
 
 def _representatives(
-    summary: RowSizeSummary, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
+    summary: RowSummary, elements: Numbers, alike: Numbers, rows: int, multiple: int, *, blocks: bool
 ) -> list[tuple[Numbers, float]]:
     """Return a micro-batch for each group of random ones by size, the one nearest to the group's mean, and its share.
 

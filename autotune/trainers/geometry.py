@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.rows.documents import Documents
-from autotune.core.rows.heaviest import RowSizeSummary, heaviest
+from autotune.core.rows.heaviest import RowSummary, heaviest
 from autotune.core.rows.representatives import distribution_of_sum, representatives
 from autotune.techniques.packing import CUTTING, SEPARATING, packed_documents
 
@@ -50,7 +50,7 @@ def _heaviest_shapes(
         widest = rounded_up(int(width[chosen].max()), multiple)
         return Shape(rows, widest, filled=share_of(total, rows * documents.sequences * widest), trained=trained)
 
-    found = heaviest(RowSizeSummary(width, shortest, counted), rows, padded=not flat, multiple=multiple)
+    found = heaviest(RowSummary(width, shortest, counted), rows, padded=not flat, multiple=multiple)
     shapes = list(map(shape_of, found))
     if flat:
         return Layout.FLAT, shapes, None

@@ -13,7 +13,7 @@ from autotune.core.program import PRECOMPUTE, StepProgram
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.rows.blocks import blocks_of
 from autotune.core.rows.documents import Document, Documents
-from autotune.core.rows.heaviest import RowSizeSummary, heaviest, heaviest_blocks
+from autotune.core.rows.heaviest import RowSummary, heaviest, heaviest_blocks
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.representatives import representatives
 from autotune.core.setting import Setting
@@ -94,7 +94,7 @@ class UnpairedPreference(Trainer):
         A last block with fewer rows counts as if its rows were repeated, unless another block is at least as large.
         Blocks with and without padding are treated as padded if one of the worst has padding. In evaluation, TRL
         exchanges answers within blocks of as many rows as in training; for rows with images, the collator exchanges
-        them within the evaluation blocks (:meth:`size_summary`).
+        them within the evaluation blocks (:meth:`row_summary`).
         """
         return _plan_blocks(plan, documents, rows)[0]
 
@@ -102,9 +102,9 @@ class UnpairedPreference(Trainer):
         """Return the widths of an epoch's blocks: rows keep their order, and each micro-batch is a block."""
         return _plan_blocks(plan, documents, plan.rows)[1:]
 
-    def size_summary(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
+    def row_summary(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSummary:
         """Return the sizes with mismatched pairs: for rows with images, the collator exchanges the answers."""
-        found, own = super().size_summary(plan, images, rows), images.size_summary
+        found, own = super().row_summary(plan, images, rows), images.row_summary
         if not estimates_kl(plan.args.get("loss_type")):
             return found
         prompts = own.widest - own.trainable
@@ -217,14 +217,14 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
     if documents.order is None:
         # Any rows may share a block. A single row is evaluated with the answer of any other.
         most = answers.max()
-        some = np.concatenate(_largest_of_any(prompts, answers, RowSizeSummary(own, own, trained), rows, multiple))
+        some = np.concatenate(_largest_of_any(prompts, answers, RowSummary(own, own, trained), rows, multiple))
         prompts, answers, own, trained = (each[some] for each in (prompts, answers, own, trained))
         if exchanged is not None:
             second_tokens = mismatched(prompts, np.full_like(answers, most) if rows == 1 else answers, rows, length)
         found = blocks_of(own, second_tokens, rows, multiple)
     starts = np.arange(0, len(own), rows)
     in_block, counted_in_block = np.add.reduceat(own, starts), np.add.reduceat(trained, starts)
-    summary = RowSizeSummary(own, own, trained, second_tokens=second_tokens)
+    summary = RowSummary(own, own, trained, second_tokens=second_tokens)
     worst = [int(chosen[0]) // rows for chosen in heaviest_blocks(summary, rows, multiple)]
     shapes: dict[tuple[int, int], Shape] = {}
     for place in worst:
@@ -251,9 +251,7 @@ def _blocks(documents: Documents, rows: int, length: int | None, multiple: int, 
     return geometry, np.unique(widths).tolist(), unpadded
 
 
-def _largest_of_any(
-    prompts: Numbers, answers: Numbers, summary: RowSizeSummary, rows: int, multiple: int
-) -> list[Numbers]:
+def _largest_of_any(prompts: Numbers, answers: Numbers, summary: RowSummary, rows: int, multiple: int) -> list[Numbers]:
     """Return the largest blocks of rows in any order; the last one has the widest mismatched pair.
 
     That is the longest prompt with the longest answer of another row.

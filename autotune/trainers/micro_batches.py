@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
 from autotune.core.rows.documents import Document, Documents
-from autotune.core.rows.heaviest import RowSizeSummary
+from autotune.core.rows.heaviest import RowSummary
 from autotune.core.rows.images import ImageProfile
 from autotune.techniques.attention import FLEX
 from autotune.techniques.traits import MAX_TRACED, without_sizes
@@ -131,9 +131,9 @@ class MicroBatches(Declared, ABC):
             generated=self.padded_together(plan),
         )
 
-    def size_summary(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSizeSummary:
+    def row_summary(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> RowSummary:
         """Return the sizes of rows with images, on which the memory of a micro-batch of ``rows`` rows depends."""
-        return images.size_summary.cut_to(plan.number("max_length"))
+        return images.row_summary.cut_to(plan.number("max_length"))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length.

@@ -72,9 +72,7 @@ def _unused(written: WrittenConfig, read: ReadCommand, started: Launching) -> It
         yield finding(written, Severity.SILENT, "mixed_precision", message)
 
 
-def rank_findings(
-    written: WrittenConfig, started: Launching, config: Configuration, *, here: bool
-) -> Iterator[Finding]:
+def mpi_findings(written: WrittenConfig, started: Launching, config: Configuration, *, here: bool) -> Iterator[Finding]:
     """Yield a finding if DeepSpeed finds no rank of a single process, and then looks for MPI (``mpi_discovery``).
 
     Args:

@@ -21,7 +21,7 @@ from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
-from autotune.core.rows.heaviest import RowSizeSummary, heaviest
+from autotune.core.rows.heaviest import RowSummary, heaviest
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Workload
 from autotune.errors import AutotuneError
@@ -101,7 +101,7 @@ class Prepared:
         if candidate["packing"] == NONE:
             cut = np.array(longest_first).clip(max=int(candidate["max_length"]))
             yield from cut[
-                heaviest(RowSizeSummary(cut, cut, cut), rows, padded=not _flat(candidate), multiple=1)[0]
+                heaviest(RowSummary(cut, cut, cut), rows, padded=not _flat(candidate), multiple=1)[0]
             ].tolist()
             return
         left = rows * int(candidate["max_length"])

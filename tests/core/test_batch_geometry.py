@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical
-from autotune.core.rows.heaviest import RowSizeSummary, heaviest
+from autotune.core.rows.heaviest import RowSummary, heaviest
 
 
 def worst(lengths: list[int], rows: int, *, padded: bool = True, multiple: int = 1) -> list[tuple[int, ...]]:
     """Return the lengths in the micro-batches that may need the most memory."""
     tokens = np.array(lengths)
-    found = heaviest(RowSizeSummary(tokens, tokens, tokens), rows, padded=padded, multiple=multiple)
+    found = heaviest(RowSummary(tokens, tokens, tokens), rows, padded=padded, multiple=multiple)
     return [tuple(tokens[chosen].tolist()) for chosen in found]
 
 
@@ -58,7 +58,7 @@ def test_rounding_up_is_padding_too(longest_first: list[int], rows: int, expecte
 
 def test_a_row_whose_sequences_differ_is_padded_alone() -> None:
     longest, shortest = np.array([9, 8, 7, 6]), np.array([9, 8, 2, 3])
-    found = heaviest(RowSizeSummary(longest, shortest, longest), 1, padded=True, multiple=1)
+    found = heaviest(RowSummary(longest, shortest, longest), 1, padded=True, multiple=1)
     assert [longest[chosen].tolist() for chosen in found] == [[9], [7]]
 
 

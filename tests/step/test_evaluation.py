@@ -139,7 +139,7 @@ def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated
         assert max(drawn) <= most, rows
         if "packing" not in args and "padding_free" not in args:
             # Padded rows: the micro-batch with the longest row is as large, unless that is the last and not full.
-            full = int(np.argmax(sizes.size_summary.widest)) < len(real.eval_dataset) // of_batch * of_batch
+            full = int(np.argmax(sizes.row_summary.widest)) < len(real.eval_dataset) // of_batch * of_batch
             assert max(drawn) == most or not full, rows
 
 

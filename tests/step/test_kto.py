@@ -80,12 +80,12 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     built = build_trainer(request, found.rows, tmp_path, Progress(SCHEDULE, CpuMeter()))
     sizes = ADAPTER.sizes(built)
     assert sizes.second_tokens is not None
-    blocks = blocks_of(sizes.size_summary.widest, sizes.second_tokens, 5)
+    blocks = blocks_of(sizes.row_summary.widest, sizes.second_tokens, 5)
     assert [(block.rows, block.tokens, block.second_tokens) for block in blocks] == seen
     # Some are dropped, and the last block of an epoch has fewer rows.
     assert sum(rows for rows, _, _ in seen) < found.reply.dataset.documents.rows or length == 64
     geometry = KTO.geometry(request.plan, found.reply.dataset.documents)
-    chosen = [seen[rows[0] // 5] for rows in heaviest_blocks(sizes.size_summary, 5, 1)]
+    chosen = [seen[rows[0] // 5] for rows in heaviest_blocks(sizes.row_summary, 5, 1)]
     assert {(shape.tokens, shape.second_tokens) for shape in geometry.shapes} == {(own, kl) for _, own, kl in chosen}
     for rows, own, kl in seen:
         assert any(5 * shape.tokens >= rows * own and 5 * shape.second_tokens >= rows * kl for shape in geometry.shapes)
@@ -269,7 +269,7 @@ def test_blocks_of_pictured_rows_are_those_of_trl_s_loader(pictured: Prepared, e
     real, rows = sizes_of(loader), EVALUATED if evaluated else TRAINED
     sizes = evaluated_sizes(trainer, ADAPTER) if evaluated else ADAPTER.sizes(trainer)
     assert evaluation_batch_rows(trainer, ADAPTER) == EVALUATED
-    blocks = blocks_of(sizes.size_summary.widest, sizes.second_tokens, rows, 1, sizes.image_elements)
+    blocks = blocks_of(sizes.row_summary.widest, sizes.second_tokens, rows, 1, sizes.image_elements)
     assert [(block.rows, block.tokens, block.second_tokens, block.image_elements) for block in blocks] == real
     geometry = whole_geometry(KTO, pictured_request(pictured).plan, pictured.workload)
     planned = geometry.evaluation if evaluated else geometry

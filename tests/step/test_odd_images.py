@@ -160,7 +160,7 @@ def test_the_one_large_image_among_a_thousand_pixels_is_in_the_worst_micro_batch
     assert place in geometry.worst.chosen
     real = collator_of("qwen2_5_vl")([rows[row] for row in geometry.worst.chosen])
     assert geometry.worst.tokens == real["input_ids"].shape[1]
-    elements = profile.images.size_summary.image_elements
+    elements = profile.images.row_summary.image_elements
     assert elements is not None
     assert elements[list(geometry.worst.chosen)].sum() == real["pixel_values"].numel()
     # Nearly every micro-batch of an epoch has the pixels alone.

@@ -13,7 +13,7 @@ import pytest
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry
 from autotune.core.rows.documents import Documents
-from autotune.core.rows.heaviest import RowSizeSummary
+from autotune.core.rows.heaviest import RowSummary
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.rows.table import Table
@@ -218,7 +218,7 @@ def test_rows_that_are_cut_are_chosen_by_what_is_left_of_them() -> None:
     # All are of one width, so that the one with the most image data stands for all.
     assert (found.worst.tokens, max(shape.tokens for shape in found.shapes)) == (60, 60)
     assert (1,) in [shape.chosen for shape in found.shapes]
-    summary = RowSizeSummary(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
+    summary = RowSummary(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
     assert [sizes.tolist() for sizes in (summary.widest, summary.shortest, summary.trainable)] == [
         [60, 40],
         [60, 40],

@@ -28,7 +28,7 @@ from autotune.units import plural
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, with_variables, without_engine
 from autotune.userconfig.fields import trainer_of
 from autotune.userconfig.launch import NOT_LAUNCHED, Launching, default_file, launching, likely_visible
-from autotune.userconfig.launch_problems import deepspeed_findings, launch_findings, precision_findings, rank_findings
+from autotune.userconfig.launch_problems import deepspeed_findings, launch_findings, mpi_findings, precision_findings
 from autotune.userconfig.objects import as_started, configuration_of, peft_words
 from autotune.userconfig.problems import error_finding, problems, value_findings
 from autotune.userconfig.reading import NOT_OF_A_STEP, ended_by, read_command
@@ -188,7 +188,7 @@ def _check(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         if config is None:
             return task.wrong(found)
         found += tuple(launch_findings(task.written, read, started))
-        found += tuple(rank_findings(task.written, started, config, here=here))
+        found += tuple(mpi_findings(task.written, started, config, here=here))
         started = with_variables(started, config)
         check_documents(started, config)
         _check_device(task, started, config)

@@ -11,13 +11,7 @@ from textwrap import shorten
 from autotune.app.arguments import SearchArguments, time_limit
 from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, judge_by_probe, judge_by_study, judge_by_traces
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.silent import (
-    checkpoint_findings,
-    dataset_findings,
-    dispatching_findings,
-    silent_findings,
-    strategy_of,
-)
+from autotune.app.check.silent import checkpoint_findings, dispatch_findings, row_findings, silent_findings, strategy_of
 from autotune.app.check.task import Task
 from autotune.app.epoch import rows_of_epoch
 from autotune.app.notes import host_notes, notes_on_assumptions
@@ -166,10 +160,10 @@ class Fitting:
         nearest = as_candidate(plan, trainer, setting, options.file)
         keys_set = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silent_findings(plan, geometry, trainer, setting, nearest, keys_set, drops_last=drops_last)]
-        silent += dataset_findings(named.dataset, trainer, streams=named.streams)
+        silent += row_findings(named.dataset, trainer, streams=named.streams)
         silent += checkpoint_findings(plan, self.config)
         # TRL turns it off for streamed rows.
-        silent += [] if named.streams else dispatching_findings(plan, geometry, trainer, workload, self.config)
+        silent += [] if named.streams else dispatch_findings(plan, geometry, trainer, workload, self.config)
         if self.config.values.get(_SHRINKS):
             message = "After running out of memory, training continues with micro-batch and global batch 10 % smaller."
             silent += [Finding(Severity.SILENT, message, _SHRINKS)]

@@ -113,7 +113,7 @@ def _without_micro_batch(
         yield Finding(severity, f"{message} of all processes has {at_once:,}.", _DROPS)
 
 
-def dispatching_findings(
+def dispatch_findings(
     plan: TrainingPlan,
     geometry: BatchGeometry,
     trainer: Trainer,
@@ -148,7 +148,7 @@ def checkpoint_findings(plan: TrainingPlan, config: Configuration) -> Iterator[F
         yield Finding(Severity.NOTE, f"{message} {rest} the old and the new state.", names[0])
 
 
-def dataset_findings(source: DatasetSource, trainer: Trainer, *, streams: bool) -> Iterator[Finding]:
+def row_findings(source: DatasetSource, trainer: Trainer, *, streams: bool) -> Iterator[Finding]:
     """Yield the assumptions about rows that TRL splits or streams.
 
     Args:

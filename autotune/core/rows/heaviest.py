@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RowSizeSummary:
+class RowSummary:
     """The sizes of rows on which the memory of a micro-batch depends; each of shape (rows,).
 
     Attributes:
@@ -39,7 +39,7 @@ class RowSizeSummary:
         is_shorter: Numbers = self.shortest < self.rounded(multiple)
         return is_shorter
 
-    def cut_to(self, length: int | None) -> RowSizeSummary:
+    def cut_to(self, length: int | None) -> RowSummary:
         """Return the sizes after sequences are cut to a length, in tokens; None: they are not cut.
 
         All tokens cut from the longest sequence of a row are assumed to be in the loss, and none of the others'.
@@ -51,7 +51,7 @@ class RowSizeSummary:
         return replace(self, widest=widest, shortest=shortest, trainable=trainable)
 
 
-def heaviest(sizes: RowSizeSummary, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
+def heaviest(sizes: RowSummary, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
 
     One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
@@ -91,7 +91,7 @@ def heaviest(sizes: RowSizeSummary, rows: int, *, padded: bool, multiple: int) -
     return (*widest, *further_heavy(sizes, widest, [np.resize(order, rows) for order in further], padded=padded))
 
 
-def heaviest_blocks(sizes: RowSizeSummary, rows: int, multiple: int) -> tuple[Numbers, ...]:
+def heaviest_blocks(sizes: RowSummary, rows: int, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the blocks of ``rows`` successive rows that may need the most memory, the widest first.
 
     They are :func:`autotune.core.rows.blocks.worst_blocks` and the block with the most trainable tokens; see
@@ -108,7 +108,7 @@ def heaviest_blocks(sizes: RowSizeSummary, rows: int, multiple: int) -> tuple[Nu
 
 
 def heaviest_unpadded(
-    sizes: RowSizeSummary, rows: int, multiple: int, *, blocks: bool, alone: bool = False
+    sizes: RowSummary, rows: int, multiple: int, *, blocks: bool, alone: bool = False
 ) -> Numbers | None:
     """Return the rows of the widest micro-batch without padding, those with the most image data; None if there is none.
 
@@ -146,7 +146,7 @@ def _with_widest(widest: int, order: Numbers) -> list[Numbers]:
 
 
 def further_heavy(
-    sizes: RowSizeSummary, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
+    sizes: RowSummary, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
 ) -> list[Numbers]:
     """Return the further micro-batches that no other equals or exceeds in trainable tokens, size and image data.
 

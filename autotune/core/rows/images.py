@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from autotune.core.rows.heaviest import RowSizeSummary
+from autotune.core.rows.heaviest import RowSummary
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.rows.table import Table
 
@@ -53,10 +53,10 @@ class ImageProfile:
     limits: tuple[ImageLimit, ...] = ()
 
     @cached_property
-    def size_summary(self) -> RowSizeSummary:
+    def row_summary(self) -> RowSummary:
         """The sizes of rows that the memory of a micro-batch depends on."""
         assert self.rows is not None
-        return RowSizeSummary(*self.rows.rows().T)
+        return RowSummary(*self.rows.rows().T)
 
     @cached_property
     def alike(self) -> Numbers:

@@ -189,7 +189,7 @@ def plan_batches(
     collated = np.where(is_worst, collation.tokens(grown, chosen), collation.tokens(sizes, chosen)) * share
     executed, timed = np.arange(len(chosen)), ~is_worst & is_warm
     # Decided by all rows, not by this rank's: all ranks have to run the same number of steps.
-    if rehearse and np.ptp(sizes.size_summary.rounded(collation.multiple)):
+    if rehearse and np.ptp(sizes.row_summary.rounded(collation.multiple)):
         executed, rehearsal = _with_rehearsals(len(chosen), in_step, len(opening) + (0 if whole else warmup))
         timed = timed[executed] & ~rehearsal
     epoch = draw(max(1, population // draw_rows) if collation.blocks else -(-population // draw_rows))

@@ -17,7 +17,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
     See :mod:`autotune.core.rows.heaviest`.
     """
-    summary = sizes.size_summary
+    summary = sizes.row_summary
     if collation.blocks:
         return heaviest_blocks(summary, rows, collation.multiple)
     found = heaviest(summary, rows, padded=not collation.flat, multiple=collation.multiple)
@@ -29,7 +29,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
 def next_narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the rows of the widest micro-batch that is narrower than the worst; empty if there is none."""
-    widths = sizes.size_summary.rounded(collation.multiple)
+    widths = sizes.row_summary.rounded(collation.multiple)
     blocks = block_rows(len(widths), rows) if collation.blocks else None
     widths = widths if blocks is None else widths[blocks].max(axis=1)
     narrower = np.flatnonzero(widths < widths.max())
@@ -46,5 +46,5 @@ def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, 
     """Return the rows of the widest micro-batch without padding; empty if there is none, or none is ever padded."""
     if collation.flat:
         return ()
-    found = heaviest_unpadded(sizes.size_summary, rows, collation.multiple, blocks=collation.blocks)
+    found = heaviest_unpadded(sizes.row_summary, rows, collation.multiple, blocks=collation.blocks)
     return () if found is None else (found,)

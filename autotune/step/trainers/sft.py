@@ -79,7 +79,7 @@ class SupervisedFineTuning(Adapter):
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the number of labelled tokens of each row."""
-        return loss_tokens(rows)
+        return loss_tokens(rows, "labels")
 
     def min_kept_length(self, rows: Dataset, *, keeps_end: bool = False) -> Counts:
         """Return each row's length from its kept end to the nearest counted token: TRL drops a row cut short of it.
@@ -87,7 +87,7 @@ class SupervisedFineTuning(Adapter):
         It drops a row without such a token wherever it cuts, whatever the length. It drops no row with images, so that
         one without such a token needs no length but its own.
         """
-        first, lengths = first_loss_token(rows, from_end=keeps_end), self.lengths(rows)[:, 0]
+        first, lengths = first_loss_token(rows, "labels", from_end=keeps_end), self.lengths(rows)[:, 0]
         return np.where(first == lengths, NEVER_KEPT if image_column(rows) is None else lengths, first + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
@@ -102,7 +102,7 @@ class SupervisedFineTuning(Adapter):
         rows, elements = trainer.train_dataset, image_elements(trainer.train_dataset)
         cut = None if elements is None else trainer.args.max_length
         lengths = self.lengths(rows) if cut is None else self.lengths(rows).clip(max=cut)
-        return RowSizes(lengths, loss_tokens(rows, cut), image_elements=elements)
+        return RowSizes(lengths, loss_tokens(rows, "labels", cut), image_elements=elements)
 
     def collation(self, trainer: Any) -> Collation:
         """Return a collation that concatenates rows without padding (``padding_free``) or pads them."""

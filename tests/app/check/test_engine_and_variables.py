@@ -24,7 +24,7 @@ from autotune.step.jobs.accelerate_launch import launch_parser
 from autotune.userconfig.engine import check_documents, engine_args
 from autotune.userconfig.fields import fields_of_kind
 from autotune.userconfig.launch import DEEPSPEED_VARIABLES, RANK_VARIABLES, Launching, launching, read_document
-from autotune.userconfig.launch_problems import launch_findings, rank_findings
+from autotune.userconfig.launch_problems import launch_findings, mpi_findings
 from autotune.userconfig.problems import value_findings
 from autotune.userconfig.written import WrittenConfig
 from tests.app.check.recording import Recording
@@ -374,5 +374,5 @@ def test_deepspeed_of_a_process_without_a_rank_looks_for_mpi(
     started = launching(written, read_by_accelerate(written))
     own = Configuration("SFTConfig", {"deepspeed": STAGE}, {})
     for here, severity in ((True, Severity.ERROR), (False, Severity.NOTE)):
-        assert [item.severity for item in rank_findings(written, started, own, here=here)] == [severity] * (not ranked)
-        assert not list(rank_findings(written, started, NOTHING, here=here))
+        assert [item.severity for item in mpi_findings(written, started, own, here=here)] == [severity] * (not ranked)
+        assert not list(mpi_findings(written, started, NOTHING, here=here))

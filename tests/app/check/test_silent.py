@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from trl.scripts.utils import DatasetConfig, DatasetMixtureConfig, get_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from autotune.app.check.silent import checkpoint_findings, dataset_findings, dispatching_findings, silent_findings
+from autotune.app.check.silent import checkpoint_findings, dispatch_findings, row_findings, silent_findings
 from autotune.core.candidate import Choice
 from autotune.core.configuration import Configuration
 from autotune.core.documents.verdict import Finding, Severity
@@ -153,7 +153,7 @@ def test_blocks_of_rows_that_trl_shuffles_are_those_of_the_file_and_told(trainer
     with mock.patch.object(datasets, "load_dataset", return_value=rows):
         trained = get_dataset(mixture)["train"]["row"]
     assert list(trained) != sorted(trained)
-    (found,) = dataset_findings(DatasetSource("rows", "rows", test_size=0.25), find_trainer(trainer), streams=False)
+    (found,) = row_findings(DatasetSource("rows", "rows", test_size=0.25), find_trainer(trainer), streams=False)
     assert ("TRL shuffles them, so a larger one may be drawn" in found.message) is told
 
 
@@ -272,7 +272,7 @@ def test_micro_batches_that_one_process_reads_for_all_have_to_be_as_wide(
         # As of a file, and of a configuration object.
         for value in (given, AcceleratorConfig(**given)):
             config = Configuration("SFTConfig", {"accelerator_config": value}, {})
-            found = list(dispatching_findings(plan, geometry, known, here.workload, config))
+            found = list(dispatch_findings(plan, geometry, known, here.workload, config))
             assert [(item.severity, item.key) for item in found] == [(Severity.ERROR, "accelerator_config")] * error
 
 
