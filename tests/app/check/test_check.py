@@ -297,8 +297,8 @@ def test_a_job_that_is_killed_leaves_the_answer_open_and_what_was_found_before(
 @pytest.mark.parametrize(
     ("args", "name"),
     [
-        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size"),
-        ({"max_length": 0}, "max_length"),
+        pytest.param({"per_device_train_batch_size": 0}, "per_device_train_batch_size", marks=pytest.mark.nightly),
+        pytest.param({"max_length": 0}, "max_length", marks=pytest.mark.nightly),
         ({"per_device_eval_batch_size": 0, "eval_strategy": "epoch"}, "per_device_eval_batch_size"),
     ],
     ids=str,

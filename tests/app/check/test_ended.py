@@ -103,14 +103,20 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
             "top_entropy_quantile makes training fail: RuntimeError: quantile()",
         ),
         ("grpo", f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n", "include_for_metrics makes training fail"),
-        ("grpo", f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n", "metric_for_best_model makes training fail"),
+        pytest.param(
+            "grpo",
+            f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n",
+            "metric_for_best_model makes training fail",
+            marks=pytest.mark.nightly,
+        ),
         ("rloo", "accelerator_config: {dispatch_batches: true}\n", "tensors but got"),
         ("online_dpo", "remove_unused_columns: true\n", "makes training fail: ValueError: No columns in the dataset"),
         ("online_dpo", "beta: [0.1, 0.2]\n", "beta makes training fail: TypeError: list indices must be integers"),
-        (
+        pytest.param(
             "online_dpo",
             "use_vllm: true\nvllm_mode: colocated\n",
             "TRL has no vllm_mode=colocated: it takes colocate or server",
+            marks=pytest.mark.nightly,
         ),
         (
             "grpo",

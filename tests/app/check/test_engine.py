@@ -210,7 +210,7 @@ def test_a_configuration_of_eight_processes_is_judged_by_what_the_worst_of_them_
     assert needs["zero3"] == pytest.approx(needs["multi_gpu"] / 8, rel=0.1)
 
 
-@pytest.mark.parametrize("storage", ["", "bnb_4bit_quant_storage: bfloat16\n"])
+@pytest.mark.parametrize("storage", ["", pytest.param("bnb_4bit_quant_storage: bfloat16\n", marks=pytest.mark.nightly)])
 def test_weights_in_4_bits_are_traced_with_fsdp2_whether_it_shares_them_out(
     storage: str, write: Write, checked: Checked
 ) -> None:

@@ -40,18 +40,18 @@ def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Pa
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
+@pytest.mark.parametrize(("attention", "notes"), [("eager", 1), pytest.param("sdpa", 0, marks=pytest.mark.nightly)])
 def test_eager_attention_is_noted_where_images_of_several_sizes_share_a_row(
-    checked: Checked, vision_model: Path, tmp_path: Path
+    checked: Checked, vision_model: Path, tmp_path: Path, attention: str, notes: int
 ) -> None:
     rows = rows_of([[picture(90, 60), picture(30, 20)], [picture(90, 60)]] * 2)
     # With images, it is TRL's own default.
     skips = "dataset_kwargs: {skip_prepare_dataset: true}\n"
-    for attention, notes in (("eager", 1), ("sdpa", 0)):
-        body = f"max_length: null\n{skips}attn_implementation: {attention}\n"
-        verdict = verdict_of(checked, tmp_path, vision_model, "sft", body, rows)
-        assert verdict.outcome is Outcome.FITS, verdict.headline
-        found = [item.severity for item in verdict.findings if "scores of each image" in item.message]
-        assert found == [Severity.NOTE] * notes
+    body = f"max_length: null\n{skips}attn_implementation: {attention}\n"
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", body, rows)
+    assert verdict.outcome is Outcome.FITS, verdict.headline
+    found = [item.severity for item in verdict.findings if "scores of each image" in item.message]
+    assert found == [Severity.NOTE] * notes
 
 
 def test_rows_with_images_have_no_tokens_to_be_grouped_by(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
@@ -63,17 +63,23 @@ def test_rows_with_images_have_no_tokens_to_be_grouped_by(checked: Checked, visi
     assert "train_sampling_strategy" in {item.key for item in verdict.findings if item.severity is Severity.ERROR}
 
 
-def test_layers_that_fsdp_does_not_find_have_to_be_named(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+NAMED = ", transformer_layer_cls_to_wrap: Gemma3DecoderLayer"
+
+
+@pytest.mark.parametrize(
+    ("named", "outcome"),
+    [("", Outcome.CANNOT_RUN), pytest.param(NAMED, Outcome.FITS, marks=pytest.mark.nightly)],
+    ids=["not named", "named"],
+)
+def test_layers_that_fsdp_does_not_find_have_to_be_named(
+    checked: Checked, vision_model: Path, tmp_path: Path, named: str, outcome: Outcome
+) -> None:
     # The class of Gemma 3 counts a layer of the tower in that its configuration leaves out.
     wrap = "auto_wrap_policy: TRANSFORMER_BASED_WRAP"
-    for named, outcome in (
-        ("", Outcome.CANNOT_RUN),
-        (", transformer_layer_cls_to_wrap: Gemma3DecoderLayer", Outcome.FITS),
-    ):
-        body = f"max_length: null\nnum_processes: 2\nfsdp: true\nfsdp_config: {{version: 2, {wrap}{named}}}\n"
-        verdict = verdict_of(checked, tmp_path, vision_model, "sft", body)
-        told = [item.message for item in verdict.findings if "transformer_layer_cls_to_wrap names" in item.message]
-        assert (verdict.outcome, len(told)) == (outcome, int(not named)), verdict.headline
+    body = f"max_length: null\nnum_processes: 2\nfsdp: true\nfsdp_config: {{version: 2, {wrap}{named}}}\n"
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", body)
+    told = [item.message for item in verdict.findings if "transformer_layer_cls_to_wrap names" in item.message]
+    assert (verdict.outcome, len(told)) == (outcome, int(not named)), verdict.headline
 
 
 def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
@@ -90,14 +96,23 @@ def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
     assert [(verdict.from_cache, verdict.need) for verdict in apart] == [(False, again[0].need)] * 2
 
 
-def test_text_with_images_fits_where_no_column_is_removed(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("further", "outcome"),
+    [
+        pytest.param("", Outcome.CANNOT_RUN, marks=pytest.mark.nightly),
+        ("remove_unused_columns: false\n", Outcome.FITS),
+    ],
+    ids=["removed", "kept"],
+)
+def test_text_with_images_fits_where_no_column_is_removed(
+    checked: Checked, vision_model: Path, tmp_path: Path, further: str, outcome: Outcome
+) -> None:
     text = "what is this <start_of_image> a model"
     rows = Dataset.from_dict({"caption": [text] * 3, "images": [[picture(90, 60)]] * 3})
     body = "max_length: null\ndataset_text_field: caption\n"
-    for further, outcome in (("", Outcome.CANNOT_RUN), ("remove_unused_columns: false\n", Outcome.FITS)):
-        whole = rows.cast_column("images", List(Image()))
-        verdict = verdict_of(checked, tmp_path, vision_model, "sft", f"{body}{further}", whole)
-        assert verdict.outcome is outcome, verdict.headline
+    whole = rows.cast_column("images", List(Image()))
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", f"{body}{further}", whole)
+    assert verdict.outcome is outcome, verdict.headline
 
 
 GROUPS = "max_completion_length: 8\nnum_generations: 2\nreward_funcs: [get_soft_overlong_punishment]\n"
@@ -133,7 +148,12 @@ def test_a_length_that_cuts_an_image_of_a_row_that_is_not_the_heaviest_cannot_ru
     ("trainer", "body", "message"),
     [
         ("sft", "packing: true\n", "Packing is not supported for vision"),
-        ("kto", "precompute_ref_log_probs: true\n", "`precompute_ref_log_probs=True` is not supported for vision"),
+        pytest.param(
+            "kto",
+            "precompute_ref_log_probs: true\n",
+            "`precompute_ref_log_probs=True` is not supported for vision",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_what_trl_refuses_of_images_is_found(

@@ -137,7 +137,7 @@ def test_a_pass_over_the_dataset_needs_memory_for_the_rows_that_it_has_at_once(
     assert 2 * needs[0] < needs[1] == needs[2]
 
 
-@pytest.mark.parametrize("body", ["", "packing: true\nmax_length: 1024\n"])
+@pytest.mark.parametrize("body", ["", pytest.param("packing: true\nmax_length: 1024\n", marks=pytest.mark.nightly)])
 def test_a_step_of_one_process_has_at_most_the_rows_of_an_epoch(body: str, write: Write, checked: Checked) -> None:
     needs = []
     for rows, micro_batches in ((48, 1), (1000, 100)):

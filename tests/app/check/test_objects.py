@@ -49,6 +49,7 @@ def test_a_precision_that_is_not_traced_leaves_the_need_of_an_object_open(
     assert "mixed_precision: fp8 is not traced" in verdict.reason
 
 
+@pytest.mark.nightly
 def test_an_evaluation_before_the_first_step_is_traced(need_of: Callable[[SFTConfig], Need]) -> None:
     rows = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 48}
     assert need_of(sft(**rows)).phase != EVALUATE

@@ -169,7 +169,7 @@ def test_a_model_an_adapter_or_a_step_that_a_script_makes_itself_cannot_be_known
     assert checked(command=command, fits=False).outcome is Outcome.READ
 
 
-@pytest.mark.parametrize("keys", ["", "use_peft: true\n", EVALUATED])
+@pytest.mark.parametrize("keys", ["", pytest.param("use_peft: true\n", marks=pytest.mark.nightly), EVALUATED])
 def test_a_script_with_trl_s_own_model_adapter_and_step_is_checked(
     keys: str, checked: Checked, script: Path, write: Write
 ) -> None:

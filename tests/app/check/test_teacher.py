@@ -64,7 +64,11 @@ def test_weights_of_the_teacher_are_counted_in_the_type_that_it_is_loaded_in(
 
 @pytest.mark.parametrize(
     ("stored", "loading", "share"),
-    [("float32", {}, 1.0), ("bfloat16", {}, 0.5), ("float32", {"dtype": "bfloat16"}, 0.5)],
+    [
+        pytest.param("float32", {}, 1.0, marks=pytest.mark.nightly),
+        ("bfloat16", {}, 0.5),
+        pytest.param("float32", {"dtype": "bfloat16"}, 0.5, marks=pytest.mark.nightly),
+    ],
 )
 def test_the_class_alone_loads_the_teacher_in_its_own_type_whatever_the_model_is_in(
     stored: str,
