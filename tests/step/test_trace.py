@@ -299,7 +299,10 @@ def test_a_reference_model_has_no_kernels_of_liger_in_any_trace_of_a_process(
     assert first == second
 
 
-@pytest.mark.parametrize(("refused", "by_name"), [({}, "lora_dropout"), ({"use_dora": True}, "use_dora")])
+@pytest.mark.parametrize(
+    ("refused", "by_name"),
+    [({}, "lora_dropout"), pytest.param({"use_dora": True}, "use_dora", marks=pytest.mark.nightly)],
+)
 def test_peft_wants_adapters_of_fused_experts_without_dropout_or_dora(
     job_server: JobServer, tmp_path: Path, refused: dict[str, Any], by_name: str
 ) -> None:
