@@ -26,7 +26,8 @@ from tests.virtual.alone import apart
 
 pytestmark = pytest.mark.slow
 
-QUICK = ("--device", "cpu", "--effort", "quick", "--no-plan")
+# TRL's default of bfloat16 takes several times as long on a CPU that lacks it.
+QUICK = ("--device", "cpu", "--effort", "quick", "--fix", "precision=float32", "--no-plan")
 PLANNED = QUICK[:-1]
 # Enough knobs for a search, few enough for a test.
 SPACE = """
@@ -35,7 +36,6 @@ techniques:
   packing: [none, bfd]
   padding_free: ["off", "on"]
   gradient_checkpointing: ["on", "off"]
-  precision: [float32]
   per_device_train_batch_size: [1, 2, 8]
 recipes:
   - {max_length: batch/1, packing: bfd, per_device_train_batch_size: 1}
@@ -75,7 +75,7 @@ class Stopped:
 
 def stopped_by(number: signal.Signals, folder: Path, *words: str | Path) -> Stopped:
     """Start a run in a folder, send it a signal in its second probe, and return the ended run."""
-    words = ("probe", *words, "--trials", "4", "--output", "bundle", "--json")
+    words = ("probe", *words, "--trials", "3", "--output", "bundle", "--json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LONG, "1")
         running = start(*words, folder=folder)
@@ -135,7 +135,7 @@ def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ende
     assert (study["name"], study["objective_names"]) == ("autotune", ["tokens per second"])
     # A candidate with a choice outside of the space, such as TRL's default, has no parameters.
     assert {item["name"] for item in study["union_search_space"]} <= {
-        "gradient_checkpointing", "max_length", "packing", "padding_free", "per_device_train_batch_size", "precision",
+        "gradient_checkpointing", "max_length", "packing", "padding_free", "per_device_train_batch_size",
     }  # fmt: skip
     # The probe that was ended is there as well.
     trials = [trial for trial in study["trials"] if trial["state"] != "Fail"]
@@ -262,7 +262,7 @@ def assert_goes_on(stopped: Stopped, resumed: Ended) -> None:
     """Check that a resumed run lost and repeated nothing."""
     assert resumed.code == 0, resumed.err
     probed = [trial for trial in resumed.document["trials"] if trial["status"] not in ("vetoed", "crashed")]
-    assert len(stopped.replies) < len(probed) <= 4
+    assert len(stopped.replies) < len(probed) <= 3
     assert {file: file.stat().st_mtime_ns for file in stopped.replies} == stopped.replies
 
 

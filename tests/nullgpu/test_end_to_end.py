@@ -103,7 +103,8 @@ def test_a_search_ends_with_a_bundle_that_trl_trains_with(found: Found) -> None:
     assert document["hardware"]["name"] == null_device(GPU).name
     assert any("Measured on a null GPU" in note for note in document["notes"])
     words = [sys.executable, "bundle/train.py"]
-    if find_trainer(found.trainer).has_command:
+    # By day the script, in which one process imports what the command does in two; at night commands of other trainers.
+    if find_trainer(found.trainer).has_command and found.trainer != "sft":
         words = [str(Path(sys.executable).with_name("trl")), found.trainer, "--config", "bundle/config.yaml"]
     ran(found.machine, found.folder, *words, "--max_steps", "1", "--report_to", "none", "--save_strategy", "no")
 
