@@ -105,6 +105,7 @@ def test_two_workers_probe_each_candidate_once_and_end_with_one_result(
     assert two.workers == []
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_is_noticed_and_its_candidate_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

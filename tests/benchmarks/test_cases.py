@@ -59,7 +59,11 @@ def test_every_case_is_possible_where_all_is_installed() -> None:
     assert possible(EVERYTHING) == list(CASES)
 
 
-@pytest.mark.parametrize("packages", [OLDER, BARE, {**BARE, "liger-kernel": "0.8.5"}], ids=["older", "bare", "liger"])
+@pytest.mark.parametrize(
+    "packages",
+    [OLDER, BARE, pytest.param({**BARE, "liger-kernel": "0.8.5"}, marks=pytest.mark.nightly)],
+    ids=["older", "bare", "liger"],
+)
 def test_forty_cases_are_possible_with_older_packages_and_few(packages: dict[str, str]) -> None:
     assert len(possible(packages)) >= 40
 

@@ -106,6 +106,7 @@ def traced_on_several_gpus() -> dict[str, Outcome]:
     return {**found, "fsdp2": outcome_of("fsdp2", whole, fsdp2.rows[0])}
 
 
+@pytest.mark.nightly
 def test_the_loops_of_several_gpus_run_on_small_models(job_server: JobServer) -> None:
     traced = apart(job_server, traced_on_several_gpus)
     assert [outcome.failure for outcome in traced.values()] == ["", "", ""]

@@ -60,6 +60,7 @@ def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: P
     assert few.host_bytes == pytest.approx(every.host_bytes, rel=0.001)
 
 
+@pytest.mark.nightly
 @plain_products
 def test_rows_of_equal_length_need_no_more_memory_alone_than_among_longer_ones(
     job_server: JobServer, tmp_path: Path

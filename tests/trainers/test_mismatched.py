@@ -49,7 +49,7 @@ def test_a_length_beyond_the_longest_row_cuts_pairs_as_trl_does(
     assert pairs(alternating, plan, tmp_path / "planned") == pairs(alternating, asked, tmp_path / "asked")
 
 
-@pytest.mark.parametrize("rows", [2, 3])
+@pytest.mark.parametrize("rows", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_any_rows_may_share_a_micro_batch_where_trl_splits_some_off(
     rows: int, small_model_directory: Path, tmp_path: Path
 ) -> None:
