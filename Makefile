@@ -134,10 +134,12 @@ $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
 
 # torch is installed first, in a separate call: if pip finds a CPU build next to the default one, it takes and keeps that.
+# pip would compile the modules on one core, for most of a minute; some files of packages are no modules.
 define install
 $(1) -m venv $(2)
-$(2)/bin/python -m pip install --quiet --constraint $(3) torch
-$(2)/bin/python -m pip install --quiet --constraint $(3) --editable '.[$(EXTRAS)]'
+$(2)/bin/python -m pip install --quiet --no-compile --constraint $(3) torch
+$(2)/bin/python -m pip install --quiet --no-compile --constraint $(3) --editable '.[$(EXTRAS)]'
+$(2)/bin/python -m compileall -qq -j 0 $(2)/lib > /dev/null 2>&1 || true
 touch $(2)/ready
 endef
 

@@ -41,11 +41,11 @@ from tests.virtual import alone
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    "end_to_end/test_probe.py", "app/check/test_configurations.py", "virtual/test_images_against_cpu.py",
-    "step/test_trace_ranks.py", "virtual/test_vllm_against_cpu.py", "app/check/test_check.py",
-    "app/check/test_ended.py", "app/check/test_images.py", "virtual/test_against_cpu.py", "step/test_trace.py",
-    "step/test_generations.py", "step/test_grpo.py", "planning/test_extrapolation_ranks.py",
-    "trainers/test_conformance_geometry.py", "step/test_probe.py",
+    "end_to_end/test_probe.py", "virtual/test_images_against_cpu.py", "app/check/test_configurations.py",
+    "step/test_trace_ranks.py", "virtual/test_against_cpu.py", "app/check/test_images.py", "app/check/test_check.py",
+    "virtual/test_vllm_against_cpu.py", "app/check/test_ended.py", "step/test_trace.py", "step/test_generations.py",
+    "virtual/test_operators.py", "virtual/test_cuda_target.py", "planning/test_extrapolation_ranks.py",
+    "step/test_grpo.py", "trainers/test_conformance_geometry.py",
 )  # fmt: skip
 """Files that take the longest, of which most tests are short, by their seconds (``make test`` shows the longest)."""
 
