@@ -123,7 +123,9 @@ def test_rows_that_a_probe_does_not_pass_get_log_probabilities_near_those_of_trl
 
 
 @pytest.mark.parametrize(
-    ("name", "asking"), [("dpo", (REFERENCE_PASS,)), ("kto", (REFERENCE_KL, REFERENCE_PASS))], ids=["dpo", "kto"]
+    ("name", "asking"),
+    [pytest.param("dpo", (REFERENCE_PASS,), marks=pytest.mark.nightly), ("kto", (REFERENCE_KL, REFERENCE_PASS))],
+    ids=["dpo", "kto"],
 )
 def test_a_trace_asks_beforehand_about_one_micro_batch_as_it_does_beside_the_training(
     name: str, asking: tuple[str, ...]

@@ -140,7 +140,10 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly) if name in ("widths", "rows later") else name for name in CASES],
+)
 @pytest.mark.usefixtures("no_collection")
 def test_the_calls_that_are_compiled_are_those_of_dynamo_which_keeps_some_of_their_arguments(
     name: str,

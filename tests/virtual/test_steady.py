@@ -36,7 +36,10 @@ CASES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.nightly) if name == "adafactor" else name for name in CASES],
+)
 def traces(request: pytest.FixtureRequest) -> tuple[Trace, Trace]:
     """A trace of two steps of two micro-batches, and one of a single one with the others added."""
     given = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": 32, "bf16": False}

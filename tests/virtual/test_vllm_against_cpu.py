@@ -39,9 +39,10 @@ SIZES: dict[str, dict[str, object]] = {
     # Its trainer looks for vLLM itself, which is not installed here.
     "distillation": {"max_completion_length": 8},
 }
-# RLOO has vLLM generate as GRPO does (TRL's ``VLLMGeneration``).
+# RLOO and distillation have vLLM generate as GRPO does (TRL's ``VLLMGeneration``).
 TRAINERS = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "rloo" else name for name in SIZES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly) if name in ("rloo", "distillation") else name for name in SIZES],
 )
 # TRL has two ways to send weights: online DPO's own, and that of the others.
 MERGES = pytest.mark.parametrize(
