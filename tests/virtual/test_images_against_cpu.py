@@ -156,6 +156,7 @@ def test_traced_peaks_of_a_step_on_images_are_those_of_the_cpu(
     assert_as_on_cpu(run, find_trainer(trainer).program(plan), sum_error=SUM_ERROR)
 
 
+@pytest.mark.nightly
 def test_a_step_of_one_generation_is_evaluated_on_as_many_completions_as_it_trains(tmp_path: Path) -> None:
     shared = {"per_device_train_batch_size": 4, "bf16": False, "eval_strategy": "epoch"}
     plan = TrainingPlan("grpo", {**shared, **OWN["grpo"]}, rewards=("get_soft_overlong_punishment",))
