@@ -110,7 +110,7 @@ def _values(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setti
         names = (name for name in (*ROW_ARGUMENTS, *applied) if name in base.arguments and name not in rows)
         others = {name: base.defaults[name] for name in names}
         yield from (((name,), value) for name, value in {**others, **rows}.items())
-    if wanted.evaluates:
+    if wanted.evaluates and not base.config.evaluates_between_steps:
         yield from _entry(base, "args.eval_strategy", wanted.plan)
     changed = _changed(base, wanted, trainer, setting)
     # Rows that are trained in order, such as a curriculum, are packed in order.

@@ -200,7 +200,7 @@ def test_a_fixed_choice_is_written_over_the_file_s(tmp_path: Path) -> None:
 
 
 def test_another_model_and_other_rows_are_named_in_place_of_the_file_s(tmp_path: Path) -> None:
-    revision = "model_revision: v2 # r\nmodel_init_kwargs: {revision: v3}\n"
+    revision = "model_revision: v2 # r\nmodel_init_kwargs: {revision: v3}\neval_strategy: steps\neval_steps: 5\n"
     search = started(a_base(tmp_path, f"dataset_name: mine # d\nassistant_only_loss: true\n{revision}"))
     rows = TrainingRows("parquet", "train", "/bundle/rows.parquet", "rows.parquet", cut=True)
     values = yaml.safe_load(after(search, search.problem.baseline, model="/other", rows=rows))
@@ -211,8 +211,8 @@ def test_another_model_and_other_rows_are_named_in_place_of_the_file_s(tmp_path:
     assert values["dataset_name"] is None
     # TRL refuses it for rows of tokens, whose labels are made.
     assert values["assistant_only_loss"] is False
-    whole = after(search, search.problem.baseline, rows=replace(rows, cut=False))
-    assert yaml.safe_load(whole)["assistant_only_loss"] is True
+    whole = yaml.safe_load(after(search, search.problem.baseline, rows=replace(rows, cut=False), evaluates=True))
+    assert (whole["assistant_only_loss"], whole["eval_strategy"]) == (True, "steps")
 
 
 def test_the_accumulation_follows_a_global_batch_that_was_asked_for(tmp_path: Path) -> None:
