@@ -66,8 +66,7 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     Sentences on the use of the bundle's files follow.
     """
     plan, workload = handover.plan, handover.workload
-    if plan.rewards and not workload.rollouts.rewards:
-        yield PLACEHOLDER_REWARD
+    yield from _reward_sentences(handover)
     yield from handover.figures
     evaluation = workload.evaluation
     if evaluation is not None and (rows.evaluated or rows.test_size) is not None:
@@ -125,6 +124,11 @@ def _launch_sentences(handover: Handover) -> Iterator[str]:
             else f"trains with DDP there, which needs more memory than was {handover.basis.value}"
         )
         yield f"On a CPU, accelerate has no FSDP: trl {behaviour}."
+
+
+def _reward_sentences(handover: Handover) -> Iterator[str]:
+    if handover.plan.rewards and not handover.workload.rollouts.rewards:
+        yield PLACEHOLDER_REWARD
 
 
 def _completion_sentences(handover: Handover) -> Iterator[str]:
