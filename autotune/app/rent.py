@@ -29,6 +29,7 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.store import Traces
 from autotune.reporting.rent import offer_text
 from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, parse_size, plural
 
 _MAX_TRACED = 40
@@ -120,6 +121,7 @@ class _Survey:
         progress = "" if alone else f" ({place} of {self.kinds})"
         for number in self.numbers:
             tried.append(self._reported(self._offer(word, number, progress)))
+            tried = self._with_best_of_last(tried, self.evaluators[earlier:])
             if not should_try_more_gpus(tried):
                 break
         single = [each for each in self.evaluators[earlier:] if each.problem.setting.machine.hardware.processes == 1]
@@ -130,6 +132,28 @@ class _Survey:
             tried[0] = self._best(Offer(tried[0].gpu, 1), resorts)
             self.offloads += [self._reported(tried[0])] if tried[0].fits else []
         return offers_to_show(tried, alone=alone)
+
+    def _with_best_of_last(self, tried: list[Offer], evaluators: Sequence[Evaluator]) -> list[Offer]:
+        """Return the offers of a kind of GPU after the last number's best candidate was traced on fewer GPUs too.
+
+        Its search began from theirs, so it found faster candidates, and not only by its number of GPUs.
+
+        Args:
+            evaluators: of these offers, without those that could not be planned.
+        """
+        *fewer, last = tried
+        if not last.fits or (last.rate_of_each or 0.0) <= max((each.rate_of_each or 0.0 for each in fewer), default=0):
+            return tried
+        improved = {offer.processes: offer for offer in tried}
+        for evaluator in evaluators[:-1]:
+            problem = evaluator.problem
+            number = problem.setting.machine.hardware.processes
+            other = nearest(problem, evaluators[-1].ranked()[0].candidate)
+            if problem.illegal(other) is None and other not in evaluator.candidates:
+                evaluator.run([other])
+                found = self._best(Offer(improved[number].gpu, number), evaluator)
+                improved[number] = found if found == improved[number] else self._reported(found)
+        return list(improved.values())
 
     @property
     def unit(self) -> Unit:
@@ -153,7 +177,7 @@ class _Survey:
             self.refused.append(error)
             return replace(blank, reason=error.message)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
-        starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
+        starts = (*problem.recipes, *(nearest(problem, best) for best in self._bests))
         self.tracking.search(evaluator, starts, _MAX_TRACED)
         self.evaluators.append(evaluator)
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
@@ -175,6 +199,15 @@ class _Survey:
             seconds = BILLION / rate if rate else None
         cost = cost_of(seconds, price, offer.processes)
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
+
+
+def nearest(problem: TrainerProblem, candidate: Candidate) -> Candidate:
+    """Return a candidate of another number or kind of GPUs with the baseline's choices where a problem lacks its own.
+
+    A single process, for example, has nothing to shard.
+    """
+    choices = {knob: choice for knob, choice in candidate.items() if choice in problem.choices.get(knob, ())}
+    return problem.normal(problem.baseline.but(**choices))
 
 
 def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequence[int]:

@@ -10,13 +10,14 @@ import pytest
 from autotune.app.arguments import SearchArguments
 from autotune.app.notes import close_calls
 from autotune.app.options import checked_options
-from autotune.app.rent import divisible_counts, offers_to_show, should_try_more_gpus
+from autotune.app.rent import divisible_counts, nearest, offers_to_show, should_try_more_gpus
 from autotune.core.candidate import Choice
 from autotune.core.documents.rent import Offer
 from autotune.core.gpu import Gpu
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from tests.reporting.rents import CHEAPEST, TOO_SMALL, UNPRICED, an_offer
+from tests.settings import TWO, problem, setting
 
 KNOWN = find_gpu("L40S")
 UNTIMED = "fits, with no predicted speed"
@@ -49,6 +50,12 @@ def _offer(gpu: Gpu, count: int, rate: float | str | None) -> Offer:
 )
 def test_more_gpus_are_planned_for_until_each_trains_no_more(each: Sequence[float | str | None], goes_on: bool) -> None:
     assert should_try_more_gpus(offers(*each)) == goes_on
+
+
+def test_the_best_of_several_gpus_is_tried_on_one_without_what_only_several_have() -> None:
+    alone, together = problem(setting()), problem(setting(machine=TWO))
+    found = together.baseline.but(sharding="fsdp2", per_device_train_batch_size=2, liger="unknown here")
+    assert nearest(alone, found) == alone.normal(alone.baseline.but(per_device_train_batch_size=2))
 
 
 def test_where_the_speed_of_a_gpu_is_not_known_the_first_number_that_fits_is_the_last() -> None:
