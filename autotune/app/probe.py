@@ -180,6 +180,7 @@ def _sources_with_base(args: ProbeArguments, options: Options, base: UserBase | 
     if args.dataset is not None:
         given = dataset_source(args.dataset, args.split, args.dataset_config)
         rows = replace(given, reading=rows.reading, test_size=rows.test_size)
+        evaluation = evaluation and replace(evaluation, config=rows.config)
     if args.evaluates:
         rows = replace(rows, test_size=None)
         evaluation = evaluation_source(rows.name, args.eval_dataset, args.eval_split, rows.split, rows.config)

@@ -50,3 +50,6 @@ def test_rows_in_place_of_a_base_s_are_split_like_them_and_a_file_has_no_other_r
     whole = a_base(tmp_path, "eval_strategy: epoch\n")
     with pytest.raises(InputError, match=r"small.jsonl is a file, which has no split for it"):
         _sources_with_base(args, probe_options(args), whole)
+    found = _sources_with_base(replace(args, dataset=str(tmp_path), dataset_config="en"), probe_options(args), whole)
+    assert found.evaluation is not None
+    assert (found.dataset.config, found.evaluation.config, found.evaluation.split) == ("en", "en", "test")
