@@ -324,5 +324,6 @@ def load_reply(folder: Path, expected: type[R]) -> R | Failure:
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:
-    advice = "set TMPDIR to another directory" if is_temporary(folder) else "choose another output directory"
+    searches = "choose another output directory; --resume continues a search"
+    advice = "set TMPDIR to another directory" if is_temporary(folder) else searches
     return unwritten(folder, error, advice)
