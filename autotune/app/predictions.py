@@ -39,7 +39,7 @@ from autotune.units import format_duration, plural
 # Candidates that are traced between two checks of the clock.
 _AT_ONCE = 4
 # Most further candidates that are traced to find the one that needs the least memory.
-_LIMIT = 12
+_MAX_FURTHER = 12
 # Time budget for measuring the operators of a few candidates; a process that far exceeds it hangs in an operator.
 _MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
 # Time after which cached speeds are measured again.
@@ -186,7 +186,9 @@ def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
     """
     least = min(evaluator.ranked(), key=memory_key).candidate
     without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
-    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LIMIT, at_once=_AT_ONCE, goes_on=goes_on)
+    search_by_traces(
+        evaluator.problem, without_memory, starts=[least], limit=_MAX_FURTHER, at_once=_AT_ONCE, goes_on=goes_on
+    )
     if goes_on():
         evaluator.run([min(without_memory.ranked(), key=memory_key).candidate])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +13,12 @@ import autotune
 from autotune.core.candidate import Choice
 from autotune.core.documents.rent import BILLION, Offer, Rent
 from autotune.core.events import Event, Noted, StageStarted, Tracing
-from autotune.core.jobs.traced import GpuFigures, Replayed, TraceReply, TraceRequest
-from autotune.core.step_time import StepTime
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer
-from autotune.probing.tracing import Traced
 from autotune.reporting.rent import offer_text
 from autotune.units import MIB
-from tests.app.test_last_resort import OffloadingTracer
+from tests.app.tracers import CrowdedTracer, FollowingTracer
 from tests.settings import CPU, GPU
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.step.plans import needs_deepspeed
@@ -36,47 +33,10 @@ UNSHARDED = {knob: choice for knob, choice in ONE_WAY.items() if knob != "shardi
 TIGHT = "1200MiB"
 WORDS = ("T4", "A100-80GB", "H100-SXM", "H200", "700MiB")
 PRICES = {"T4": 0.1, "A100-80GB": 1.8, "H100": 4}
-BANDWIDTH = 1e12
 SHARDED: Mapping[str, Choice] = {**ONE_WAY, "sharding": "fsdp2", "dp_replicate_size": 1}
 NETWORK = 400e9 / 8
 """Bytes per second of 400 Gbit/s."""
 pytestmark = pytest.mark.slow
-
-
-class FollowingTracer(OffloadingTracer):
-    """The stand-in for traces, on GPUs that are the faster the larger their bandwidth, and share all memory equally."""
-
-    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
-        """Answer requests."""
-        for request, reply in zip(requests, super().__call__(requests), strict=True):
-            assert isinstance(reply, TraceReply)
-            yield _shared(reply, request.plan.launch.processes)
-
-
-def _shared(reply: TraceReply, ranks: int) -> TraceReply:
-    return replace(
-        reply,
-        sections=tuple(
-            replace(item, levels={name: tuple(size // ranks for size in sizes) for name, sizes in item.levels.items()})
-            for item in reply.sections
-        ),
-        gpus=tuple(_figures(figures, ranks) for figures in reply.gpus),
-    )
-
-
-def _figures(figures: GpuFigures, ranks: int) -> GpuFigures:
-    speeds = figures.speeds
-    times = [StepTime(time.seconds * BANDWIDTH / speeds.bandwidth, 0, 0, 0, 0, 0) if time and speeds else None
-             for time in figures.times]  # fmt: skip
-    replays = [
-        Replayed(
-            each.allocated_bytes // ranks,
-            (each.reserved_bytes or 0) // ranks,
-            (each.needed_bytes or 0) // ranks,
-        )
-        for each in figures.replays
-    ]
-    return replace(figures, times=tuple(times), replays=tuple(replays))
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +53,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def tracer(tmp_path_factory: pytest.TempPathFactory, job_server: JobServer) -> Iterator[FollowingTracer]:
     """Read the model once for all tests, and trace by a formula; the catalogue is small, and one GPU is too."""
-    tracer = FollowingTracer()
+    tracer, catalogue = FollowingTracer(), tuple(map(find_gpu, WORDS))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
-        patch.setattr("autotune.inspection.gpus.gpus", lambda: tuple(map(find_gpu, WORDS)))
+        patch.setattr("autotune.inspection.gpus.gpus", lambda: catalogue)
         patch.setattr("autotune.app.lengths.JobServer", lambda *_: nullcontext(job_server))
         yield tracer
 
@@ -225,25 +185,10 @@ def test_auto_takes_the_fewest_gpus_that_fit(model: str) -> None:
     assert small.processes > 1
 
 
-class CrowdedTracer(FollowingTracer):
-    """The stand-in on GPUs that are four times as fast as soon as there are two of them: then there is room."""
-
-    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
-        """Answer requests."""
-        for request, reply in zip(requests, super().__call__(requests), strict=True):
-            assert isinstance(reply, TraceReply)
-            faster = 4 if request.plan.launch.processes > 1 else 1
-            yield replace(reply, gpus=tuple(_faster(figures, faster) for figures in reply.gpus))
-
-
-def _faster(figures: GpuFigures, times: int) -> GpuFigures:
-    return replace(figures, times=tuple(time and replace(time, seconds=time.seconds / times) for time in figures.times))
-
-
 def test_auto_shows_more_gpus_than_fit_where_each_trains_more_then(
     model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tracer = CrowdedTracer()
+    tracer = CrowdedTracer(lambda plan: plan.launch.processes > 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
     monkeypatch.setattr("autotune.inspection.gpus.gpus", lambda: tuple(map(find_gpu, ("T4", "H100-SXM"))))
@@ -258,6 +203,20 @@ def test_auto_shows_more_gpus_than_fit_where_each_trains_more_then(
     assert table.cheapest is two
     alone = autotune.rent(model, seq_len=64, gpu="T4", fix=ONE_WAY, num_processes="auto", global_batch_size=8)
     assert [offer.processes for offer in alone.offers] == [1, 2, 4]
+
+
+def test_what_is_found_for_more_gpus_is_traced_on_fewer_too(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = CrowdedTracer(lambda plan: plan.rows <= 4)
+    monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
+    # TRL's default alone is searched, in micro-batches of eight rows on one GPU and of four on two.
+    monkeypatch.setattr("autotune.app.rent._MAX_TRACED", 1)
+    free = {knob: choice for knob, choice in ONE_WAY.items() if knob != "gradient_checkpointing"}
+    table = autotune.rent(model, seq_len=300, gpu="T4", fix=free, num_processes="auto", global_batch_size=8)
+    one, two, *_ = table.offers
+    assert (one.processes, two.processes) == (1, 2)
+    assert one.estimate is not None
+    assert one.estimate.candidate["per_device_train_batch_size"] == 4
+    assert (one.rate_of_each or 0) >= (two.rate_of_each or 0)
 
 
 def test_auto_for_one_gpu_of_unknown_speed_shows_each_number_up_to_the_first_that_fits(model: str) -> None:
