@@ -72,12 +72,6 @@ def test_markup_in_names_is_shown_as_it_is() -> None:
     assert "[bold]" in drawn(a_result(notes=("see [bold]",)), 80)
 
 
-def test_nothing_fits_offers_no_command_and_no_speed() -> None:
-    text = drawn(nothing_fits(), 80)
-    assert "trl sft" not in text
-    assert "tok/s" not in text
-
-
 @WIDTHS
 def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
     report = length_report(a_workload())

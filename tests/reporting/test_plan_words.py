@@ -95,10 +95,6 @@ def test_where_nothing_is_known_a_probe_is_named_and_no_figure_invented() -> Non
     assert "GiB" not in said
 
 
-def test_room_beyond_the_error_leaves_no_doubt() -> None:
-    assert doubt_text(a_plan()) == ""
-
-
 def test_room_within_the_error_is_doubted_and_the_fastest_beyond_doubt_is_named() -> None:
     tight = an_estimate(BASELINE.but(packing="bfd"), 23 * GIB, 9500.0)
     assert tight.memory is not None
@@ -141,12 +137,8 @@ def test_the_largest_error_of_what_is_shown_is_named() -> None:
     traces = "14 traces (5 new) in 12 s"
     assert traces_text(a_plan(), [exact, UNKNOWN, DEFAULT]) == f"{traces}; memory may be off by 10 %"
     assert traces_text(a_plan(), [exact]) == traces_text(a_plan()) == traces
-
-
-def test_an_error_may_be_larger_than_the_whole() -> None:
-    assert FASTEST.memory is not None
     wide = replace(FASTEST, memory=replace(FASTEST.memory, error=1.63))
-    assert traces_text(a_plan(), [wide]).endswith("memory may be off by 163 %")
+    assert traces_text(a_plan(), [wide]) == f"{traces}; memory may be off by 163 %"
 
 
 def test_unknown_candidates_are_counted_by_reason() -> None:

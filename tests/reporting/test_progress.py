@@ -63,14 +63,19 @@ def plain(*events: Event) -> list[str]:
     return lines
 
 
-def live(*events: Event, width: int = 100) -> str:
-    """Return what a terminal has been sent, without its control sequences."""
+def sent(*events: Event, width: int = 100, term: str = "xterm") -> str:
+    """Return what a terminal has been sent."""
     file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=width, highlight=False, _environ={"TERM": "xterm"})
+    console = Console(file=file, force_terminal=True, width=width, highlight=False, _environ={"TERM": term})
     with watching(console) as listener:
         for event in events:
             listener(event)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    return file.getvalue()
+
+
+def live(*events: Event, width: int = 100) -> str:
+    """Return the same without its control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent(*events, width=width))
 
 
 def followed(*events: Event) -> Progress:
@@ -133,13 +138,8 @@ def test_what_comes_from_outside_reaches_no_terminal_as_a_command() -> None:
         Noted(ESCAPES), CandidateVetoed(1, WINNER, ESCAPES), ProbeFinished(2, PACKED, "search", crashed, best=False)
     )  # fmt: skip
     assert all("\x1b" not in line and "\x07" not in line for line in plain(*events))
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=100, highlight=False, _environ={"TERM": "xterm"})
-    with watching(console) as listener:
-        for event in events:
-            listener(event)
-    assert ESCAPES[:4] not in file.getvalue()
-    assert r"\x1b[2Jgone" in file.getvalue()
+    assert ESCAPES[:4] not in sent(*events)
+    assert r"\x1b[2Jgone" in sent(*events)
 
 
 def test_without_a_terminal_lines_are_written_as_they_are() -> None:
@@ -233,19 +233,13 @@ def test_a_resumed_study_may_have_more_probes_than_a_lower_limit_allows() -> Non
     assert "3 probes, over the limit of 2, " in live(READY, resumed)
 
 
-def test_a_confirmation_is_not_counted_against_the_limit() -> None:
-    assert plain(ProbeStarted(3, PACKED, "confirmation", 16)) == ["probe 3 started: confirming " + full(PACKED)]
-
-
-def test_a_confirmation_is_not_one_of_the_limited_probes() -> None:
-    progress = followed(*EVENTS, ProbeFinished(3, PACKED, "confirmation", RAN, best=False))
-    assert progress.done == 2
-
-
-def test_a_short_run_is_not_one_of_the_limited_probes() -> None:
-    run = ProbeFinished(3, PACKED, "comparison", Measurement(ProbeStatus.OK, wall_seconds=1.0), best=False)
-    assert followed(*EVENTS, run).done == 2
-    assert plain(ProbeStarted(3, PACKED, "comparison", 16)) == ["probe 3 started: short run of " + full(PACKED)]
+@pytest.mark.parametrize(
+    ("purpose", "words"), [("confirmation", "confirming"), ("comparison", "short run of")], ids=str
+)
+def test_a_later_run_is_not_one_of_the_limited_probes(purpose: str, words: str) -> None:
+    assert followed(*EVENTS, ProbeFinished(3, PACKED, purpose, RAN, best=False)).done == 2
+    # In full, until the baseline is known.
+    assert plain(ProbeStarted(3, PACKED, purpose, 16)) == [f"probe 3 started: {words} {full(PACKED)}"]
 
 
 def test_the_best_so_far_is_kept_until_there_is_a_better() -> None:
@@ -258,12 +252,6 @@ def test_a_candidate_whose_confirmation_failed_is_no_longer_the_best_so_far() ->
     other = ProbeFinished(2, PACKED, "confirmation", RAN_OUT, best=False)
     assert followed(*EVENTS, other).best is not None
     assert followed(*EVENTS, ProbeFinished(0, BASELINE, "confirmation", RAN_OUT, best=False)).best_text == ""
-
-
-def test_a_candidate_is_told_in_full_until_the_baseline_is_known() -> None:
-    assert plain(CandidateVetoed(1, Candidate({"packing": "bfd", "liger": "off"}), "why"))[0].endswith(
-        "packing=bfd liger=off"
-    )
 
 
 TRACED = (
@@ -306,8 +294,8 @@ def test_traces_in_a_pipe_are_a_stage_and_their_first_ranking() -> None:
 def test_traces_in_a_terminal_are_a_bar_with_counts_and_a_provisional_ranking(
     width: int, environment: dict[str, str]
 ) -> None:
-    sent = frame(*TRACED, width=width, **environment)
-    bar, title, _, *candidates = lines(sent)
+    drawn = frame(*TRACED, width=width, **environment)
+    bar, title, _, *candidates = lines(drawn)
     assert bar.endswith(" 45 of about 180 traces, about 1 min 05 s left")
     assert title == "Best candidates traced so far (provisional)"
     assert [line.split()[:5] for line in candidates] == [
@@ -315,8 +303,8 @@ def test_traces_in_a_terminal_are_a_bar_with_counts_and_a_provisional_ranking(
         ["31.00", "GiB", "-7.00", "GiB", "7,000"],
     ]
     # The echo of ^C fits behind each line.
-    assert max(map(len, lines(sent))) <= width - 4
-    assert ("\x1b[31m" in sent) is not bool(environment)
+    assert max(map(len, lines(drawn))) <= width - 4
+    assert ("\x1b[31m" in drawn) is not bool(environment)
 
 
 def test_a_candidate_that_is_too_long_for_its_line_is_cut_there() -> None:
@@ -344,12 +332,7 @@ def test_a_probe_that_starts_takes_the_place_of_the_bar() -> None:
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "dumb"})
-    with watching(console) as listener:
-        for event in TRACED:
-            listener(event)
-    assert file.getvalue().splitlines() == ["Tracing training steps with no GPU", FIRST]
+    assert sent(*TRACED, term="dumb").splitlines() == ["Tracing training steps with no GPU", FIRST]
 
 
 def test_a_probe_of_another_worker_ends_beside_the_running_one() -> None:
