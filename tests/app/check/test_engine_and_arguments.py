@@ -46,12 +46,6 @@ def configured(**args: Any) -> Configuration:
     return Configuration("SFTConfig", {name: plain(value) for name, value in values.items()}, {})
 
 
-def mismatches(document: Mapping[str, Any], folder: Path, **args: Any) -> list[str]:
-    """Return what transformers finds in a training that accelerate's real launcher starts by a document."""
-    found: list[str] = deepspeed_of(document, folder, **args).mismatches
-    return found
-
-
 def deepspeed_of(document: Mapping[str, Any], folder: Path, **args: Any) -> Any:
     """Return the document of DeepSpeed with which transformers trains by accelerate's real launcher."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -113,7 +107,7 @@ def test_numbers_of_deepspeed_s_document_agree_with_the_arguments_or_end_the_run
         (tmp_path / "ds.json").write_text(json.dumps(written), encoding="utf-8")
         section = {**section, "deepspeed_config_file": str(tmp_path / "ds.json")}
     document = {**ZERO, "deepspeed_config": section}
-    assert bool(mismatches(document, tmp_path, **args)) is bool(key)
+    assert bool(deepspeed_of(document, tmp_path, **args).mismatches) is bool(key)
     if key:
         with pytest.raises(InputError, match=f"{key}.* transformers refuses the contradiction"):
             engine_args(document, configured(**args), 2)
@@ -255,17 +249,6 @@ def test_all_contradictions_of_a_document_are_reported_without_a_model(
     assert all(each in error for each in (*contradictions, "optimizer.params.lr: 1"))
 
 
-def test_a_document_of_deepspeed_that_cannot_be_read_needs_no_model_to_be_reported(
-    write: Write, checked: Checked, tmp_path: Path
-) -> None:
-    section = {**ZERO, "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "absent.json")}}
-    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(section), encoding="utf-8")
-    file = write("sft", f"accelerate_config: {tmp_path / 'accelerate.yaml'}\n")
-    verdict = checked(config=str(file), trainer="sft", fits=False)
-    assert verdict.outcome is Outcome.CANNOT_RUN
-    assert any("absent.json cannot be read" in item.message for item in verdict.findings)
-
-
 def by(words: str, document: Mapping[str, object], folder: Path) -> Launching:
     """Return how a command starts a training by a document for accelerate."""
     (folder / "launch.yaml").write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
@@ -308,7 +291,7 @@ def reads(config: Configuration) -> ReadCommand:
     return ReadCommand({config.kind: config})
 
 
-def test_a_precision_that_is_not_traced_leaves_the_answer_open(tmp_path: Path) -> None:
+def test_a_precision_that_is_not_traced_leaves_the_answer_open() -> None:
     with pytest.raises(UnreadError, match="mixed_precision: fp8"):
         as_launched(configured(bf16=False), Launching(precision="fp8"))
     assert as_launched(configured(), Launching(precision="fp8")).values["bf16"]
@@ -332,11 +315,11 @@ def test_a_model_that_accelerate_alone_compiles_leaves_the_answer_open(kind: str
 @needs_deepspeed
 def test_deepspeed_by_accelerate_s_own_document_ends_where_the_precisions_differ(tmp_path: Path) -> None:
     document = {**ZERO, "deepspeed_config": {"zero_stage": 2}, "mixed_precision": "bf16"}
-    assert mismatches(document, tmp_path, bf16=False)
+    assert deepspeed_of(document, tmp_path, bf16=False).mismatches
     started = by("accelerate launch --config_file FILE", document, tmp_path)
     with pytest.raises(InputError, match=r"mixed_precision: bf16 .* refuses the contradiction. Write bf16: true"):
         as_launched(configured(bf16=False), started)
-    assert not mismatches(document, tmp_path)
+    assert not deepspeed_of(document, tmp_path).mismatches
     # The trainer's own document has a precision of its own.
     own = configured(bf16=False)
     own = Configuration(own.kind, {**own.values, "deepspeed": {"bf16": {"enabled": "auto"}}}, {})

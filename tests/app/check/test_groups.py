@@ -17,12 +17,10 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from autotune.core.configuration import Configuration
-from autotune.core.documents.verdict import Outcome, Severity
 from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError, UnreadError
 from autotune.step.objects import config
 from autotune.userconfig.engine import engine_args, process_groups
-from tests.app.check.conftest import Checked, Write
 from tests.contract.building import config_class
 
 NOTHING = Configuration("SFTConfig", {}, {})
@@ -89,9 +87,7 @@ def test_sizes_are_refused_where_accelerate_refuses_them(processes: int) -> None
     ],
     ids=str,
 )
-def test_what_accelerate_would_not_start_is_told_by_its_key(
-    keys: Mapping[str, object], kind: str, said: str, tmp_path: Path
-) -> None:
+def test_what_accelerate_would_not_start_is_told_by_its_key(keys: Mapping[str, object], kind: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         engine_args(a_document(keys, kind), NOTHING, 8)
 
@@ -111,7 +107,7 @@ def test_what_accelerate_would_not_start_is_told_by_its_key(
     ids=str,
 )
 def test_sizes_that_make_all_processes_are_taken(
-    keys: Mapping[str, object], kind: str, read: Mapping[str, int], tmp_path: Path
+    keys: Mapping[str, object], kind: str, read: Mapping[str, int]
 ) -> None:
     assert engine_args(a_document(keys, kind), NOTHING, 8).get("parallelism_config", {}) == read
 
@@ -123,9 +119,7 @@ def test_sizes_that_make_all_processes_are_taken(
         ({"dp_replicate_size": 8}, "DEEPSPEED", "not planned with DeepSpeed"),
     ],
 )
-def test_of_what_is_not_known_what_it_trains_nothing_is_said(
-    keys: Mapping[str, object], kind: str, said: str, tmp_path: Path
-) -> None:
+def test_of_what_is_not_known_what_it_trains_nothing_is_said(keys: Mapping[str, object], kind: str, said: str) -> None:
     with pytest.raises(UnreadError, match=said):
         engine_args(a_document(keys, kind), NOTHING, 8)
 
@@ -155,18 +149,8 @@ def test_accelerate_reads_no_key_without_the_prefix(tmp_path: Path) -> None:
         engine_args({**document, "parallelism_config": "cp"}, NOTHING, 8)
 
 
-def test_a_check_says_of_groups_that_no_run_could_start(write: Write, checked: Checked, tmp_path: Path) -> None:
-    file = tmp_path / "accelerate.yaml"
-    file.write_text(yaml.safe_dump(a_document({"cp_size": 2}, num_processes=8)), encoding="utf-8")
-    text = f"accelerate_config: {file}\nmax_length: 64\n"
-    verdict = checked(config=str(write("sft", text)), trainer="sft", gpu="H100-80GB")
-    assert verdict.outcome is Outcome.CANNOT_RUN
-    (finding,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
-    assert "but 8 processes are started: accelerate refuses this" in finding.message
-
-
 @pytest.mark.parametrize(("size", "said"), [("tp_size", "loaded whole"), ("sp_size", "DeepSpeed gathers")])
-def test_groups_of_which_no_step_is_traced_are_told(size: str, said: str, tmp_path: Path) -> None:
+def test_groups_of_which_no_step_is_traced_are_told(size: str, said: str) -> None:
     document = {"distributed_type": "MULTI_GPU", "parallelism_config": {f"parallelism_config_{size}": 2}}
     with pytest.raises(UnreadError, match=rf"parallelism_config_{size}: 2 is not planned: .*{said}"):
         engine_args(document, NOTHING)

@@ -186,13 +186,6 @@ def test_sections_of_accelerate_s_file_and_a_precision_without_effect_are_told(t
         assert ["mixed_precision: fp8 has no effect" in message for message in told[1:]] == ([True] if bf16 else [])
 
 
-def test_a_file_for_one_process_starts_one_however_many_are_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n", encoding="utf-8")
-    written, read = with_keys("trl sft", accelerate_config=str(tmp_path / "one.yaml"), num_processes=8)
-    found = launching(written, read)
-    assert (found.processes, found.ignored_processes) == (1, 8)
-
-
 def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tmp_path: Path) -> None:
     import trl
     from trl import ModelConfig, TrlParser
@@ -220,14 +213,6 @@ def test_a_key_that_trl_s_own_script_drops_ends_only_trl_s_command(write: Write,
         ends = checked(command=(*start.split(), *file, "--mine", "1"), fits=False)
         assert ends.outcome is Outcome.CANNOT_RUN
     assert checked(command=("trl", "sft", *file), fits=False).outcome is Outcome.CANNOT_RUN
-
-
-def test_accelerate_launch_reads_the_file_that_its_own_words_name(tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n", encoding="utf-8")
-    words = f"accelerate launch --config_file {own} trl/scripts/sft.py"
-    found = launching(*with_keys(words, **HANDED_ON))
-    assert (found.processes, found.document["distributed_type"]) == (2, "MULTI_GPU")
 
 
 def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Checked, tmp_path: Path) -> None:

@@ -102,13 +102,6 @@ def test_a_configuration_object_trains_in_the_precision_of_accelerate_s_variable
     assert Trainer(torch.nn.Linear(1, 1), config).accelerator.mixed_precision == precision
 
 
-def test_a_precision_that_is_not_traced_leaves_an_object_s_need_open() -> None:
-    os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"
-    config = sft()
-    with pytest.raises(UnreadError, match=r"mixed_precision: fp8 is not traced\. Write bf16 or fp16"):
-        as_started(configuration_of(config), config)
-
-
 @needs_deepspeed
 def test_an_object_of_a_process_in_which_a_training_used_deepspeed_leaves_its_need_open() -> None:
     from accelerate.utils import DeepSpeedPlugin

@@ -142,7 +142,7 @@ def test_a_process_whose_free_memory_is_not_known_leaves_the_training_of_all_unc
     assert str(first) == str(second)
 
 
-def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_gone_is_told() -> None:
     for rank in (0, 1):
         apart = StoreRanks(LostStore(), rank, 2)
         with pytest.raises(RanksError, match=f"cannot reach the store of their process group: {ENDED}"):
