@@ -51,7 +51,7 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
     Raises:
         InputError: a fixed choice is impossible on this machine.
     """
-    techniques, knob_options = tuple(techniques), setting.knob_options
+    techniques = tuple(techniques)
     baseline = starting_point(techniques, setting)
     surroundings = [baseline, *_allowed(file, techniques, baseline, setting)]
     kept = setting.base.unsearched if setting.base is not None else {}
@@ -60,7 +60,7 @@ def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) 
     unlockable: list[Unlockable] = []
     for technique in techniques:
         knob = technique.name
-        free = knob not in knob_options.fixed and knob not in knob_options.excluded and technique.matters(setting)
+        free = knob not in setting.fixed and knob not in setting.excluded and technique.matters(setting)
         if free and knob in kept:
             others = (technique.parse(spelling, setting) for spelling in file.choices.get(knob, ()))
             others = (other for other in dict.fromkeys(others) if other != baseline[knob])
@@ -100,7 +100,7 @@ def starting_point(techniques: Iterable[Technique], setting: Setting) -> Candida
         InputError: a fixed choice is impossible on this machine.
     """
     start: dict[str, Choice] = {}
-    fixed = setting.knob_options.fixed
+    fixed = setting.fixed
     for technique in techniques:
         if technique.name not in fixed:
             start[technique.name] = _default_choice(technique, setting)
@@ -137,7 +137,7 @@ def _ruled_out(
 ) -> str | None:
     """Return why a choice conflicts with a fixed choice, or None."""
     with_it = baseline.but(**{knob: choice})
-    for fixed in (technique for technique in techniques if technique.name in setting.knob_options.fixed):
+    for fixed in (technique for technique in techniques if technique.name in setting.fixed):
         mine = baseline[fixed.name]
         conflict = fixed.conflict(mine, with_it, setting)
         if conflict and not fixed.conflict(mine, baseline, setting):
@@ -150,7 +150,7 @@ def _allowed(
 ) -> Iterator[Candidate]:
     """Yield the baseline with each choice of a knob that the user allowed; a fixed knob has one choice."""
     for technique in techniques:
-        if technique.name in file.choices.keys() & setting.allowed - setting.knob_options.fixed.keys():
+        if technique.name in file.choices.keys() & setting.allowed - setting.fixed.keys():
             for spelling in file.choices[technique.name]:
                 yield baseline.but(**{technique.name: technique.parse(spelling, setting)})
 

@@ -11,7 +11,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.rows.images import ImageProfile
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.rows.table import Table
-from autotune.core.setting import KnobOptions, Setting
+from autotune.core.setting import Setting
 from autotune.core.workload import (
     DatasetProfile,
     DatasetSource,
@@ -117,8 +117,8 @@ def plan_with(here: Setting, choices: Mapping[str, Choice], trainer: str = "sft"
     return known.plan(known.normal(baseline.but(**choices), here), here)
 
 
-def problem(here: Setting, knob_options: KnobOptions | None = None, trainer: str = "sft") -> TrainerProblem:
+def problem(here: Setting, fixed: Mapping[str, Choice] | None = None, trainer: str = "sft") -> TrainerProblem:
     """Return the problem of the space that ships for a trainer."""
-    known, here = find_trainer(trainer), replace(here, knob_options=knob_options or here.knob_options)
+    known, here = find_trainer(trainer), replace(here, fixed=fixed or here.fixed)
     file = load(default_file(trainer), trainer, known.techniques)
     return TrainerProblem(known, resolve(file, known.techniques, here), here)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.setting import KnobOptions, Setting
+from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.inspection.space_file import default_file, load
 from autotune.space import Space, resolve
@@ -19,9 +19,9 @@ TWO_GPUS = replace(GPU, hardware=replace(GPU.hardware, processes=2))
 SFT = trainers()["sft"]
 
 
-def space(here: Setting, file: Path | None = None, **knob_options: object) -> Space:
+def space(here: Setting, file: Path | None = None, **options: object) -> Space:
     loaded = load(file or default_file("sft"), "sft", SFT.techniques)
-    return resolve(loaded, SFT.techniques, replace(here, knob_options=KnobOptions(**knob_options)))  # type: ignore[arg-type]
+    return resolve(loaded, SFT.techniques, replace(here, **options))  # type: ignore[arg-type]
 
 
 def written(folder: Path, text: str) -> Path:
@@ -85,7 +85,7 @@ def test_a_fixed_choice_is_the_only_one_and_part_of_the_baseline() -> None:
     here = setting(allowed=frozenset({"lora"}))
     found = space(here, fixed={"lora": "r8"})
     assert found.choices["lora"] == ("r8",)
-    problem = TrainerProblem(SFT, found, replace(here, knob_options=KnobOptions({"lora": "r8"})))
+    problem = TrainerProblem(SFT, found, replace(here, fixed={"lora": "r8"}))
     assert problem.baseline["lora"] == "r8"
 
 
@@ -102,7 +102,7 @@ def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> N
     fixed = {"quantization": "4bit-nf4", "lora": "none"}
     here = setting(allowed=frozenset(fixed))
     with pytest.raises(InputError, match="freezes the model; it needs lora or peft_config"):
-        require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, knob_options=KnobOptions(fixed))))
+        require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, fixed=fixed)))
 
 
 def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_rule_that_no_choice_avoids_is_told_before_one_that_other_choices_av
     fixed = {"quantization": "4bit-nf4", "lora": "none"}
     old = replace(GPU, hardware=replace(GPU.hardware, compute_capability=(7, 5)))
     here = setting(machine=old, allowed=frozenset(fixed), of=workload(lengths={100: 64}))
-    problem = TrainerProblem(SFT, space(here, fixed=fixed), replace(here, knob_options=KnobOptions(fixed)))
+    problem = TrainerProblem(SFT, space(here, fixed=fixed), replace(here, fixed=fixed))
     assert "no bf16 arithmetic" in str(problem.illegal(problem.baseline))
     with pytest.raises(InputError, match="freezes the model; it needs lora or peft_config"):
         require_legal(problem)
@@ -125,7 +125,7 @@ def test_the_rule_that_no_choice_avoids_is_told_before_one_that_other_choices_av
 def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowed() -> None:
     fixed = {"quantization": "4bit-nf4"}
     here = setting(allowed=frozenset({"quantization", "lora"}))
-    require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, knob_options=KnobOptions(fixed))))
+    require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, fixed=fixed)))
 
 
 def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
@@ -134,7 +134,7 @@ def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
     here = replace(setting(machine=TWO_GPUS, of=of, global_batch_size=2), ranks_per_row=2)
     # Without recipes, a legal candidate takes sharding, padding and a longer length.
     alone = replace(space(here, fixed=fixed), recipes=())
-    require_legal(TrainerProblem(SFT, alone, replace(here, knob_options=KnobOptions(fixed))))
+    require_legal(TrainerProblem(SFT, alone, replace(here, fixed=fixed)))
 
 
 def test_a_fixed_length_is_the_length_that_other_choices_are_judged_at() -> None:

@@ -51,7 +51,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to an unsupported value, or shards by FSDP on a single process, which
             transformers refuses (transformers 5.23, ``Trainer.__init__``).
     """
-    is_fixed = Sharding.name in options.knob_options.fixed
+    is_fixed = Sharding.name in options.fixed
     if base.plan.args.get("fsdp") and machine.hardware.processes == 1 and not is_fixed:
         raise InputError(
             f"{base.name} shards by FSDP, and one process has nothing to shard.",
@@ -67,14 +67,14 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     setting = replace(setting_of(plan, trainer, workload, machine, documents), last_resorts=offloads)
     nearest = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
-    custom = frozenset(_custom(base, plan, nearest, trainer, setting)) - options.knob_options.fixed.keys()
+    custom = frozenset(_custom(base, plan, nearest, trainer, setting)) - options.fixed.keys()
     _check_known(base, custom, trainer)
     unsearched = dict(_unsearched(base, nearest, custom, options, setting))
-    choices = {name: choice for name, choice in nearest.candidate.items() if name not in options.knob_options.fixed}
+    choices = {name: choice for name, choice in nearest.candidate.items() if name not in options.fixed}
     if _ROWS in choices:
         here = replace(setting, global_batch_size=batch, allowed=options.allowed)
         candidate = nearest.candidate
-        if CONTEXT_PARALLEL in options.knob_options.fixed:
+        if CONTEXT_PARALLEL in options.fixed:
             here = replace(here, ranks_per_row=options.ranks_per_row)
             candidate = candidate.but(**{CONTEXT_PARALLEL: here.ranks_per_row})
         choices[_ROWS] = _rows(trainer, candidate, here)
@@ -184,7 +184,7 @@ def _unsearched(
     candidate = nearest.candidate
     for technique in options.trainer.techniques:
         name = technique.name
-        if name in options.knob_options.fixed or not technique.matters(setting):
+        if name in options.fixed or not technique.matters(setting):
             continue
         value = _as_written(base, technique)
         if name in custom:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.arguments import PlannedArguments, ProbeArguments, SearchArguments, check_range, time_limit
 from autotune.core.candidate import Choice
-from autotune.core.setting import GLOBAL_BATCH, KnobOptions
+from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
@@ -35,6 +36,8 @@ class Options:
 
     Attributes:
         token_coverage: least share to keep of the dataset's tokens and of those in the loss, 0 to 1.
+        fixed: by knob, the choice that the user fixed.
+        excluded: the excluded knobs.
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers with a teacher; None until a base is read that may name it.
         coverage_asked: whether the user gave the token coverage.
@@ -44,7 +47,8 @@ class Options:
     global_batch_size: int | None
     token_coverage: float
     allowed: frozenset[str]
-    knob_options: KnobOptions
+    fixed: Mapping[str, Choice]
+    excluded: frozenset[str]
     file: SpaceFile
     rollouts: Rollouts
     coverage_asked: bool
@@ -53,12 +57,12 @@ class Options:
     @property
     def ranks_per_row(self) -> int:
         """Number of processes that share a row if the user fixed it, else 1."""
-        return int(self.knob_options.fixed.get(CONTEXT_PARALLEL, 1))
+        return int(self.fixed.get(CONTEXT_PARALLEL, 1))
 
     @property
     def peft(self) -> Choice:
         """The PEFT configuration that the user fixed, or ``none``."""
-        return self.knob_options.fixed.get(peft_config.PeftConfig.name, peft_config.NONE)
+        return self.fixed.get(peft_config.PeftConfig.name, peft_config.NONE)
 
 
 def checked_options(args: SearchArguments, init: Init = "random") -> Options:
@@ -104,7 +108,8 @@ def checked_options(args: SearchArguments, init: Init = "random") -> Options:
         token_coverage=DEFAULT_TOKEN_COVERAGE if coverage is None else coverage,
         # Fixing a choice by name allows it.
         allowed=frozenset(args.allow) | fixed.keys(),
-        knob_options=KnobOptions(fixed, frozenset(args.exclude)),
+        fixed=fixed,
+        excluded=frozenset(args.exclude),
         file=load(file, trainer.name, trainer.techniques),
         rollouts=_rollouts(trainer, args),
         coverage_asked=coverage is not None,

@@ -221,7 +221,7 @@ def _edited_file(run: Run, base: UserBase | None, outcome: SearchOutcome) -> tup
     copied = rows.cut or any(profile.dropped for profile in workload.profiles)
     wanted = EditTarget(
         plan,
-        frozenset(setting.knob_options.fixed),
+        frozenset(setting.fixed),
         workload.model_source.name if args.model is not None else None,
         workload.teacher_source.name if args.teacher is not None and workload.teacher_source is not None else None,
         rows if copied or args.dataset is not None or args.evaluates else None,

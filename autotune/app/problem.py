@@ -46,8 +46,8 @@ def attentions(options: Options, machine: Machine, users: str | None = None) -> 
         users: the user's own implementation; None: TRL's default.
     """
     technique = find("attention", options.trainer.techniques)
-    fixed = options.knob_options.fixed.get(technique.name)
-    listed = options.file.choices.get(technique.name, ()) if technique.name not in options.knob_options.excluded else ()
+    fixed = options.fixed.get(technique.name)
+    listed = options.file.choices.get(technique.name, ()) if technique.name not in options.excluded else ()
     wanted = (fixed,) if fixed is not None else (users or technique.trl_default, *listed)
     return tuple(dict.fromkeys(str(item) for item in wanted if technique.unavailable(item, machine) is None))
 
@@ -66,7 +66,7 @@ def problem_of(
     """
     base, coverage = (start.base, start.token_coverage) if start is not None else (None, options.token_coverage)
     shared = options.ranks_per_row
-    if base is not None and CONTEXT_PARALLEL not in options.knob_options.fixed:
+    if base is not None and CONTEXT_PARALLEL not in options.fixed:
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
     # A single process may keep DeepSpeed if the user's configuration has it.
     offloads = base is not None and "args.deepspeed" in base.documents
@@ -75,9 +75,9 @@ def problem_of(
     args[PACKING] = base is not None and base.choices.get(PACKING, NONE) != NONE
     columns = workload.dataset.columns
     depends = options.trainer.loss_depends_on(args, workload.model, machine.hardware.processes, columns)
-    allowed, knobs = options.allowed, options.knob_options
-    setting = Setting(workload, machine, batch, coverage, allowed, base, shared, offloads, knobs, depends)
-    fixed_length = knobs.fixed.get("max_length")
+    allowed, fixed, excluded = options.allowed, options.fixed, options.excluded
+    setting = Setting(workload, machine, batch, coverage, allowed, base, shared, offloads, fixed, excluded, depends)
+    fixed_length = fixed.get("max_length")
     if fixed_length is not None:
         # A fixed maximum length determines the token coverage.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)

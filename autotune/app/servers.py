@@ -36,8 +36,8 @@ def reserve_server_gpus(planned: Machine, options: Options, server_gpus: int | N
         return planned, options
     hardware = planned.hardware
     technique = next((each for each in options.trainer.techniques if each.name == NAME), None)
-    fixed = options.knob_options.fixed.get(NAME, SERVER)
-    if technique is None or fixed != SERVER or NAME not in options.allowed - options.knob_options.excluded:
+    fixed = options.fixed.get(NAME, SERVER)
+    if technique is None or fixed != SERVER or NAME not in options.allowed - options.excluded:
         raise InputError(
             "--server-gpus is the number of GPUs of a vLLM server, and this plan has no server.",
             hint=f"It is for trainers that generate, with --fix {NAME}={SERVER} or --allow {NAME}.",
@@ -59,8 +59,7 @@ def reserve_server_gpus(planned: Machine, options: Options, server_gpus: int | N
             hint=f"It takes {known}." if possible else "--num-processes counts the server's GPUs too.",
         )
     hardware = replace(hardware, processes=hardware.processes - server_gpus)
-    knob_options = replace(options.knob_options, fixed={**options.knob_options.fixed, NAME: SERVER})
-    return replace(planned, hardware=hardware), replace(options, knob_options=knob_options)
+    return replace(planned, hardware=hardware), replace(options, fixed={**options.fixed, NAME: SERVER})
 
 
 def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) -> ServerSplit | str:

@@ -42,19 +42,6 @@ GLOBAL_BATCH = "global_batch"
 
 
 @dataclass(frozen=True)
-class KnobOptions:
-    """The user's options about single knobs.
-
-    Attributes:
-        fixed: by knob, the fixed choice.
-        excluded: knobs that stay at TRL's default, or at the value of the user's configuration.
-    """
-
-    fixed: Mapping[str, Choice] = field(default_factory=dict)
-    excluded: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
 class Setting:
     """The properties that all candidates of a search share.
 
@@ -67,7 +54,8 @@ class Setting:
         base: the user's configuration that candidates start from; None: TRL's defaults.
         ranks_per_row: processes that share each row, as fixed by the user (``context_parallel``).
         last_resorts: whether to search choices that are only useful if nothing else fits.
-        wishes: the user's options about single knobs.
+        fixed: by knob, the choice that the user fixed.
+        excluded: knobs that stay at TRL's default, or at the value of the user's configuration.
         loss_depends_on: by knob that changes the loss, how; see ``Trainer.loss_depends_on``.
         checked: the plan of a configuration in ``autotune check``; None elsewhere.
         impossible: cache of the reasons why a technique's choice is impossible in every candidate, or None.
@@ -81,7 +69,8 @@ class Setting:
     base: Base | None = None
     ranks_per_row: int = 1
     last_resorts: bool = False
-    knob_options: KnobOptions = field(default_factory=KnobOptions)
+    fixed: Mapping[str, Choice] = field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()
     loss_depends_on: Mapping[str, str] = field(default_factory=dict)
     checked: TrainingPlan | None = None
     impossible: dict[tuple[object, Choice], str | None] = field(

@@ -110,7 +110,7 @@ class Attention(Technique):
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
-        own = self.name in setting.knob_options.fixed or setting.is_users_choice(self.name, choice)
+        own = self.name in setting.fixed or setting.is_users_choice(self.name, choice)
         if choice == EAGER and not own and self.default(setting) != EAGER and uneven_images(setting.workload):
             return UNEVEN_IMAGES
         return _mask_ignored(choice, setting)

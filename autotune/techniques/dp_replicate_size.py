@@ -39,7 +39,7 @@ class DpReplicateSize(Distributed):
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return 1 without FSDP2, unless the user fixed a number: then the conflict is reported."""
-        return choice if NAME in setting.knob_options.fixed or candidate.get("sharding", DDP) == FSDP2 else 1
+        return choice if NAME in setting.fixed or candidate.get("sharding", DDP) == FSDP2 else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if the engine makes no groups, or a replica has only the processes that share a row."""

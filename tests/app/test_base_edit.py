@@ -82,7 +82,7 @@ def after(search: Started, candidate: Candidate, **wanted: object) -> str:
     """Return the file as it is handed over for a candidate."""
     trainer, setting = search.problem.trainer, search.problem.setting
     plan = trainer.plan(candidate, setting)
-    target = EditTarget(plan, frozenset(search.options.knob_options.fixed), **wanted)  # type: ignore[arg-type]
+    target = EditTarget(plan, frozenset(search.options.fixed), **wanted)  # type: ignore[arg-type]
     edits = edits_of(search.base, target, trainer, setting)
     return edited_text(search.base, edits)
 

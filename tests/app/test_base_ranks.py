@@ -76,7 +76,7 @@ def handed_over(search: Started, candidate: Candidate, folder: Path) -> dict[str
     """Return the documents of the bundle for a candidate, by their names."""
     trainer, setting = search.problem.trainer, search.problem.setting
     plan = trainer.plan(search.problem.normal(candidate), setting)
-    wanted = EditTarget(plan, frozenset(search.options.knob_options.fixed), bundle=folder)
+    wanted = EditTarget(plan, frozenset(search.options.fixed), bundle=folder)
     text = edited_text(search.base, edits_of(search.base, wanted, trainer, setting))
     files = launch_files(plan, folder, search.base.launching.document)
     found = {

@@ -12,7 +12,6 @@ from autotune.app.problem import with_last_resorts
 from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
-from autotune.core.setting import KnobOptions
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
@@ -80,7 +79,7 @@ def here(machine: Machine = WITH_DEEPSPEED) -> TrainerProblem:
     fixed |= {"allocator": "default", "pad_to_multiple_of": "none", "hub_kernels": "off"}
     known = workload(lengths={64: 8})
     known = replace(known, model=replace(known.model, layer_kinds=LAYERS))
-    return problem(setting(machine=machine, of=known), KnobOptions(fixed))
+    return problem(setting(machine=machine, of=known), fixed)
 
 
 def searched(of: TrainerProblem, tracer: AnalyticTracer, folder: Path, budget_bytes: int) -> Evaluator:
@@ -214,7 +213,7 @@ def test_a_search_without_predictions_says_that_it_did_not_offload() -> None:
     narrow = here()
     (said,) = notes_on_untried(narrow, ran_out(narrow))
     assert said.endswith("Search with --fix sharding=zero2 --fix offload=optimizer.")
-    fixed = problem(narrow.setting, KnobOptions({"sharding": "zero2", "offload": "optimizer"}))
+    fixed = problem(narrow.setting, {"sharding": "zero2", "offload": "optimizer"})
     assert fixed.illegal(fixed.baseline) is None
     (absent,) = notes_on_untried(here(GPU), ran_out(here(GPU)))
     assert "pip install 'deepspeed>=" in absent
@@ -224,7 +223,7 @@ def test_it_says_so_only_where_memory_is_what_failed_and_there_is_another_to_off
     narrow, cpu = here(), here(replace(CPU, packages=WITH_DEEPSPEED.packages))
     wide = with_last_resorts(narrow)
     assert wide is not narrow
-    chosen = problem(narrow.setting, KnobOptions({"sharding": "ddp"}))
+    chosen = problem(narrow.setting, {"sharding": "ddp"})
     for searched, outcome in (
         (narrow, ran_out(narrow, ProbeStatus.TIMEOUT)),
         (narrow, replace(ran_out(narrow), winner=ran_out(narrow, ProbeStatus.OK).records[0])),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ import autotune
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents.estimate import Estimate, MemoryEstimate, Origin
-from autotune.core.setting import KnobOptions, Setting
+from autotune.core.setting import Setting
 from autotune.core.workload import Rollouts, Workload
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.techniques.packing import CUTTING
@@ -100,10 +101,10 @@ SHORT = workload(lengths={20: 1000, 100: 20})
 
 
 def packing_offered(
-    speedup: float, knob_options: KnobOptions | None = None, of_rows: Workload = SHORT, batch: int = 8
+    speedup: float, options: Mapping[str, Any] | None = None, of_rows: Workload = SHORT, batch: int = 8
 ) -> tuple[str, list[Candidate]]:
     """Return the offer to pack and its traced candidates, if packed rows are this many times as fast."""
-    of_search = replace(setting(of=of_rows, global_batch_size=batch), knob_options=knob_options or KnobOptions())
+    of_search = replace(setting(of=of_rows, global_batch_size=batch), **(options or {}))
     found, asked = problem(of_search), list[Candidate]()
 
     def of(candidate: Candidate, rate: float) -> Estimate:
@@ -132,16 +133,16 @@ def test_a_global_batch_that_is_offered_is_one_that_the_packed_rows_are_legal_wi
 
 
 @pytest.mark.parametrize(
-    "knob_options",
+    "options",
     [
-        KnobOptions(excluded=frozenset({"packing"})),
-        KnobOptions({"packing": "none"}),
-        KnobOptions({"padding_free": "on"}),
+        {"excluded": frozenset({"packing"})},
+        {"fixed": {"packing": "none"}},
+        {"fixed": {"padding_free": "on"}},
     ],
     ids=["excluded", "fixed", "padding-free"],
 )
-def test_packing_that_the_user_ruled_out_is_neither_offered_nor_traced(knob_options: KnobOptions) -> None:
-    assert packing_offered(1.5, knob_options) == ("", [])
+def test_packing_that_the_user_ruled_out_is_neither_offered_nor_traced(options: Mapping[str, Any]) -> None:
+    assert packing_offered(1.5, options) == ("", [])
 
 
 def test_what_may_be_no_faster_by_the_error_of_predicted_times_is_not_offered() -> None:

@@ -62,8 +62,8 @@ def test_a_fixed_choice_is_thereby_allowed() -> None:
 
 
 def test_max_length_is_short_for_fixing_it() -> None:
-    assert options(max_length=2048).knob_options.fixed == {"max_length": 2048}
-    assert options(max_length=2048, fix={"max_length": "2048"}).knob_options.fixed == {"max_length": 2048}
+    assert options(max_length=2048).fixed == {"max_length": 2048}
+    assert options(max_length=2048, fix={"max_length": "2048"}).fixed == {"max_length": 2048}
 
 
 def test_a_timeout_is_said_in_words_or_seconds() -> None:
@@ -78,7 +78,7 @@ def test_a_budget_and_a_timeout_may_be_plain_bytes_and_seconds() -> None:
 
 def test_a_list_may_be_one_text_as_on_the_command_line() -> None:
     found = options(allow="lora, precision", exclude="liger")
-    assert (found.allowed, found.knob_options.excluded) == ({"lora", "precision"}, {"liger"})
+    assert (found.allowed, found.excluded) == ({"lora", "precision"}, {"liger"})
     assert options(trainer="grpo", reward_funcs="a.b,c.d").rollouts.rewards == ("a.b", "c.d")
 
 

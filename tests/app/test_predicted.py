@@ -19,7 +19,6 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.jobs.protocol import OperatorsRequest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
-from autotune.core.setting import KnobOptions
 from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
 from autotune.planning.predictor import PlannedPredictor
@@ -226,7 +225,7 @@ LISTED = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA H100 80GB HBM3
 
 
 def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
-    return problem(setting(machine=machine, of=workload(lengths={1024: 8})), KnobOptions({"max_length": 1024, **fixed}))
+    return problem(setting(machine=machine, of=workload(lengths={1024: 8})), {"max_length": 1024, **fixed})
 
 
 def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_path: Path) -> None:

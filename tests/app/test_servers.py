@@ -121,7 +121,7 @@ def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() ->
     options = checked_options(SearchArguments(trainer="grpo", allow=("vllm",)))
     planned, served = reserve_server_gpus(planned_machine("RTX4090", 2), options, 1)
     assert planned.hardware.processes == 1
-    assert served.knob_options.fixed == {"vllm": "server"}
+    assert served.fixed == {"vllm": "server"}
     of = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
     problem = problem_of(served, of, planned, 8)
     start = problem.baseline

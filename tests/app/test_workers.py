@@ -25,7 +25,6 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
-from autotune.core.setting import KnobOptions
 from autotune.errors import AutotuneError, InputError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
@@ -164,11 +163,9 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     analytic = AnalyticTracer()
     monkeypatch.setattr(ServerTracer, "__call__", lambda _, requests: analytic(requests))
     searched = ("max_length", "packing", "gradient_checkpointing", "per_device_train_batch_size")
-    knob_options = KnobOptions(
-        {"max_length": 1024},
-        frozenset(item.name for item in find_trainer("sft").techniques if item.name not in searched),
-    )
-    here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), knob_options)
+    excluded = frozenset(item.name for item in find_trainer("sft").techniques if item.name not in searched)
+    of_search = replace(setting(machine=GPU, of=workload(lengths={1024: 8})), excluded=excluded)
+    here = problem(of_search, {"max_length": 1024})
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
         cache, server = Cache(tmp_path / "cache"), no_server()
         times = times_of(CPU, None, GIB, server, own, cache)

@@ -12,7 +12,6 @@ from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.program import EVALUATE, PRECOMPUTE
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.rows.lengths import LengthDistribution
-from autotune.core.setting import KnobOptions
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
@@ -48,7 +47,7 @@ def evaluator_of(
     if evaluated is not None:
         profile = replace(of.dataset, lengths=LengthDistribution(evaluated))
         of = replace(of, evaluation=profile, evaluation_source=of.dataset_source)
-    found = problem(setting(machine=GPU, of=of), KnobOptions({**PLAIN, **fixed}))
+    found = problem(setting(machine=GPU, of=of), {**PLAIN, **fixed})
     evaluator = Evaluator(found, H100, 80 * GIB, Traces(tracer, Cache(directory), "model", {}))
     search_by_traces(found, evaluator)
     return evaluator

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from autotune.core.documents.estimate import Origin, distinct, smallest_changes
-from autotune.core.setting import KnobOptions
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.single import TracedPlan
@@ -38,7 +37,7 @@ def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> Tra
     """Return the shipped space for a model of 16 layers, by default on rows of 1,024 tokens."""
     of = workload(lengths=lengths or {TOKENS: 8})
     of = replace(of, model=replace(of.model, layer_kinds=("full",) * LAYERS))
-    return problem(setting(machine=GPU, of=of), KnobOptions({"max_length": TOKENS, **fixed}))
+    return problem(setting(machine=GPU, of=of), {"max_length": TOKENS, **fixed})
 
 
 def evaluator_of(
@@ -141,7 +140,7 @@ def test_the_speed_of_the_baseline_is_known_though_it_does_not_fit(tmp_path: Pat
 def test_where_the_optimizer_runs_on_the_host_no_micro_batch_is_traced_for_its_time(tmp_path: Path) -> None:
     of = problem_of({100: 60, 400: 30, TOKENS: 10}).setting.workload
     eight = replace(GPU, hardware=replace(GPU.hardware, processes=8))
-    space = problem(setting(machine=eight, global_batch_size=64, of=of), KnobOptions({"max_length": TOKENS}))
+    space = problem(setting(machine=eight, global_batch_size=64, of=of), {"max_length": TOKENS})
     tracer = AnalyticTracer()
     evaluator = evaluator_of(space, tracer, tmp_path)
     sharded = space.baseline.but(sharding="fsdp2", optimizer="adamw_torch", per_device_train_batch_size=1)

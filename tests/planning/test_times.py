@@ -9,7 +9,6 @@ import pytest
 
 from autotune.core.documents.estimate import Estimate
 from autotune.core.machine import Machine
-from autotune.core.setting import KnobOptions
 from autotune.core.step_time import StepTime
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
@@ -52,7 +51,7 @@ def test_no_time_is_negative() -> None:
 
 def test_what_cannot_fit_has_the_rate_of_its_largest_micro_batches(tmp_path: Path) -> None:
     of = workload(lengths={100: 60, 400: 30, 1024: 10})
-    here = problem(setting(machine=GPU, of=of), KnobOptions({"max_length": 1024}))
+    here = problem(setting(machine=GPU, of=of), {"max_length": 1024})
     padded = here.baseline.but(per_device_train_batch_size=4, gradient_checkpointing="off", packing="none")
 
     def estimated(budget_bytes: int) -> Estimate:
@@ -76,8 +75,8 @@ ON_DEVICE = [("ddp", "none"), ("zero2", "none"), ("zero3", "parameters"), ("fsdp
 
 def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bool]:
     """Return whether a plan has a predicted time in a search, without vLLM's, and in a single estimate."""
-    knob_options = KnobOptions({"max_length": "64", "packing": "none", "sharding": sharding, "offload": offload})
-    here = problem(setting(machine=machine), knob_options)
+    fixed = {"max_length": "64", "packing": "none", "sharding": sharding, "offload": offload}
+    here = problem(setting(machine=machine), fixed)
     gpu = find_gpu("H100-80GB") if machine is TWO_GPUS else None
     traces = Traces(AnalyticTracer(), Cache(folder), "model", {})
     evaluator = Evaluator(here, gpu, 80 * GIB, traces)
@@ -104,7 +103,7 @@ def test_weights_on_the_host_alone_leave_the_time_known(sharding: str, offload: 
 
 
 def test_the_time_of_several_ranks_is_that_of_the_largest_of_their_micro_batches(tmp_path: Path) -> None:
-    here = problem(setting(of=workload(lengths={100: 9, 600: 1}), machine=TWO_GPUS), KnobOptions({"packing": "none"}))
+    here = problem(setting(of=workload(lengths={100: 9, 600: 1}), machine=TWO_GPUS), {"packing": "none"})
     plan = here.trainer.plan(here.baseline, here.setting)
     geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
     assert geometry.ranks == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.core.setting import KnobOptions
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
@@ -15,7 +14,7 @@ from tests.settings import problem, setting
 
 
 def test_what_breaks_a_rule_and_cannot_be_traced_has_the_rule_as_its_reason(tmp_path: Path) -> None:
-    here = problem(setting(), KnobOptions({"max_length": 1024}))
+    here = problem(setting(), {"max_length": 1024})
     traces = Traces(AnalyticTracer(), Cache(tmp_path), "model", {})
     evaluator, asked = Evaluator(here, find_gpu("H100-80GB"), GIB, traces), here.baseline.but(attention=UNTRACEABLE)
     evaluator.run([asked])

@@ -11,7 +11,7 @@ from autotune.app.notes import notes_on_images
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.rows.documents import Documents
 from autotune.core.rows.lengths import LengthDistribution
-from autotune.core.setting import GLOBAL_BATCH, Base, KnobOptions, Setting
+from autotune.core.setting import GLOBAL_BATCH, Base, Setting
 from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible
 from autotune.techniques.context_parallel import ContextParallel
@@ -118,7 +118,7 @@ def test_eager_is_searched_only_where_the_rows_with_the_most_image_data_have_the
 
     assert "scores of each image" in str(reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}))
     assert reason_for({1: 5}, {900: 4, 4000: 1}) is reason_for({4: 1, 1: 1}, {900: 5}) is None
-    assert reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}, knob_options=KnobOptions(fixed={"attention": "eager"})) is None
+    assert reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}, fixed={"attention": "eager"}) is None
     # Of blocks of rows, the one with the most image data may be without the largest image.
     blocks = Documents.of_rows([(1, 20)] * 5, ordered=True)
     assert "scores of each image" in str(reason_for({1: 5}, {900: 4, 4000: 1}, blocks))
@@ -133,7 +133,7 @@ def test_a_result_with_an_attention_of_the_user_s_own_notes_images_that_are_not_
         of.dataset.images, in_row=LengthDistribution({4: 1, 1: 1}), pixels=LengthDistribution({9: 4, 99: 1})
     )
     here = setting(of=replace(of, dataset=replace(of.dataset, images=images)))
-    baseline = problem(here, KnobOptions(fixed={"attention": own})).baseline
+    baseline = problem(here, {"attention": own}).baseline
     found = list(notes_on_images(baseline["attention"], here.workload))
     assert [f"attention={own} may need more memory" in note for note in found] == [True] * notes
 

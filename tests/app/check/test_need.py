@@ -12,8 +12,9 @@ from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration
 from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.verdict import Need, Outcome, Source, Verdict
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.setting import KnobOptions
+from autotune.core.workload import Workload
 from autotune.emit.document import json_text
 from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, SizedPlan
@@ -32,7 +33,7 @@ from tests.small import write_rows
 
 def need_of(lengths: dict[int, int], folder: Path, budget_bytes: int) -> Need:
     machine = planned_machine("H100-80GB")
-    here = problem(setting(machine=machine, of=workload(lengths=lengths)), KnobOptions({"packing": "none"}))
+    here = problem(setting(machine=machine, of=workload(lengths=lengths)), {"packing": "none"})
     plan = here.trainer.plan(here.baseline, here.setting)
     tracer = PlanTracer(Traces(AnalyticTracer(), Cache(folder), "model", {}), here.setting, machine.gpu)
     sized = SizedPlan(plan, whole_geometry(here.trainer, plan, here.setting.workload))
@@ -66,14 +67,18 @@ def test_a_need_that_is_not_traced_whole_is_said_to_be_from_few_layers(tmp_path:
     assert "few layers" not in evidence(near)
 
 
+def write_study(folder: Path, rows: Workload, recommended: TrainingPlan) -> None:
+    """Write the result of a study on an H100 that recommends a plan."""
+    machine = planned_machine("H100-80GB")
+    found = a_result(workload=rows, hardware=machine.hardware, environment=environment(machine))
+    assert found.recommended is not None
+    found = replace(found, recommended=replace(found.recommended, plan=recommended))
+    (folder / "result.json").write_text(json_text(found), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("length", "packing", "measured"),
-    [
-        (None, False, True),
-        (4096, False, True),
-        (1024, False, False),
-        (4096, True, False),
-    ],
+    [(None, False, True), (4096, False, True), (1024, False, False), (4096, True, False)],
 )
 def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured_one(
     length: int | None, packing: bool, measured: bool, tmp_path: Path
@@ -83,10 +88,7 @@ def test_the_file_of_a_base_that_keeps_a_length_that_cuts_no_row_is_the_measured
     plan = here.trainer.plan(here.normal(here.baseline.but(max_length=rows.longest)), here.setting)
     assert plan.args["max_length"] == 2000
     known = replace(plan, args={**plan.args, "packing": packing})
-    found = a_result(workload=rows, hardware=machine.hardware, environment=environment(machine))
-    assert found.recommended is not None
-    found = replace(found, recommended=replace(found.recommended, plan=known))
-    (tmp_path / "result.json").write_text(json_text(found), encoding="utf-8")
+    write_study(tmp_path, rows, known)
     written = replace(known, args={**known.args, "max_length": length})
     config = Configuration("SFTConfig", written.args, written.args)
     sized = SizedPlan(written, whole_geometry(here.trainer, plan, here.setting.workload))
@@ -99,10 +101,7 @@ def test_a_study_that_evaluated_on_shorter_rows_does_not_decide(longer: bool, tm
     measured, now = (replace(rows, evaluation=workload(lengths=each).dataset) for each in ({64: 4}, {64: 4, 900: 1}))
     here = problem(setting(machine=machine, of=measured))
     plan = here.trainer.plan(here.baseline, here.setting)
-    found = a_result(workload=measured, hardware=machine.hardware, environment=environment(machine))
-    assert found.recommended is not None
-    found = replace(found, recommended=replace(found.recommended, plan=plan))
-    (tmp_path / "result.json").write_text(json_text(found), encoding="utf-8")
+    write_study(tmp_path, measured, plan)
     config = Configuration("SFTConfig", plan.args, plan.args)
     sized = SizedPlan(plan, whole_geometry(here.trainer, plan, measured))
     checked = now if longer else measured
