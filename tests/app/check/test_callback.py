@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import load_dataset
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch._subclasses import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
@@ -107,18 +107,6 @@ def test_what_adapts_its_micro_batches_is_not_stopped(
         training.train()
     assert training.state.global_step == 1
     assert "does not fit" in caplog.text
-
-
-@pytest.mark.slow
-def test_what_cannot_be_checked_is_trained_with_a_warning(
-    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    adapter = IA3Config(target_modules=["q_proj", "v_proj"], feedforward_modules=[], task_type="CAUSAL_LM")
-    training = built("sft", small_model_directory, rows("sft"), tmp_path, "4GiB", peft_config=adapter)
-    with caplog.at_level(logging.WARNING):
-        training.train()
-    assert training.state.global_step == 1
-    assert "A IA3Config is not supported" in caplog.text
 
 
 @pytest.mark.slow
@@ -228,15 +216,6 @@ def test_a_training_that_is_evaluated_is_checked_and_trains(
     training = built(
         "sft", small_model_directory, rows("sft"), tmp_path, "4GiB", options=options, eval_dataset=evaluated
     )
-    training.train()
-    assert training.state.global_step == 1
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_what_fits_is_trained(small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path) -> None:
-    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", peft_config=lora)
     training.train()
     assert training.state.global_step == 1
 

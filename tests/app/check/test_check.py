@@ -89,9 +89,7 @@ def test_an_attention_that_does_not_run_here_is_not_said_to_mix_documents(write:
     )
 
 
-def test_the_environment_of_the_file_reaches_the_child_alone(
-    write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_of_the_file_reaches_the_child_alone(write: Write, checked: Checked) -> None:
     variables = "PYTORCH_ALLOC_CONF: ''\n  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
     file = write("sft", f"env:\n  {variables}\n  MY_OWN: x\n")
     verdict = checked(config=str(file), trainer="sft", gpu=GPU)
@@ -259,9 +257,7 @@ def test_without_a_device_the_keys_are_judged_nevertheless(write: Write, checked
     assert "Did you mean packing?" in told(verdict)
 
 
-def test_a_configuration_object_is_checked_as_a_file_is(
-    write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_object_is_checked_as_a_file_is(write: Write, checked: Checked) -> None:
     text = yaml.safe_load(
         write("dpo", "max_length: 32\nuse_peft: true\nlora_r: 4\nlora_dropout: 0\n").read_text(encoding="utf-8")
     )
@@ -330,11 +326,6 @@ def test_libraries_of_an_unsupported_version_are_refused_before_they_read_anythi
     monkeypatch.setattr(of_check, "installed_packages", lambda: packages)
     with pytest.raises(InputError, match=r"trl 1\.15\.0 is installed; autotune needs trl"):
         checked(config=str(write("sft", "")), trainer="sft", **args)
-
-
-def test_probing_needs_the_device_that_is_here(write: Write, checked: Checked) -> None:
-    with pytest.raises(InputError, match="--probe runs on this machine's device"):
-        checked(config=str(write("sft", "")), trainer="sft", gpu=GPU, probe=True)
 
 
 @pytest.mark.slow

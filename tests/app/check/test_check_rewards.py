@@ -14,7 +14,7 @@ import pytest
 import autotune
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.documents.verdict import Outcome, Severity
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError
 from autotune.inspection.command_line import Command
 from autotune.inspection.script import Script
 from autotune.trainers.prompts import NO_REWARD
@@ -159,11 +159,6 @@ def test_one_of_trl_s_stands_in_for_each_that_is_not_imported() -> None:
 def test_where_none_is_named_there_are_as_many_as_weights() -> None:
     assert rewards_of(read(), config(reward_weights=[1.0, 2.0]), imports=False).built == (NO_REWARD,) * 2
     assert rewards_of(ReadCommand(), config(reward_weights=None), imports=True).sentence(probed=False) == ""
-
-
-def test_a_reward_model_is_not_read() -> None:
-    with pytest.raises(UnreadError, match="reward_model_name_or_path"):
-        rewards_of(read(reward_model_name_or_path="somewhere/else"), config(), imports=False)
 
 
 def test_trl_s_own_command_needs_a_reward_function_and_a_script_may_have_its_own() -> None:

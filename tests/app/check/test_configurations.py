@@ -9,7 +9,7 @@ import pytest
 from transformers import TrainingArguments
 
 from autotune.core.configuration import Fault, Override, ReadCommand
-from autotune.core.documents.verdict import EXIT_CODES, Outcome, Severity
+from autotune.core.documents.verdict import EXIT_CODES, Finding, Outcome, Severity
 from autotune.trainers import trainers
 from autotune.userconfig.problems import problems
 from autotune.userconfig.written import read_written
@@ -64,6 +64,13 @@ WENT = (
 )
 
 
+def problems_of(folder: Path, text: str, read: ReadCommand, trainer: str = "sft", **more: bool) -> list[Finding]:
+    """Return the problems of a file with this text."""
+    file = folder / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    return problems(read_written(str(file), trainer), read, **more)
+
+
 @pytest.mark.parametrize(
     ("read", "severity"),
     [
@@ -75,18 +82,13 @@ WENT = (
 def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_it(
     read: ReadCommand, severity: Severity, tmp_path: Path
 ) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("warmup_ratio: 0.1\n", encoding="utf-8")
-    assert [(item.severity, item.message) for item in problems(read_written(str(file), "sft"), read)] == [
-        (severity, WENT)
-    ]
+    (found,) = problems_of(tmp_path, "warmup_ratio: 0.1\n", read)
+    assert (found.severity, found.message) == (severity, WENT)
 
 
 def test_words_of_fsdp_are_no_silent_change_since_transformers_writes_them_to_its_keys(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("fsdp: full_shard\n", encoding="utf-8")
     read = ReadCommand(overrides=(Override("fsdp", "full_shard", True),))
-    (found,) = problems(read_written(str(file), "sft"), read)
+    (found,) = problems_of(tmp_path, "fsdp: full_shard\n", read)
     assert (found.severity, found.line) == (Severity.NOTE, 1)
     keys: dict[str, bool] = {}
     if translate := getattr(TrainingArguments, "_apply_legacy_fsdp_to_config", None):
@@ -97,15 +99,13 @@ def test_words_of_fsdp_are_no_silent_change_since_transformers_writes_them_to_it
 
 
 def test_an_argument_that_ends_a_training_is_told_in_place_of_what_trl_s_class_refuses(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text("num_generations: 0\npacking: true\n", encoding="utf-8")
     read = ReadCommand(
         faults=(Fault("packing", "", unknown=True),),
         refused="ZeroDivisionError: integer modulo by zero",
         ended={"num_generations": "ZeroDivisionError: integer modulo by zero"},
     )
-    found = [(item.line, item.message) for item in problems(read_written(str(file), "grpo"), read)]
-    assert found == [
+    found = problems_of(tmp_path, "num_generations: 0\npacking: true\n", read, "grpo")
+    assert [(item.line, item.message) for item in found] == [
         (1, "num_generations makes training fail: ZeroDivisionError: integer modulo by zero."),
         (2, "packing is a key of sft, and not of grpo."),
     ]
@@ -121,7 +121,6 @@ def test_a_file_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest
 def test_what_needs_a_package_that_is_absent_ends_a_training_on_this_machine(
     here: bool, severity: Severity, tmp_path: Path
 ) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("report_to: wandb\n", encoding="utf-8")
-    (found,) = problems(read_written(str(file), "sft"), ReadCommand(absent={"report_to": "It names wandb."}), here=here)
+    read = ReadCommand(absent={"report_to": "It names wandb."})
+    (found,) = problems_of(tmp_path, "report_to: wandb\n", read, here=here)
     assert (found.severity, found.line) == (severity, 1)
