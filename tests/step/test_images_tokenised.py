@@ -259,14 +259,6 @@ def test_rows_to_evaluate_on_have_images_where_those_to_train_on_have(tmp_path: 
         prepared_here(request, tmp_path / "prepare")
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_broken_image_is_an_error_that_names_its_row(number: int, tmp_path: Path) -> None:
-    images = [[picture(9, 9)], [picture(9, 9)]]
-    images[number - 1] = [{"bytes": b"no image", "path": "b.png"}]
-    with pytest.raises(InputError, match=rf"Row {number} of rows has an image that cannot be read: b\.png"):
-        prepared("gemma3", rows_of(images), tmp_path)
-
-
 def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_copied(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     picture(90, 60).save(file)

@@ -27,7 +27,7 @@ from autotune.step.models.loading import (
     virtual_model,
 )
 from autotune.units import GIB, MIB
-from tests.small import messages_rows, write_rows, write_small_model
+from tests.small import write_rows, write_small_model
 from tests.virtual.alone import found_by
 from tests.virtual.models import config_of
 from tests.vision import small_processor, small_vision_config
@@ -85,19 +85,6 @@ def test_weights_that_are_cut_off_are_told_before_a_probe_reads_them(
     file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(InputError, match=f"The weights in {file} cannot be read"):
         prepare(job_server, request, tmp_path / "torn")
-
-
-def test_a_tokenizer_without_a_token_to_pad_with_is_told(job_server: JobServer, tmp_path: Path) -> None:
-    model = write_small_model(tmp_path / "model", weights=False)
-    file = model / "tokenizer_config.json"
-    kept = {
-        name: value for name, value in json.loads(file.read_text()).items() if name not in ("eos_token", "pad_token")
-    }
-    file.write_text(json.dumps(kept))
-    rows = DatasetSource("rows", "json", str(write_rows(tmp_path / "rows.jsonl", messages_rows(["a"]))))
-    request = PrepareRequest(ModelSource(str(model)), rows, "sft", str(tmp_path / "tokenized"))
-    with pytest.raises(InputError, match=f"The tokenizer of {model} has neither a pad_token nor an eos_token"):
-        prepare(job_server, request, tmp_path / "job")
 
 
 def test_a_model_that_needs_its_own_code_is_an_error_that_names_the_dry_run(source: ModelSource) -> None:

@@ -35,6 +35,7 @@ from tests.small import (
 from tests.step.requests import prepared_here
 
 Rows = list[dict[str, Any]]
+Prepare = Callable[..., Workload]
 TEXTS = long_tailed_texts(12)
 
 
@@ -67,14 +68,9 @@ FORMATS: dict[str, tuple[str, Rows]] = {
 
 
 @pytest.fixture
-def prepared(small_model_directory: Path, tmp_path: Path) -> Callable[..., Workload]:
+def prepared(small_model_directory: Path, tmp_path: Path) -> Prepare:
     def run(
-        rows: Rows | None,
-        *,
-        model: Path | None = None,
-        init: Init = "random",
-        trainer: str = "sft",
-        **source: Any,
+        rows: Rows | None, *, model: Path | None = None, init: Init = "random", trainer: str = "sft", **source: Any
     ) -> Workload:
         file = tmp_path / "rows.jsonl"
         if rows is not None:
@@ -91,9 +87,7 @@ def prepared(small_model_directory: Path, tmp_path: Path) -> Callable[..., Workl
 
 
 @pytest.mark.parametrize(("name", "rows"), FORMATS.values(), ids=FORMATS.keys())
-def test_tokens_and_labels_are_those_that_trl_makes(
-    prepared: Callable[..., Workload], tmp_path: Path, name: str, rows: Rows
-) -> None:
+def test_tokens_and_labels_are_those_that_trl_makes(prepared: Prepare, tmp_path: Path, name: str, rows: Rows) -> None:
     profile = prepared(rows).dataset
     saved = load_from_disk(profile.tokenized_directory)
     trainer = SFTTrainer(
@@ -110,13 +104,13 @@ def test_tokens_and_labels_are_those_that_trl_makes(
     assert profile.trainable_tokens == sum(label != -100 for row in saved["labels"] for label in row)
 
 
-def test_lengths_are_counted(prepared: Callable[..., Workload]) -> None:
+def test_lengths_are_counted(prepared: Prepare) -> None:
     lengths = [5, 9, 5, 2, 9, 9]
     profile = prepared([{"input_ids": [3] * length} for length in lengths]).dataset
     assert profile.lengths == LengthDistribution({2: 1, 5: 2, 9: 3})
 
 
-def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Callable[..., Workload]) -> None:
+def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Prepare) -> None:
     first = prepared(text_rows(TEXTS)).dataset.fingerprint
     assert (
         prepared([{"text": row["text"], "source": "elsewhere"} for row in text_rows(TEXTS)]).dataset.fingerprint
@@ -125,9 +119,7 @@ def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Callab
     assert prepared(text_rows(TEXTS[:-1])).dataset.fingerprint != first
 
 
-def test_the_models_profile_is_that_of_the_model_that_is_built(
-    prepared: Callable[..., Workload], small_model_directory: Path
-) -> None:
+def test_the_models_profile_is_that_of_the_model_that_is_built(prepared: Prepare, small_model_directory: Path) -> None:
     profile = prepared(text_rows(TEXTS)).model
     model = AutoModelForCausalLM.from_pretrained(small_model_directory)
     assert profile.parameters == model.num_parameters()
@@ -141,7 +133,7 @@ def test_the_models_profile_is_that_of_the_model_that_is_built(
     assert profile.has_weights is True
 
 
-def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., Workload], tmp_path: Path) -> None:
+def test_experts_and_conv1d_modules_are_found(prepared: Prepare, tmp_path: Path) -> None:
     experts = write_small_model(tmp_path / "moe", "qwen3_moe", weights=False)
     found = prepared(text_rows(TEXTS), model=experts).model
     assert found.fused_experts
@@ -179,14 +171,12 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., Workload],
         ),
     ],
 )
-def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., Workload], rows: Rows, message: str) -> None:
+def test_rows_that_sft_cannot_use_are_told(prepared: Prepare, rows: Rows, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepared(rows)
 
 
-def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
-    prepared: Callable[..., Workload], tmp_path: Path
-) -> None:
+def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(prepared: Prepare, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('text\na\n""\nb\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"1 of 3 rows, .* row 2 \(counted from 1, without the header\)"):
         prepared(None, path="csv", data_files=str(tmp_path / "rows.csv"))
@@ -194,7 +184,7 @@ def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
 
 @pytest.mark.parametrize(("words", "format_"), [(("role", "content"), "text"), (("from", "value"), "conversations")])
 def test_conversations_beside_text_are_read_as_trl_reads_them(
-    prepared: Callable[..., Workload], words: tuple[str, str], format_: str
+    prepared: Prepare, words: tuple[str, str], format_: str
 ) -> None:
     rows = [{"conversations": [dict(zip(words, ("user", text), strict=True))], "text": text} for text in TEXTS]
     assert prepared(rows).dataset.format == format_
@@ -203,7 +193,7 @@ def test_conversations_beside_text_are_read_as_trl_reads_them(
 ASKED = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 
 
-def test_a_prompt_and_its_completion_are_read_before_conversations(prepared: Callable[..., Workload]) -> None:
+def test_a_prompt_and_its_completion_are_read_before_conversations(prepared: Prepare) -> None:
     found = prepared([{**row, "conversations": ASKED} for row in conversational_prompt_rows(TEXTS)]).dataset
     assert (found.format, found.trainable_tokens < found.documents.tokens) == ("prompt+completion", True)
 
@@ -217,26 +207,22 @@ def test_a_prompt_and_its_completion_are_read_before_conversations(prepared: Cal
     ids=["an EOS token in some processes alone", "an IndexError"],
 )
 def test_conversations_with_which_trl_reads_no_text_are_told(
-    prepared: Callable[..., Workload], row: dict[str, Any], message: str
+    prepared: Prepare, row: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         prepared([row] * 3)
 
 
-def test_a_single_row_is_enough(prepared: Callable[..., Workload]) -> None:
+def test_a_single_row_is_enough(prepared: Prepare) -> None:
     assert prepared([{"text": "alone"}]).dataset.lengths.rows == 1
 
 
-def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(
-    prepared: Callable[..., Workload], tmp_path: Path
-) -> None:
+def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(prepared: Prepare) -> None:
     with pytest.raises(InputError, match=r"No row of rows.jsonl has a token\. .*texts are not empty"):
         prepared([{"prompt": ""}] * 3, trainer="grpo")
 
 
-def test_a_dataset_of_several_configurations_is_told_with_their_names(
-    prepared: Callable[..., Workload], tmp_path: Path
-) -> None:
+def test_a_dataset_of_several_configurations_is_told_with_their_names(prepared: Prepare, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     card = [f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("en", "fr")]
@@ -251,7 +237,7 @@ def test_a_dataset_of_several_configurations_is_told_with_their_names(
     assert prepared(None, path=str(folder), data_files=None, config="fr").dataset.documents.rows == 1
 
 
-def test_an_empty_split_is_told_where_trl_loads_all_of_them(prepared: Callable[..., Workload], tmp_path: Path) -> None:
+def test_an_empty_split_is_told_where_trl_loads_all_of_them(prepared: Prepare, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     write_rows(folder / "train.jsonl", text_rows(TEXTS))
@@ -263,7 +249,7 @@ def test_an_empty_split_is_told_where_trl_loads_all_of_them(prepared: Callable[.
     assert prepared(None, path=str(folder), data_files=None).dataset.documents.rows == len(TEXTS)
 
 
-def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:
+def test_a_missing_dataset_is_told(prepared: Prepare, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dataset no/such cannot be loaded"):
         prepared(text_rows(TEXTS), name="no/such", path="no/such")
     with pytest.raises(InputError, match=r"dataset rows.jsonl cannot be loaded"):
@@ -279,29 +265,6 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
         load_rows(find_trainer("sft"), source, small_tokenizer(), ModelSource("model"))
 
 
-def test_an_unknown_split_is_told(prepared: Callable[..., Workload]) -> None:
-    with pytest.raises(InputError, match="has no split 'test'"):
-        prepared(text_rows(TEXTS), split="test")
-
-
-def test_a_tokenizer_without_chat_template_takes_no_conversations(
-    prepared: Callable[..., Workload], tmp_path: Path
-) -> None:
-    model = write_small_model(tmp_path / "plain", weights=False, chat_template=False)
-    assert prepared(text_rows(TEXTS), model=model).dataset.format == "text"
-    with pytest.raises(InputError, match="has no chat template"):
-        prepared(messages_rows(TEXTS), model=model)
-
-
-def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:
-    model = write_small_model(tmp_path / "strict", weights=False, chat_template=False)
-    tokenizer = small_tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('only users may speak') }}"
-    tokenizer.save_pretrained(model)
-    with pytest.raises(InputError, match=r"refuses a row of rows.jsonl: only users may speak"):
-        prepared(messages_rows(TEXTS), model=model)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -314,7 +277,7 @@ def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., Wo
     ],
 )
 def test_a_model_that_cannot_be_trained_is_told(
-    prepared: Callable[..., Workload], tmp_path: Path, change: dict[str, Any], message: str
+    prepared: Prepare, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     model = write_small_model(tmp_path / "odd", weights=False)
     config = json.loads((model / "config.json").read_text())
@@ -325,7 +288,7 @@ def test_a_model_that_cannot_be_trained_is_told(
 
 @pytest.mark.parametrize(("model_type", "layers"), [("gemma3n_text", 8), ("gemma4_text", 10), ("jamba", 12)])
 def test_models_with_shared_or_computed_layers_are_prepared(
-    prepared: Callable[..., Workload], tmp_path: Path, model_type: str, layers: int
+    prepared: Prepare, tmp_path: Path, model_type: str, layers: int
 ) -> None:
     model = write_small_model(tmp_path / model_type, model_type, weights=False, num_hidden_layers=layers)
     found = prepared(text_rows(TEXTS), model=model)
@@ -335,15 +298,13 @@ def test_models_with_shared_or_computed_layers_are_prepared(
 
 
 def test_a_model_whose_classes_divide_by_the_number_of_its_layers_less_one_is_prepared(
-    prepared: Callable[..., Workload], tmp_path: Path
+    prepared: Prepare, tmp_path: Path
 ) -> None:
     model = write_small_model(tmp_path / "rwkv", "rwkv", weights=False, num_hidden_layers=4)
     assert prepared(text_rows(TEXTS), model=model).model.layers == 4
 
 
-def test_a_model_without_configuration_tokenizer_or_weights_is_told(
-    prepared: Callable[..., Workload], tmp_path: Path
-) -> None:
+def test_a_model_without_configuration_tokenizer_or_weights_is_told(prepared: Prepare, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"configuration of .*empty cannot be loaded"):
         prepared(text_rows(TEXTS), model=tmp_path / "empty")

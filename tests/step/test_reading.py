@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ MARKED = (
     "{% generation %}{{ message.content }}<|end|>{% endgeneration %}{% else %}{{ message.content }}{% endif %}"
     "{% endfor %}"
 )
+PAIR = ("chosen_ids", "rejected_ids")
 FEW = {"max_length": None, "use_cpu": True, "bf16": False, "report_to": "none"}
 
 
@@ -84,9 +85,9 @@ def reward_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
     ).train_dataset
 
 
-def check_same(reply: Workload, made: Dataset) -> None:
+def check_same(reply: Workload, made: Dataset, columns: Sequence[str] = ("input_ids", "labels")) -> None:
     saved = load_from_disk(reply.dataset.tokenized_directory)
-    for column in ("input_ids", "labels"):
+    for column in columns:
         assert saved[column][:] == made[column][:]
 
 
@@ -166,19 +167,14 @@ def test_pairs_of_a_reward_model_are_written_by_the_template_that_the_configurat
     prepared: Prepare, template: str, tmp_path: Path
 ) -> None:
     rows = [{"chosen": one["messages"], "rejected": other["messages"]} for one, other in _pairs()]
-    saved = load_from_disk(prepared(rows, "reward", chat_template_path=template).dataset.tokenized_directory)
-    made = reward_rows(rows, tmp_path, chat_template_path=template)
-    for column in ("chosen_ids", "rejected_ids"):
-        assert saved[column][:] == made[column][:]
+    reply = prepared(rows, "reward", chat_template_path=template)
+    check_same(reply, reward_rows(rows, tmp_path, chat_template_path=template), PAIR)
 
 
 def test_conversations_beside_texts_are_left_out_without_a_chat_template(prepared: Prepare, tmp_path: Path) -> None:
     asked = [{"from": "human", "value": "a"}]
     rows = [{"chosen": text, "rejected": "b", "conversations": asked} for text in TEXTS]
-    saved = load_from_disk(prepared(rows, "reward").dataset.tokenized_directory)
-    made = reward_rows(rows, tmp_path)
-    for column in ("chosen_ids", "rejected_ids"):
-        assert saved[column][:] == made[column][:]
+    check_same(prepared(rows, "reward"), reward_rows(rows, tmp_path), PAIR)
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
@@ -213,18 +209,22 @@ def test_what_trl_checks_of_a_padding_token_is_read_of_its_configuration(trainer
     assert "pad_token" in find_trainer(trainer).config_fields.reading
 
 
-def test_a_template_that_cannot_write_a_row_is_told_by_its_name(prepared: Prepare, tmp_path: Path) -> None:
-    file = tmp_path / "sums.jinja"
-    file.write_text("{{ messages[0].content + 1 }}")
-    with pytest.raises(InputError, match=r"chat template .*sums.jinja refuses a row of rows.jsonl: can only concat"):
-        prepared(messages_rows(TEXTS), chat_template_path=str(file))
-
-
-def test_a_template_that_refuses_rows_is_told_by_its_name(prepared: Prepare, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ messages[0].content + 1 }}", "can only concat"),
+        ("{{ raise_exception('only users may speak') }}", "only users may speak"),
+    ],
+)
+def test_a_template_that_cannot_write_a_row_is_told_by_its_name(
+    prepared: Prepare, text: str, reason: str, tmp_path: Path
+) -> None:
     file = tmp_path / "strict.jinja"
-    file.write_text("{{ raise_exception('only users may speak') }}")
-    with pytest.raises(InputError, match=r"chat template .*strict.jinja refuses a row of rows.jsonl: only users"):
+    file.write_text(text)
+    with pytest.raises(InputError, match=rf"chat template .*strict.jinja refuses a row of rows.jsonl: {reason}"):
         prepared(messages_rows(TEXTS), chat_template_path=str(file))
+    with pytest.raises(InputError, match=rf"refuses a row of rows.jsonl: {reason}"):
+        prepared(messages_rows(TEXTS), own=text)
 
 
 @pytest.mark.parametrize(
