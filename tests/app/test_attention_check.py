@@ -25,6 +25,7 @@ from tests.settings import pictured_workload
 from tests.small import write_small_model
 
 STAGE = "Checking that packed documents do not attend to each other with "
+Checked = Callable[..., tuple[Workload, list[str]]]
 RUNS = "Checking that the model runs with "
 
 
@@ -38,7 +39,7 @@ def workload(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def checked(job_server: JobServer, tmp_path: Path) -> Callable[..., tuple[Workload, list[str]]]:
+def checked(job_server: JobServer, tmp_path: Path) -> Checked:
     def check(workload: Workload, *attentions: str) -> tuple[Workload, list[str]]:
         heard: list[Event] = []
         reader = WorkloadReader(job_server, tmp_path / "job", heard.append)
@@ -48,9 +49,7 @@ def checked(job_server: JobServer, tmp_path: Path) -> Callable[..., tuple[Worklo
     return check
 
 
-def test_only_what_was_not_tested_before_is_tested(
-    workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]
-) -> None:
+def test_only_what_was_not_tested_before_is_tested(workload: Workload, checked: Checked) -> None:
     first, tested = checked(workload, "sdpa", "eager")
     assert tested == ["sdpa, eager"]
     again, tested = checked(workload, "eager", "sdpa")
@@ -61,7 +60,7 @@ def test_only_what_was_not_tested_before_is_tested(
     "changed", [{"dataset": pictured_workload().dataset}, {"trainer": "dpo"}, {"trainer": "reward"}]
 )
 def test_rows_that_trl_does_not_pack_need_only_an_attention_that_runs(
-    changed: dict[str, Any], workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]
+    changed: dict[str, Any], workload: Workload, checked: Checked
 ) -> None:
     checked(workload, "eager")
     unpacked = replace(workload, **changed)
@@ -90,15 +89,13 @@ def test_a_plan_for_other_rows_tests_nothing_again(
     assert tested == [[f"{STAGE}eager"], []]
 
 
-def test_another_model_is_tested_anew(workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]) -> None:
+def test_another_model_is_tested_anew(workload: Workload, checked: Checked) -> None:
     checked(workload, "eager")
     other = replace(workload, model=replace(workload.model, fingerprint="another"))
     assert checked(other, "eager")[1] == ["eager"]
 
 
-def test_what_did_not_run_is_tested_again(
-    workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]
-) -> None:
+def test_what_did_not_run_is_tested_again(workload: Workload, checked: Checked) -> None:
     first, _ = checked(workload, "unheard-of")
     assert not first.packing_checks["unheard-of"].supported
     assert checked(workload, "unheard-of")[1] == ["unheard-of"]

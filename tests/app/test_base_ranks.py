@@ -17,6 +17,7 @@ from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
 from autotune.app.search import Run
 from autotune.core.candidate import Candidate
+from autotune.core.machine import Machine
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
 from autotune.errors import InputError
@@ -53,10 +54,12 @@ FSDP2 = {
     },
 }
 
+ALLTOALL = {"parallelism_config_cp_size": 2, "parallelism_config_cp_comm_strategy": "alltoall"}
 
-def searched(folder: Path, text: str, **options: Any) -> Started:
-    """Return a search for two processes that starts from a configuration."""
-    return started(a_base(folder, SIZES + text), machine=TWO, **options)
+
+def searched(folder: Path, text: str, machine: Machine = TWO, **options: Any) -> Started:
+    """Return a search, for two processes by default, that starts from a configuration."""
+    return started(a_base(folder, SIZES + text), machine=machine, **options)
 
 
 def with_zero2(folder: Path, document: Mapping[str, object] = ZERO2, **options: Any) -> Started:
@@ -226,10 +229,8 @@ def test_fsdp_of_accelerate_becomes_the_trainer_s_own_with_all_its_keys(tmp_path
 def test_fsdp_that_offloads_keeps_the_variables_that_accelerate_s_launcher_sets(tmp_path: Path) -> None:
     keys = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "offload_params": True}
     document = {**FSDP2, "fsdp_config": {f"fsdp_{name}": value for name, value in keys.items()}}
-    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    text = f"{SIZES}accelerate_config: {tmp_path / 'accelerate.yaml'}\n"
     two = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=2))
-    search = started(a_base(tmp_path, text), machine=two)
+    search = with_accelerate(tmp_path, document, machine=two)
     assert search.problem.baseline["offload"] == "both"
     assert search.plan.env["ACCELERATE_USE_FSDP"] == "true"
     found = handed_over(search, search.problem.baseline, tmp_path / "bundle")["config.yaml"]
@@ -239,7 +240,7 @@ def test_fsdp_that_offloads_keeps_the_variables_that_accelerate_s_launcher_sets(
     assert "ACCELERATE_USE_FSDP" not in other["env"]
     # The variables alone offload what the trainer's own document shards.
     text = "fsdp: true\nenv: {ACCELERATE_USE_FSDP: 'true', FSDP_OFFLOAD_PARAMS: 'true'}\nnum_processes: 2\n"
-    assert started(a_base(tmp_path, SIZES + text), machine=two).problem.baseline["offload"] == "both"
+    assert searched(tmp_path, text, two).problem.baseline["offload"] == "both"
 
 
 def test_fsdp_is_a_base_of_several_processes_alone(tmp_path: Path) -> None:
@@ -270,9 +271,7 @@ def test_groups_of_processes_are_those_of_the_file(tmp_path: Path) -> None:
     given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
     document = {**FSDP2, "num_processes": 4, "parallelism_config": given}
-    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    text = f"{SIZES}accelerate_config: {tmp_path / 'accelerate.yaml'}\n"
-    search = started(a_base(tmp_path, text), machine=four)
+    search = with_accelerate(tmp_path, document, machine=four)
     assert search.problem.baseline["dp_replicate_size"] == 2
     assert search.plan.args["parallelism_config"] == sizes
     found = handed_over(search, search.problem.baseline, tmp_path / "bundle")
@@ -281,19 +280,17 @@ def test_groups_of_processes_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_another_number_of_processes_has_other_shards_of_the_same_groups(tmp_path: Path) -> None:
     sizes = {"parallelism_config_cp_size": 2, "parallelism_config_dp_shard_size": 4}
-    (tmp_path / "accelerate.yaml").write_text(
-        yaml.safe_dump({**FSDP2, "num_processes": 8, "parallelism_config": sizes}), encoding="utf-8"
-    )
-    text = f"{SIZES}accelerate_config: {tmp_path / 'accelerate.yaml'}\npad_to_multiple_of: 64\nmax_length: 9000\n"
+    document = {**FSDP2, "num_processes": 8, "parallelism_config": sizes}
+    long: dict[str, Any] = {"further": "pad_to_multiple_of: 64\nmax_length: 9000\n", "of": LONG}
     four = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=4))
     for machine, shards, rows in ((EIGHT, 4, 2), (four, 2, 2)):
-        search = started(a_base(tmp_path, text), of=LONG, machine=machine)
+        search = with_accelerate(tmp_path, document, machine=machine, **long)
         assert search.problem.setting.global_batch_size == 24
         assert search.plan.args["parallelism_config"] == {"cp_size": 2, "dp_shard_size": shards}
         assert search.problem.baseline["per_device_train_batch_size"] == rows
         assert search.problem.illegal(search.problem.baseline) is None
     # Of 24 documents each of 8 processes trains on 3, which 2 rows do not divide.
-    whole = started(a_base(tmp_path, text), of=LONG, machine=EIGHT, fix={"context_parallel": 1})
+    whole = with_accelerate(tmp_path, document, machine=EIGHT, fix={"context_parallel": 1}, **long)
     assert "parallelism_config" not in whole.plan.args
     assert whole.problem.illegal(whole.problem.baseline) is None
 
@@ -348,11 +345,10 @@ def test_what_cannot_be_honoured_is_refused_by_its_key(
 
 
 def test_a_precision_by_which_accelerate_overrules_the_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump({**FSDP2, "mixed_precision": "bf16"}), encoding="utf-8")
-    named = f"accelerate_config: {tmp_path / 'accelerate.yaml'}\n"
+    document = {**FSDP2, "mixed_precision": "bf16"}
     with pytest.raises(InputError, match=r"mine.yaml: mixed_precision: bf16 .* Write bf16: true"):
-        searched(tmp_path, f"{named}bf16: false\n")
-    assert searched(tmp_path, named).plan.args["bf16"]
+        with_accelerate(tmp_path, document, "bf16: false\n")
+    assert with_accelerate(tmp_path, document).plan.args["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -362,16 +358,7 @@ def test_a_precision_by_which_accelerate_overrules_the_file_is_refused(tmp_path:
         ({"distributed_type": "MEGATRON_LM", "num_processes": 2}, "distributed_type: MEGATRON_LM"),
         ({**FSDP2, "parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config_tp_size: 2"),
         ({**FSDP2, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}, "but 2 processes are started"),
-        (
-            {
-                **FSDP2,
-                "parallelism_config": {
-                    "parallelism_config_cp_size": 2,
-                    "parallelism_config_cp_comm_strategy": "alltoall",
-                },
-            },
-            "cp_comm_strategy: alltoall",
-        ),
+        ({**FSDP2, "parallelism_config": ALLTOALL}, "cp_comm_strategy: alltoall"),
         ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, "fsdp_version: 2"),
         ({**FSDP2, "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_backend: inductor compiles the model"),
         (

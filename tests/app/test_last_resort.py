@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.offload import notes_on_offloading, notes_on_untried, with_last_resorts_if_nothing_fits
-from autotune.app.predictions import trace_before_search
 from autotune.app.problem import with_last_resorts
 from autotune.core.jobs.traced import TraceRequest
 from autotune.core.machine import Machine
@@ -25,7 +24,7 @@ from autotune.techniques.sharding import zero_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.app.test_outcome import outcome_of
-from tests.app.test_predicted import unknown_speeds
+from tests.app.test_predicted import traced
 from tests.planning.stand_in import AnalyticTracer
 from tests.settings import CPU, GPU, problem, setting, workload
 
@@ -142,7 +141,7 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
 
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     tracer = OffloadingTracer()
-    predictions = trace_before_search(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
+    predictions = traced(tmp_path, tracer, here(), limit_bytes=TIGHT)
     assert predictions.evaluator is not None
     assert set(predictions.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
     assert predictions.predictor is not None
@@ -160,7 +159,7 @@ def test_a_search_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Pa
     evaluator = searched(here(), OffloadingTracer(), tmp_path, TIGHT)
     assert with_last_resorts_if_nothing_fits(evaluator, decided=False) is evaluator
     tracer = PagingTracer()
-    predictions = trace_before_search(here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None)
+    predictions = traced(tmp_path / "b", tracer, here(), limit_bytes=TIGHT, seconds=0.0)
     assert not tracer.sharded
     assert predictions.evaluator is not None
     assert predictions.evaluator.problem.choices["sharding"] == ("ddp",)

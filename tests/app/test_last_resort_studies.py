@@ -13,7 +13,7 @@ from autotune.app import search
 from autotune.app.arguments import ProbeArguments
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.output import Output
-from autotune.app.predictions import Predictions, trace_before_search
+from autotune.app.predictions import Predictions
 from autotune.app.problem import with_last_resorts
 from autotune.app.search import Run, run_search, storage_of
 from autotune.core.events import ignore
@@ -21,7 +21,6 @@ from autotune.core.jobs.protocol import ProbeRequest
 from autotune.core.jobs.traced import TraceRequest
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
 from autotune.probing.tracing import Traced
 from autotune.study.problem import Purpose, Record, SearchOutcome
@@ -29,7 +28,7 @@ from autotune.trainers.problem import TrainerProblem
 from tests.app.replaying import no_server, replay
 from tests.app.test_last_resort import ENOUGH, TIGHT, OffloadingTracer, PagingTracer, here, ran_out
 from tests.app.test_outcome import outcome_of
-from tests.app.test_predicted import unknown_speeds
+from tests.app.test_predicted import traced
 
 
 class SlowTracer(PagingTracer):
@@ -58,7 +57,7 @@ def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
 ) -> None:
     def predictions(seconds: float, tracer: SlowTracer, folder: Path) -> Predictions:
         monkeypatch.setattr("autotune.app.predictions.time", SimpleNamespace(monotonic=lambda: tracer.now))
-        return trace_before_search(here(), TIGHT, tracer, Cache(folder), unknown_speeds, seconds, lambda _: None)
+        return traced(folder, tracer, here(), limit_bytes=TIGHT, seconds=seconds)
 
     cut_short, resumed = (predictions(seconds, SlowTracer(), tmp_path / "traces") for seconds in (15.0, 1e6))
     for found in (cut_short, resumed):
@@ -75,9 +74,7 @@ def test_a_run_without_last_resorts_takes_those_of_its_study_as_its_own(tmp_path
     candidate = wide.normal(wide.baseline.but(sharding="zero2", offload="optimizer", optimizer="adamw_torch"))
     assert (narrow.normal(candidate), narrow.illegal(candidate)) == (candidate, None)
     assert narrow.identity(candidate) == wide.identity(candidate)
-    predictions = trace_before_search(
-        narrow, ENOUGH, OffloadingTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
-    )
+    predictions = traced(tmp_path, OffloadingTracer(), narrow, limit_bytes=ENOUGH)
     assert predictions.predictor is not None
     assert predictions.predictor.predict(candidate) is None
     assert predictions.predictor.trace(candidate) is not None

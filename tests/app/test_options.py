@@ -24,31 +24,13 @@ from autotune.inspection.machine import memory_budget
 from autotune.units import GIB
 from tests.settings import GPU
 
-ASKED: dict[str, Any] = {
-    "trainer": "sft",
-    "device": "auto",
-    "margin": 0.05,
-    "global_batch_size": None,
-    "max_length": None,
-    "token_coverage": None,
-    "allow": (),
-    "fix": {},
-    "exclude": (),
-    "space": None,
-    "effort": "normal",
-    "trials": None,
-    "timeout": None,
-    "seed": 42,
-}
-
 
 def options(**changes: Any) -> Options:
-    return probe_options(ProbeArguments(**{**ASKED, **changes}))
+    return probe_options(ProbeArguments(**changes))
 
 
 def test_nothing_has_to_be_said() -> None:
-    found = options()
-    assert found.token_coverage == 0.99
+    assert options().token_coverage == 0.99
     assert ProbeArguments().effort == "normal"
     assert time_limit(ProbeArguments().timeout) is None
 
@@ -66,14 +48,9 @@ def test_max_length_is_short_for_fixing_it() -> None:
     assert options(max_length=2048, fix={"max_length": "2048"}).fixed == {"max_length": 2048}
 
 
-def test_a_timeout_is_said_in_words_or_seconds() -> None:
-    assert time_limit("1h30m") == 5400
-    assert time_limit(90.0) == 90
-
-
-def test_a_budget_and_a_timeout_may_be_plain_bytes_and_seconds() -> None:
+def test_a_timeout_is_said_in_words_or_seconds_and_a_budget_may_be_in_plain_bytes() -> None:
+    assert (time_limit("1h30m"), time_limit(90.0), time_limit("600")) == (5400, 90, 600)
     assert memory_budget("25769803776", GPU.hardware) == 24 * GIB
-    assert time_limit("600") == 600
 
 
 def test_a_list_may_be_one_text_as_on_the_command_line() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,18 +229,31 @@ def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
     return problem(setting(machine=machine, of=workload(lengths={1024: 8})), {"max_length": 1024, **fixed})
 
 
+def traced(
+    folder: Path,
+    tracer: AnalyticTracer,
+    of: TrainerProblem | None = None,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+    speeds: Callable[[GpuSpeeds | None], GpuSpeeds] = unknown_speeds,
+    seconds: float = 600.0,
+    **more: Any,
+) -> Predictions:
+    """Return the predictions of a search whose traces are kept in a folder."""
+    asked = of or problem_of(), limit_bytes, tracer, Cache(folder), speeds, seconds
+    return trace_before_search(*asked, **{"listener": ignore, **more})
+
+
 def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_path: Path) -> None:
     heard: list[Event] = []
-    predictions = trace_before_search(
-        problem_of(), LIMIT_BYTES, FailingTracer(), Cache(tmp_path), unknown_speeds, 60.0, heard.append
-    )
+    predictions = traced(tmp_path, FailingTracer(), listener=heard.append)
     assert predictions.predictor is None
     assert predictions.notes() == ("The search ran without predictions: no process can be started",)
     assert heard == [Noted("Nothing is predicted: no process can be started")]
 
 
 @pytest.mark.parametrize(
-    ("traced", "fitting", "sentence"),
+    ("count", "fitting", "sentence"),
     [
         (1, 0, "Traced 1 candidate in 30 s: 0 predicted to fit."),
         (20, 20, "Traced 20 candidates in 30 s: 20 predicted to fit."),
@@ -247,16 +261,14 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
         (0, 0, "No trace was completed in 30 s."),
     ],
 )
-def test_the_note_on_what_was_traced_agrees_in_number(traced: int, fitting: int, sentence: str) -> None:
-    assert note_on_traced(traced, fitting, 30.0) == sentence
+def test_the_note_on_what_was_traced_agrees_in_number(count: int, fitting: int, sentence: str) -> None:
+    assert note_on_traced(count, fitting, 30.0) == sentence
 
 
 def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:
     hurried, patient = AnalyticTracer(), AnalyticTracer()
-    trace_before_search(problem_of(), LIMIT_BYTES, hurried, Cache(tmp_path / "a"), unknown_speeds, 0.0, lambda _: None)
-    trace_before_search(
-        problem_of(), LIMIT_BYTES, patient, Cache(tmp_path / "b"), unknown_speeds, 600.0, lambda _: None
-    )
+    traced(tmp_path / "a", hurried, seconds=0.0)
+    traced(tmp_path / "b", patient)
     assert len(hurried.requests) == 0
     assert len(patient.requests) > 10
 
@@ -280,25 +292,22 @@ def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
         """Each trace takes a second; one candidate is traced first, then four at a time."""
         return float(len(tracer.requests))
 
-    cache = Cache(tmp_path)
-    trace_before_search(problem_of(), limit_bytes, tracer, cache, unknown_speeds, seconds, lambda _: None, clock=clock)
+    traced(tmp_path, tracer, limit_bytes=limit_bytes, seconds=seconds, clock=clock)
     # A candidate with packed rows that are not all full has a second trace, of its mean row.
     assert traces <= len(tracer.requests) <= traces + 1
 
 
 def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
-    predictions = trace_before_search(
-        problem_of(), LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
-    )
+    predictions = traced(tmp_path, tracer)
     assert predictions.predictor is not None
     assert predictions.evaluator is not None
     smallest = predictions.predictor.least()
     assert smallest is not None
-    traced, needs = len(tracer.requests), [memory_key(found) for found in predictions.evaluator.ranked()]
+    count, needs = len(tracer.requests), [memory_key(found) for found in predictions.evaluator.ranked()]
     assert memory_key(predictions.evaluator.estimate(smallest)) == min(needs)
     assert predictions.predictor.least() == smallest
-    assert len(tracer.requests) == traced
+    assert len(tracer.requests) == count
 
 
 def test_what_needs_the_least_is_not_known_where_time_ends_the_search_for_it(tmp_path: Path) -> None:
@@ -307,10 +316,7 @@ def test_what_needs_the_least_is_not_known_where_time_ends_the_search_for_it(tmp
     def clock() -> float:
         return float(len(tracer.requests))
 
-    cache = Cache(tmp_path)
-    predictions = trace_before_search(
-        problem_of(), LIMIT_BYTES, tracer, cache, unknown_speeds, 1.0, lambda _: None, clock=clock
-    )
+    predictions = traced(tmp_path, tracer, seconds=1.0, clock=clock)
     assert predictions.predictor is not None
     before = len(tracer.requests)
     assert predictions.predictor.least(lambda: False) is None
@@ -321,18 +327,15 @@ def test_what_needs_the_least_is_not_known_where_time_ends_the_search_for_it(tmp
 
 
 def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
-    problem = problem_of(machine=LISTED, attention=UNTRACEABLE)
-    predictions = trace_before_search(
-        problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
-    )
+    predictions = traced(tmp_path, AnalyticTracer(), problem_of(machine=LISTED, attention=UNTRACEABLE))
     assert predictions.predictor is not None
     (note,) = predictions.notes()
     assert f"could not be traced and were not predicted: {UNTRACEABLE} is not supported" in note
 
 
 def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_path: Path) -> None:
-    here, tracer = problem_of(), AnalyticTracer()
-    predictions = trace_before_search(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
+    here = problem_of()
+    predictions = traced(tmp_path, AnalyticTracer(), here, seconds=0.0)
     assert predictions.timelines([here.baseline], traces=False) == {}
     found = predictions.timelines([here.baseline], traces=True)[here.baseline]
     assert found.followed
@@ -345,8 +348,5 @@ def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_pat
 
 def test_traces_that_are_not_kept_between_runs_are_noted(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    cache = Cache(tmp_path / "file" / "cache")
-    here, tracer = problem_of(machine=LISTED), AnalyticTracer()
-    predictions = trace_before_search(here, LIMIT_BYTES, tracer, cache, unknown_speeds, 600.0, lambda _: None)
-    assert "cannot be written" in cache.failure
-    assert f"Traces are not cached: {cache.failure}." in predictions.notes()
+    notes = traced(tmp_path / "file" / "cache", AnalyticTracer(), problem_of(machine=LISTED)).notes()
+    assert any(note.startswith("Traces are not cached: ") and "cannot be written" in note for note in notes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.app.predictions import device_of, speeds_of, times_of, trace_before_search
+from autotune.app.predictions import device_of, speeds_of, times_of
 from autotune.core.events import ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.errors import AutotuneError
@@ -17,42 +18,47 @@ from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.units import GIB
 from tests.app.replaying import no_server
-from tests.app.test_predicted import LIMIT_BYTES, problem_of, unknown_speeds
+from tests.app.test_predicted import problem_of, traced
 from tests.planning.stand_in import AnalyticTracer
 from tests.settings import CPU, GPU, setting
 
+MEASURED = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
+
+
+@pytest.fixture
+def launch_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], float | None]:
+    """Return the time of a launch that is measured as 10 microseconds first, and then as 20."""
+    speeds = iter(replace(MEASURED, launch_seconds=seconds) for seconds in (1e-5, 2e-5))
+    monkeypatch.setattr("autotune.app.predictions.measure_speeds", lambda *_: next(speeds))
+    return lambda: speeds_of(GPU, no_server(), tmp_path, Cache(tmp_path / "cache")).launch_seconds
+
 
 def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
-    machine, measured = setting().machine, GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
-    cache = Cache(tmp_path)
+    machine, cache = setting().machine, Cache(tmp_path)
     first = speeds_of(machine, job_server, tmp_path / "a", cache)
     assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
     assert not (tmp_path / "b").exists()
-    assert device_of(machine.hardware, lambda _: measured).speeds == measured
+    assert device_of(machine.hardware, lambda _: MEASURED).speeds == MEASURED
 
 
-def test_the_host_of_a_gpu_is_measured_on_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
-    speeds = iter(replace(known, launch_seconds=seconds) for seconds in (1e-5, 2e-5))
-    monkeypatch.setattr("autotune.app.predictions.measure_speeds", lambda *_: next(speeds))
+def test_the_host_of_a_gpu_is_measured_on_each_host(
+    launch_seconds: Callable[[], float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for host in ("one", "another", "one"):
         monkeypatch.setattr("autotune.app.predictions.machine_id", lambda host=host: host)
-        found.append(speeds_of(GPU, no_server(), tmp_path, Cache(tmp_path / "cache")).launch_seconds)
+        found.append(launch_seconds())
     assert found == [1e-5, 2e-5, 1e-5]
 
 
 @pytest.mark.parametrize(("days", "measured"), [(29, [1e-5, 1e-5]), (31, [1e-5, 2e-5]), (-1, [1e-5, 2e-5])])
 def test_speeds_are_measured_again_after_a_month_or_when_the_clock_went_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, measured: list[float]
+    launch_seconds: Callable[[], float | None], monkeypatch: pytest.MonkeyPatch, days: int, measured: list[float]
 ) -> None:
-    known = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
-    speeds = iter(replace(known, launch_seconds=seconds) for seconds in (1e-5, 2e-5))
-    monkeypatch.setattr("autotune.app.predictions.measure_speeds", lambda *_: next(speeds))
     found = []
     for now in (1e9, 1e9 + 86400 * days):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        found.append(speeds_of(GPU, no_server(), tmp_path, Cache(tmp_path / "cache")).launch_seconds)
+        found.append(launch_seconds())
     assert found == measured
 
 
@@ -83,32 +89,25 @@ def test_times_of_operators_are_kept_for_the_speeds_by_which_they_were_predicted
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.app.predictions.OperatorTimes", lambda *arguments: arguments[-1])
-    slow = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
-    fast = replace(slow, bandwidth=5e10)
+    fast = replace(MEASURED, bandwidth=5e10)
     with ServerTracer(1, ignore) as tracer:
         one, same, other = (
-            times_of(CPU, speeds, GIB, no_server(), tracer, Cache(tmp_path)) for speeds in (slow, slow, fast)
+            times_of(CPU, speeds, GIB, no_server(), tracer, Cache(tmp_path)) for speeds in (MEASURED, MEASURED, fast)
         )
     assert one == same != other
 
 
 def test_a_gpu_of_unknown_speed_is_noted(tmp_path: Path) -> None:
     strange = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA Strange 9000"))
-    problem, tracer = problem_of(machine=strange), AnalyticTracer()
-    predictions = trace_before_search(
-        problem, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None
-    )
+    predictions = traced(tmp_path, AnalyticTracer(), problem_of(machine=strange), seconds=0.0)
     assert predictions.notes() == ("The speed of NVIDIA Strange 9000 is not known, so no speed is predicted.",)
 
 
 def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:
-    measured, tracer = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured"), AnalyticTracer()
-    problem = problem_of(machine=CPU)
-    predictions = trace_before_search(
-        problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda _: measured, 600.0, lambda _: None
-    )
+    problem, tracer = problem_of(machine=CPU), AnalyticTracer()
+    predictions = traced(tmp_path, tracer, problem, speeds=lambda _: MEASURED)
     assert {request.target for request in tracer.requests} == {"cpu"}
-    assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {measured}
+    assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {MEASURED}
     assert predictions.predictor is not None
     baseline = predictions.predictor.predict(problem.baseline)
     assert baseline is not None
@@ -122,9 +121,6 @@ def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> No
 
 
 def test_a_cpu_that_cannot_be_measured_is_told_and_ends_nothing(tmp_path: Path) -> None:
-    problem = problem_of(machine=CPU)
-    predictions = trace_before_search(
-        problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 9.0, lambda _: None
-    )
+    predictions = traced(tmp_path, AnalyticTracer(), problem_of(machine=CPU))
     assert predictions.predictor is None
     assert "no process can be started" in predictions.notes()[0]

@@ -186,12 +186,13 @@ probe(server, request("hang"), Path({str(tmp_path)!r}))
     assert wait_until(lambda: not running(pids))
 
 
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_full_disk_is_told_as_such(
     misbehaving_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(exchange, "write_document", full)
     with pytest.raises(InputError, match=r"No space left on device\. Free some space, or "):
         probe(misbehaving_server, request("behave"), tmp_path)
@@ -201,9 +202,6 @@ def test_a_full_disk_is_told_as_such(
 def test_a_reply_that_a_full_disk_has_no_room_for_is_no_measurement(
     misbehaving_server: JobServer, tmp_path: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: object, **named: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(InputError, match=f"{tmp_path} cannot be written: No space left on device. Free some space"):
         probe(misbehaving_server, request(behaviour), tmp_path)

@@ -75,9 +75,15 @@ def _longest(*, micro_batches: int = 1, kept: bool = False) -> Trace:
     return trace(_training([[TOKENS] * micro_batches] * 4, kept=kept))
 
 
-def _device_sizes(traced: Trace, first: int) -> list[int]:
-    events = traced.events[first:]
-    return [event.change_bytes for event in events if event.place is Place.DEVICE]
+def _varied_and_real_sizes(longest: Trace, really: Trace, lengths: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return the sizes of allocations from the step with these lengths on, after a comparison of the peaks."""
+    scaled = varied(longest, longest.phase("3"), MicroBatch(ROWS, TOKENS), [lengths])
+    expected, found = replay(really), replay(scaled)
+    assert found.peak_allocated_bytes == pytest.approx(expected.peak_allocated_bytes, rel=0.001)
+    assert found.peak_reserved_bytes == pytest.approx(expected.peak_reserved_bytes, rel=0.01)
+    events = really.events[really.phase("3").first_event :]
+    here = [event.change_bytes for event in events if event.place is Place.DEVICE]
+    return [event.change_bytes for event in scaled.events][-len(here) :], here
 
 
 @pytest.mark.parametrize(
@@ -97,12 +103,7 @@ def test_a_step_of_another_length_has_the_sizes_that_it_really_has(tokens: int, 
     longest = _longest(kept=kept)
     really = trace(_training([[TOKENS], [TOKENS], [TOKENS], [tokens], [TOKENS]], kept=kept))
 
-    scaled = varied(longest, longest.phase("3"), MicroBatch(ROWS, TOKENS), [(tokens,)])
-
-    assert replay(scaled).peak_allocated_bytes == pytest.approx(replay(really).peak_allocated_bytes, rel=0.001)
-    assert replay(scaled).peak_reserved_bytes == pytest.approx(replay(really).peak_reserved_bytes, rel=0.01)
-    here = _device_sizes(really, really.phase("3").first_event)
-    there = [event.change_bytes for event in scaled.events][-len(here) :]
+    there, here = _varied_and_real_sizes(longest, really, (tokens,))
     assert sorted(there) == pytest.approx(sorted(here), rel=0.02)
 
 
@@ -116,12 +117,7 @@ def test_micro_batches_of_a_step_have_the_sizes_that_they_really_have(lengths: t
     traced = _longest(micro_batches=2)
     really = trace(_training([longest, longest, longest, lengths, longest], kept=False))
 
-    scaled = varied(traced, traced.phase("3"), MicroBatch(ROWS, TOKENS), [lengths])
-
-    assert replay(scaled).peak_allocated_bytes == pytest.approx(replay(really).peak_allocated_bytes, rel=0.001)
-    assert replay(scaled).peak_reserved_bytes == pytest.approx(replay(really).peak_reserved_bytes, rel=0.01)
-    here = _device_sizes(really, really.phase("3").first_event)
-    there = [event.change_bytes for event in scaled.events][-len(here) :]
+    there, here = _varied_and_real_sizes(traced, really, lengths)
     assert there == pytest.approx(here, rel=0.02)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,25 @@ from tests.small import write_rows
 
 GPU = "H100-80GB"
 IMPORTS = "from trl import ModelConfig, SFTConfig, SFTTrainer, ScriptArguments, TrlParser\n"
+Read = Callable[..., Verdict]
+TYPO = ("--max_lenght", "512", "--output_dir", "out")
 EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     return tmp_path / "train.py"
+
+
+@pytest.fixture
+def read(checked: Checked, script: Path) -> Read:
+    """Return the verdict on a script of a text, without a fit."""
+
+    def of(text: str, *words: str, **more: Any) -> Verdict:
+        script.write_text(text, encoding="utf-8")
+        return checked(command=("python", str(script), *words), fits=False, **more)
+
+    return of
 
 
 def messages(verdict: Verdict) -> str:
@@ -47,31 +62,27 @@ def test_a_script_with_a_trainer_that_autotune_does_not_know_may_run(checked: Ch
     assert "The command trains with CPOTrainer, but --trainer is dpo. Leave out --trainer." in messages(named)
 
 
-def test_a_script_that_names_no_trainer_may_run(checked: Checked, script: Path) -> None:
-    script.write_text("from mine import train\nfrom trl import TrlParser\n", encoding="utf-8")
-    verdict = checked(command=("python", str(script), "--max_steps", "1"), fits=False)
+def test_a_script_that_names_no_trainer_may_run(read: Read) -> None:
+    verdict = read("from mine import train\nfrom trl import TrlParser\n", "--max_steps", "1")
     assert (verdict.outcome, verdict.reason) == (Outcome.UNKNOWN, "The command names no trainer.")
     assert "note Name it with --trainer." in messages(verdict)
 
 
-def test_a_typo_is_an_error_where_the_parser_has_classes_of_trl_alone(checked: Checked, script: Path) -> None:
-    script.write_text(f"{IMPORTS}TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n", encoding="utf-8")
-    verdict = checked(command=("python", str(script), "--max_lenght", "512", "--output_dir", "out"), fits=False)
+def test_a_typo_is_an_error_where_the_parser_has_classes_of_trl_alone(read: Read) -> None:
+    verdict = read(f"{IMPORTS}TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n", *TYPO)
     assert verdict.outcome is Outcome.CANNOT_RUN
     assert "max_lenght is not a key of sft" in messages(verdict)
     assert "Did you mean max_length?" in messages(verdict)
 
 
-def test_a_key_that_may_be_the_script_s_own_is_held_against_those_of_trl(checked: Checked, script: Path) -> None:
-    script.write_text(f"{IMPORTS}TrlParser((MyArguments, SFTConfig))\n", encoding="utf-8")
-    verdict = checked(command=("python", str(script), "--max_lenght", "512", "--output_dir", "out"), fits=False)
+def test_a_key_that_may_be_the_script_s_own_is_held_against_those_of_trl(read: Read) -> None:
+    verdict = read(f"{IMPORTS}TrlParser((MyArguments, SFTConfig))\n", *TYPO)
     assert verdict.outcome is Outcome.READ
     assert "has such an argument. Did you mean max_length?" in messages(verdict)
 
 
-def test_trl_s_parser_takes_no_file_by_its_place(checked: Checked, script: Path) -> None:
-    script.write_text(IMPORTS, encoding="utf-8")
-    verdict = checked(command=("python", str(script), "recipes/config.yaml"), fits=False)
+def test_trl_s_parser_takes_no_file_by_its_place(read: Read) -> None:
+    verdict = read(IMPORTS, "recipes/config.yaml")
     assert verdict.outcome is Outcome.CANNOT_RUN
     assert "TrlParser only accepts a file by --config. Write --config recipes/config.yaml." in messages(verdict)
 
@@ -83,9 +94,8 @@ def test_trl_s_parser_takes_no_file_by_its_place(checked: Checked, script: Path)
         f"import sys\n{IMPORTS}TrlParser((SFTConfig,)).parse_json_file(sys.argv[1])\n",
     ],
 )
-def test_a_file_that_a_script_gets_by_itself_cannot_be_known(source: str, checked: Checked, script: Path) -> None:
-    script.write_text(source, encoding="utf-8")
-    verdict = checked(command=("python", str(script), "config.json"), fits=False)
+def test_a_file_that_a_script_gets_by_itself_cannot_be_known(source: str, read: Read) -> None:
+    verdict = read(source, "config.json")
     assert verdict.outcome is Outcome.UNKNOWN
     assert "parses its arguments itself" in verdict.reason
 
@@ -98,11 +108,9 @@ def test_a_file_that_a_script_gets_by_itself_cannot_be_known(source: str, checke
     ],
 )
 def test_a_script_without_the_trainer_s_class_may_not_train_with_it(
-    source: str, trainer: str | None, checked: Checked, script: Path
+    source: str, trainer: str | None, read: Read
 ) -> None:
-    script.write_text(source, encoding="utf-8")
-    words = ("python", str(script), "--output_dir", "out")
-    (found,) = checked(command=words, trainer=trainer, fits=False).findings
+    (found,) = read(source, "--output_dir", "out", trainer=trainer).findings
     assert found.severity is Severity.NOTE
     assert "does not use SFTTrainer: it may train with another class, or not at all" in found.message
 
