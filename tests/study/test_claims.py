@@ -27,14 +27,6 @@ SHARING = Sharing(interval_seconds=3600.0, patience_seconds=1.0)
 
 
 @pytest.fixture
-def storage(monkeypatch: pytest.MonkeyPatch) -> InMemoryStorage:
-    """A storage in memory, which every URL names."""
-    made = InMemoryStorage()
-    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (made, lambda: None))
-    return made
-
-
-@pytest.fixture
 def workers(storage: InMemoryStorage) -> Iterator[tuple[TrialLog, TrialLog]]:
     """Two workers that have read the empty study, and read it again only when they have to."""
     with ExitStack() as stack:
@@ -46,12 +38,7 @@ def worker(stack: ExitStack) -> TrialLog:
     return TrialLog(study, stack.enter_context(Roster(study, SHARING)), TableProblem(), LIMIT_BYTES)
 
 
-def claim(
-    log: TrialLog,
-    candidate: Candidate = BASELINE,
-    plan: str = PLAN,
-    most: int = 9,
-) -> int | None:
+def claim(log: TrialLog, candidate: Candidate = BASELINE, plan: str = PLAN, most: int = 9) -> int | None:
     return log.claim(candidate, plan, Purpose.SEARCH, None, most)
 
 

@@ -52,14 +52,6 @@ class Timed(ReplayedTable):
         )
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Now:
-    """The clock of a search."""
-    made = Now()
-    monkeypatch.setattr("autotune.study.durations.time.monotonic", made)
-    return made
-
-
 def counted(run: Run) -> list[ProbeStarted]:
     return [event for event in run.events if isinstance(event, ProbeStarted) and event.purpose not in UNCOUNTED]
 
@@ -133,9 +125,7 @@ def test_nothing_is_traced_once_the_time_limit_has_passed(now: Now) -> None:
     assert all(seconds < LIMIT_SECONDS for seconds in began)
 
 
-def test_a_clock_counts_down_to_zero_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = Now()
-    monkeypatch.setattr("autotune.study.durations.time.monotonic", now)
+def test_a_clock_counts_down_to_zero_less_a_reserve(now: Now) -> None:
     limited, unlimited = Clock(90.0), Clock(None)
     now.seconds += 30
     assert (limited.left(), limited.left(20.0), unlimited.left()) == (60.0, 40.0, None)

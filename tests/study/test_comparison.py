@@ -210,12 +210,8 @@ def test_no_two_runs_of_a_search_are_the_same(recipes: Run) -> None:
     assert len({(run.number, run.purpose, run.turn) for run in table.runs}) == len(table.runs)
 
 
-def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(
-    durable: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(durable: Run, now: Now) -> None:
     durable.problem.recipes = (GOOD,)
-    now = Now()
-    monkeypatch.setattr("autotune.study.durations.time.monotonic", now)
 
     def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         if run.turn is None or run.turn.pair == 0:
@@ -232,11 +228,8 @@ def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(
     assert turns(table) == TURNS[2:]
 
 
-def test_the_search_leaves_the_time_that_confirmation_and_comparison_need(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("autotune.study.durations.time.monotonic", lambda: 0.0)
-
+@pytest.mark.usefixtures("now")
+def test_the_search_leaves_the_time_that_confirmation_and_comparison_need(run: Run) -> None:
     def clocked(candidate: Candidate) -> Measurement:
         shown = replace(measurement(candidate), wall_seconds=8.0, step_seconds=2.0)
         return replace(shown, micro_batches_timed=10, micro_batch_seconds=0.5)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from optuna.storages import InMemoryStorage
@@ -25,37 +25,24 @@ from autotune.study.session import Session
 from autotune.study.storage import OpenStudy, opened
 from autotune.study.trial_log import TrialLog
 from tests.study.replayed import LIMIT_BYTES, ReplayedTable, TableProblem, measurement
-from tests.study.running import PATIENT, Run
+from tests.study.running import PATIENT, Now, Run
 
 # No lease is renewed during a test but by what the test does.
 SHARING = Sharing(interval_seconds=3600.0, poll_seconds=0.01, patience_seconds=1.0)
 LAPSED_SECONDS = SHARING.lease_seconds + 1.0
 
 
-@dataclass
-class HandSet:
-    """A clock that a test sets."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> HandSet:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Now:
     """The clock of all leases."""
-    made = HandSet()
+    made = Now()
     monkeypatch.setattr("autotune.study.roster.elapsed_seconds", made)
     return made
 
 
 @pytest.fixture
-def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    """What a test opens; every URL names one storage in memory."""
-    storage = InMemoryStorage()
-    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (storage, lambda: None))
+def stack(storage: InMemoryStorage) -> Iterator[ExitStack]:
+    """What a test opens."""
     with ExitStack() as opens:
         yield opens
 
@@ -65,31 +52,31 @@ def join(stack: ExitStack) -> tuple[OpenStudy, Roster]:
     return study, stack.enter_context(Roster(study, SHARING))
 
 
-def test_a_lapse_counts_before_the_lease_is_renewed_and_once(clock: HandSet, stack: ExitStack) -> None:
+def test_a_lapse_counts_before_the_lease_is_renewed_and_once(clock: Now, stack: ExitStack) -> None:
     _, roster = join(stack)
-    clock.now += SHARING.lease_seconds
+    clock.seconds += SHARING.lease_seconds
     assert roster.lapses == 0
-    clock.now += 1.0
+    clock.seconds += 1.0
     assert roster.lapses == 1
     roster.set_activity(Activity.WAITING)
     assert roster.lapses == 1
-    clock.now += LAPSED_SECONDS
+    clock.seconds += LAPSED_SECONDS
     assert roster.lapses == 2
 
 
 def test_a_lease_runs_from_before_it_is_written_since_another_may_see_it_at_once(
-    clock: HandSet, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+    clock: Now, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, roster = join(stack)
     write = roster._write
 
     def slowly(worker: Worker) -> None:
         write(worker)
-        clock.now += 10.0
+        clock.seconds += 10.0
 
     monkeypatch.setattr(roster, "_write", slowly)
     roster.set_activity(Activity.WAITING)
-    clock.now += SHARING.lease_seconds - 5.0
+    clock.seconds += SHARING.lease_seconds - 5.0
     assert roster.lapses == 1
 
 
@@ -130,7 +117,7 @@ def test_a_worker_whose_process_ended_is_gone_before_its_parent_asks_for_it(stac
 
 @pytest.mark.parametrize("purpose", [Purpose.CONFIRMATION, Purpose.COMPARISON])
 def test_what_ran_past_the_lease_is_not_stored_and_the_worker_queues_again(
-    durable: Run, clock: HandSet, purpose: Purpose
+    durable: Run, clock: Now, purpose: Purpose
 ) -> None:
     slept: list[ProbeRun] = []
     asked: list[ProbeRun] = []
@@ -139,7 +126,7 @@ def test_what_ran_past_the_lease_is_not_stored_and_the_worker_queues_again(
         asked.append(run)
         if run.purpose is purpose and not slept:
             slept.append(run)
-            clock.now += LAPSED_SECONDS
+            clock.seconds += LAPSED_SECONDS
         return measurement(run.candidate)
 
     search = replace(durable, sharing=SHARING)
@@ -153,12 +140,12 @@ def test_what_ran_past_the_lease_is_not_stored_and_the_worker_queues_again(
 
 
 def test_what_was_settled_past_the_lease_is_not_stored(
-    durable: Run, clock: HandSet, monkeypatch: pytest.MonkeyPatch
+    durable: Run, clock: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disturbed, seen = Queue.is_disturbed, list[bool]()
 
     def past_the_lease(queue: Queue) -> bool:
-        clock.now += LAPSED_SECONDS if not seen else 0.0
+        clock.seconds += LAPSED_SECONDS if not seen else 0.0
         seen.append(disturbed(queue))
         return seen[-1]
 
@@ -169,7 +156,7 @@ def test_what_was_settled_past_the_lease_is_not_stored(
 
 
 def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_it(
-    clock: HandSet, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+    clock: Now, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (study, first), (_, second) = join(stack), join(stack)
     log = TrialLog(study, first, TableProblem(), LIMIT_BYTES)
@@ -180,7 +167,7 @@ def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_
         look = next(looks)
         if look == 0:
             # The second has taken the first for dead, and settles.
-            clock.now += LAPSED_SECONDS
+            clock.seconds += LAPSED_SECONDS
             second.set_activity(Activity.WAITING, 5)
         if look == 3:
             second.set_activity(Activity.LEFT)

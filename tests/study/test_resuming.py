@@ -111,14 +111,6 @@ def test_a_failure_of_the_probes_own_server_is_passed_on_and_loses_nothing(durab
     assert_nothing_is_probed_twice(durable, outcome)
 
 
-def test_a_finished_study_is_returned_without_a_probe(durable: Run) -> None:
-    first = durable(ReplayedTable())
-    table = ReplayedTable()
-    again = durable(table, resume=True)
-    assert table.calls == []
-    assert again == first
-
-
 def test_a_study_that_ended_for_lack_of_gain_is_returned_without_a_probe_until_its_limits_change(durable: Run) -> None:
     patient = replace(PATIENT, trials=60, patience=4)
     first = durable(ReplayedTable(), effort=patient, predictor=Foretold())

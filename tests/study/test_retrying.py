@@ -44,23 +44,15 @@ def lost_connection() -> Exception:
     return OperationalError("COMMIT", {}, Exception("server closed the connection unexpectedly"))
 
 
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> InMemoryStorage:
-    """A storage in memory, which every URL names."""
-    storage = InMemoryStorage()
-    monkeypatch.setattr("autotune.study.storage.connected", lambda *_: (storage, lambda: None))
-    return storage
-
-
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     "method", ["create_new_trial", "set_trial_user_attr", "set_trial_state_values", "set_study_user_attr"]
 )
 def test_a_call_whose_connection_is_lost_is_repeated_whether_it_was_done_or_not(
-    backend: InMemoryStorage, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
+    storage: InMemoryStorage, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
 ) -> None:
-    failing = Failing(getattr(backend, method), lost_connection(), 0, after=after)
-    monkeypatch.setattr(backend, method, failing)
+    failing = Failing(getattr(storage, method), lost_connection(), 0, after=after)
+    monkeypatch.setattr(storage, method, failing)
     # Not a moment passes between the attempts.
     monkeypatch.setattr("autotune.study.retrying.random.uniform", lambda *_: 0.0)
 
@@ -74,18 +66,18 @@ def test_a_call_whose_connection_is_lost_is_repeated_whether_it_was_done_or_not(
     assert len(plans) == len(set(plans)) == PATIENT.trials
     assert outcome.confirmed
     assert any(isinstance(event, Noted) and "does not answer" in event.text for event in search.events)
-    (study,) = backend.get_all_studies()
-    states = {trial.state for trial in backend.get_all_trials(study._study_id)}
+    (study,) = storage.get_all_studies()
+    states = {trial.state for trial in storage.get_all_trials(study._study_id)}
     assert optuna.trial.TrialState.RUNNING not in states
 
 
 def test_a_storage_that_does_not_come_back_is_told_and_named(
-    backend: InMemoryStorage, monkeypatch: pytest.MonkeyPatch
+    storage: InMemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         if run.number == 3:
-            failing = Failing(backend.set_trial_user_attr, lost_connection(), 10_000, after=False)
-            monkeypatch.setattr(backend, "set_trial_user_attr", failing)
+            failing = Failing(storage.set_trial_user_attr, lost_connection(), 10_000, after=False)
+            monkeypatch.setattr(storage, "set_trial_user_attr", failing)
         return measurement(run.candidate)
 
     with pytest.raises(AutotuneError, match=r"sqlite:// cannot be used: .*server closed the connection.*--resume"):

@@ -208,12 +208,8 @@ def test_a_baseline_with_a_choice_outside_of_the_space_is_probed(run: Run) -> No
     assert outcome.winner.candidate["precision"] == "bf16"
 
 
-def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(
-    durable: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(durable: Run, now: Now) -> None:
     limits: list[float | None] = []
-    now = Now()
-    monkeypatch.setattr("autotune.study.durations.time.monotonic", now)
 
     def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         limits.append(seconds_left)

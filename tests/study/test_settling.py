@@ -12,7 +12,7 @@ from autotune.core.status import ProbeStatus
 from autotune.study.judge import Judge, fastest, leader
 from autotune.study.problem import ProbeRun, Purpose, Record
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, peak_bytes, tokens_per_second
-from tests.study.running import PATIENT, Run, probed
+from tests.study.running import PATIENT, Now, Run, probed
 
 GOOD = BASELINE.but(attention="flash", packing="bfd", liger="on")
 NEXT = GOOD.but(liger="off")
@@ -117,15 +117,10 @@ def test_a_disappointing_confirmation_has_the_next_best_confirmed_and_the_better
     assert outcome.failed_confirmations == ()
 
 
-def test_a_confirmed_one_is_recommended_where_no_time_is_left_to_confirm_another(
-    recipes: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("autotune.study.durations.time.monotonic", lambda: now[0])
-
+def test_a_confirmed_one_is_recommended_where_no_time_is_left_to_confirm_another(recipes: Run, now: Now) -> None:
     class UntilTheEnd(ReplayedTable):
         def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
-            now[0] = 100.0 if run.purpose is Purpose.CONFIRMATION else now[0]
+            now.seconds = 100.0 if run.purpose is Purpose.CONFIRMATION else now.seconds
             return super().__call__(run, seconds_left)
 
     disappointing = rate(tokens_per_second(NEXT) * 0.5)

@@ -66,7 +66,7 @@ def test_a_search_with_right_predictions_ends_with_the_best_of_the_space_and_mos
     assert len(probed(outcome, Purpose.SEARCH)) < len(FITTING) / 3
 
 
-def test_the_patience_is_the_number_of_probes_in_a_row_without_an_expected_gain(run: Run) -> None:
+def test_the_patience_is_the_number_of_probes_in_a_row_without_an_expected_gain() -> None:
     counts = []
     for patience in (1, 4):
         ended = Run("sqlite://")(ReplayedTable(), effort=replace(EAGER, patience=patience), predictor=Foretold())
