@@ -126,29 +126,32 @@ def test_a_traceback_comes_only_with_debug(api: Callable[..., None], capsys: pyt
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_one_line(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    api(probe=raising(OSError(errno.ENOSPC, "No space left on device", "/x/study.db")))
-    assert run(PROBE) == 2
-    err = capsys.readouterr().err
-    assert err.splitlines()[-1] == "autotune: /x/study.db cannot be written: No space left on device. Free some space."
-    assert "Traceback" not in err
-
-
-def test_a_machine_without_a_writable_temporary_folder_is_one_line(
-    api: Callable[..., None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/study.db"),
+            "/x/study.db cannot be written: No space left on device. Free some space.",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "No usable temporary directory found in ['/tmp']. Set TMPDIR to a directory that can be written.",
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            "Too many open files. Raise the limit of open files (ulimit -n).",
+        ),
+    ],
+    ids=["disk", "temporary folder", "open files"],
+)
+def test_what_the_system_lacks_is_one_line(
+    api: Callable[..., None], error: Exception, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api(probe=raising(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")))
+    api(probe=raising(error))
     assert run(PROBE) == 2
     err = capsys.readouterr().err
-    assert err.splitlines()[-1] == (
-        "autotune: No usable temporary directory found in ['/tmp']. Set TMPDIR to a directory that can be written."
-    )
-
-
-def test_a_limit_of_open_files_is_one_line(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    api(probe=raising(OSError(errno.EMFILE, "Too many open files")))
-    assert run(PROBE) == 2
-    assert capsys.readouterr().err.endswith("Too many open files. Raise the limit of open files (ulimit -n).\n")
+    assert err.splitlines()[-1].endswith(said)
+    assert "Traceback" not in err
 
 
 def test_a_working_directory_that_was_removed_is_one_line(

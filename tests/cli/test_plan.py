@@ -56,25 +56,15 @@ def plan(*words: object) -> int:
     ("words", "said"),
     [
         ("", "autotune plan needs a MODEL. See autotune plan --help."),
-        ("MODEL --gpu T4", "A plan needs a DATASET or --seq-len, and has neither. Give one of them."),
-        ("MODEL rows.jsonl --seq-len 8", "A plan needs a DATASET or --seq-len, and has both."),
         ("MODEL --seq-len -5", "A length of -5 tokens is not possible. It lies between 1 and 16,777,216."),
-        ("MODEL --seq-len 1000000000000", "A length of 1000000000000 tokens is not possible."),
         ("MODEL --seq-len many", "invalid int value: 'many'"),
         ("MODEL --seq-len 8 --top 0", "A top of 0 candidates is not possible. It is at least 1."),
-        ("MODEL --seq-len 8 --global-batch-size 0", "A global batch size of 0 is not possible."),
         (
             "MODEL --seq-len 8 --token-coverage 0.5",
             "--token-coverage has no effect on rows that are all --seq-len long.",
         ),
         ("MODEL --seq-len 8 --gpu RTX4O90", "'RTX4O90' is not a known GPU. Closest: RTX4090"),
-        (
-            "MODEL --seq-len 8 --gpu V100",
-            "Closest: V100-16GB, V100-32GB, V100-PCIe-16GB, V100-PCIe-32GB. A size such as 24GiB works too.",
-        ),
-        ("MODEL --seq-len 8 --gpu 24apples", "'24apples' is not a known GPU."),
-        ("MODEL --seq-len 8 --gpu 24GiB --memory-budget 80GiB", "larger than 24GiB, which has 24.00 GiB"),
-        ("MODEL --seq-len 8 --gpu T4 --fix packin=bfd", "Did you mean 'packing'?"),
+        ("MODEL --seq-len 8 --gpu 24apples", "A size such as 24GiB works too."),
         ("nowhere/at/all --seq-len 8 --gpu T4", "nowhere/at/all"),
         ("MODEL nowhere.jsonl --gpu T4", "nowhere.jsonl"),
     ],
@@ -189,16 +179,6 @@ def test_top_says_how_many_are_traced_on_their_own_and_shown(
     out = capsys.readouterr().out
     assert "9,000" in out
     assert "8,000" not in out
-
-
-def test_words_reach_the_api_in_its_own_types(found: Callable[[Plan], dict[str, Any]]) -> None:
-    given = found(a_plan())
-    plan("M", "D", "--gpu", "T4", "--allow", "lora,precision", "--fix", "packing=bfd", "--exclude", "liger")
-    del given["listener"]
-    assert given == {
-        "model": "M", "dataset": "D", "gpu": "T4", "allow": ["lora", "precision"], "fix": {"packing": "bfd"},
-        "exclude": ["liger"],
-    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def test_it_says_what_it_wrote(bundle: Path, capsys: pytest.CaptureFixture[str])
     assert (bundle / "report.html").exists()
 
 
-def test_a_page_for_a_pull_request_is_markdown(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_for_a_pull_request_is_markdown(bundle: Path) -> None:
     assert run(["autotune", "report", str(bundle), "--format", "markdown", "--output", str(bundle / "page.md")]) == 0
     assert (bundle / "page.md").read_text(encoding="utf-8").startswith("# 2.3")
 

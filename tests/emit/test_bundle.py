@@ -20,6 +20,7 @@ from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 from autotune.emit.bundle import write_bundle
 from autotune.errors import InputError
 from autotune.trainers.prompts import NO_REWARD, PLACEHOLDER_REWARD
+from tests.emit.bundles import arguments_in, recommending, text_of
 from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload, interrupted, nothing_fits
 
 
@@ -27,13 +28,6 @@ def the_config(directory: Path) -> dict[str, object]:
     """Return the values of ``config.yaml``."""
     document: dict[str, object] = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
     return document
-
-
-def with_args(result: Result, **args: object) -> Result:
-    """Return the result with other trainer arguments in the recommendation's plan."""
-    assert result.recommended is not None
-    plan = TrainingPlan("sft", args, result.recommended.plan.model)
-    return replace(result, recommended=replace(result.recommended, plan=plan))
 
 
 def test_a_recommendation_is_handed_over_as_three_files(tmp_path: Path) -> None:
@@ -65,14 +59,13 @@ def test_a_hub_dataset_is_named_by_path_and_split(tmp_path: Path) -> None:
 
 def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocated(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
-    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    assert "Result: memory used 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
+    said = "Result: memory used 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s"
+    assert said in text_of(tmp_path / "config.yaml")
     result = a_result()
     assert result.recommended is not None
     on_cpu = replace(result.recommended, device_bytes=None, reserved_bytes=None)
     write_bundle(replace(result, recommended=on_cpu), tmp_path)
-    assert "Result: memory used 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    assert "Result: memory used 21.00 GiB on the worst batch" in text_of(tmp_path / "config.yaml")
 
 
 GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
@@ -80,12 +73,9 @@ GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accu
 
 def test_a_reward_that_nobody_named_comes_first_in_the_files(tmp_path: Path) -> None:
     plan = TrainingPlan("grpo", GROUPS, rewards=(NO_REWARD,), completions=Completions(8, 12))
-    result = a_result(trainer="grpo", workload=a_workload(trainer="grpo"))
-    assert result.recommended is not None
-    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
-    for name, mark in (("config.yaml", "# "), ("train.py", "")):
-        lines = [line.removeprefix(mark).strip() for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()]
-        text = " ".join(lines)
+    write_bundle(recommending(plan), tmp_path)
+    for name in ("config.yaml", "train.py"):
+        text = text_of(tmp_path / name)
         assert text.index(PLACEHOLDER_REWARD) < text.index("Recommended by autotune for")
 
 
@@ -96,12 +86,10 @@ def test_only_rewards_that_are_imported_have_a_place_to_start_training_in(
     rewards: tuple[str, ...], imported: bool, tmp_path: Path
 ) -> None:
     plan = TrainingPlan("grpo", GROUPS, rewards=rewards, completions=Completions(8, 12))
-    result = a_result(trainer="grpo", workload=a_workload(trainer="grpo", rollouts=Rollouts(rewards)))
-    assert result.recommended is not None
-    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
-    script = (tmp_path / "train.py").read_text(encoding="utf-8")
+    write_bundle(recommending(plan, workload=a_workload(trainer="grpo", rollouts=Rollouts(rewards))), tmp_path)
+    script = text_of(tmp_path / "train.py")
     assert f"rewarded by {rewards[0]}" in script
-    assert ("start training where Python finds its module" in " ".join(script.split())) == imported
+    assert ("start training where Python finds its module" in script) == imported
 
 
 def test_a_hub_revision_is_kept(tmp_path: Path) -> None:
@@ -119,14 +107,13 @@ def test_the_launch_gets_the_processes_and_threads_that_were_measured(tmp_path: 
 
 @pytest.mark.parametrize("value", ["no", "off", "on", "yes", "null", "1e-5", "2026-01-01", None, {"offload": True}])
 def test_every_value_reads_back_as_what_it_was(tmp_path: Path, value: object) -> None:
-    write_bundle(with_args(a_result(), save_strategy=value), tmp_path)
+    write_bundle(recommending(TrainingPlan("sft", {"save_strategy": value})), tmp_path)
     assert the_config(tmp_path)["save_strategy"] == value
 
 
 def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
-    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    head = text_of(tmp_path / "config.yaml")
     for part in (
         "NVIDIA A10G",
         "trl 1.16.0",
@@ -168,11 +155,8 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
 )
 def test_the_heads_claim_no_other_speed_than_the_terminal(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     write_bundle(a_result(**changes), tmp_path)
-    config = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    head = " ".join(line.lstrip("# ") for line in config.splitlines() if line.startswith("#"))
-    script = ast.get_docstring(ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))) or ""
-    assert said in head
-    assert said in " ".join(script.split())
+    for name in ("config.yaml", "train.py"):
+        assert said in text_of(tmp_path / name)
 
 
 def test_the_head_admits_what_was_not_confirmed(tmp_path: Path) -> None:
@@ -185,21 +169,14 @@ def test_the_head_of_an_interrupted_search_says_whether_its_best_was_confirmed(
     confirmed: bool, said: str, tmp_path: Path
 ) -> None:
     write_bundle(a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed), tmp_path)
-    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    assert said in " ".join(line.lstrip("# ") for line in text.splitlines())
+    assert said in text_of(tmp_path / "config.yaml")
 
 
 def test_the_script_says_the_same_as_the_config(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
-    tree = ast.parse((tmp_path / "train.py").read_text(encoding="utf-8"))
-    [recommended] = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
-    ]
     launch = {"env", "num_processes", "accelerate_config", "mixed_precision"}
     config = {key: value for key, value in the_config(tmp_path).items() if key not in launch}
-    assert ast.literal_eval(recommended) == config
+    assert arguments_in(tmp_path / "train.py") == config
 
 
 def test_the_document_decodes_to_the_result(tmp_path: Path) -> None:
@@ -266,48 +243,43 @@ def test_a_full_disk_is_named_and_the_former_file_stays(tmp_path: Path, monkeypa
     assert (tmp_path / "result.json").read_bytes() == before
 
 
-def with_env(result: Result, **env: str) -> Result:
-    """Return the result with environment variables in the recommendation's plan."""
-    assert result.recommended is not None
-    return replace(result, recommended=replace(result.recommended, plan=replace(result.recommended.plan, env=env)))
+GROWING = TrainingPlan("sft", env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 
 
 def test_environment_variables_are_where_trl_looks_for_them(tmp_path: Path) -> None:
-    write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
+    write_bundle(recommending(GROWING), tmp_path)
     env = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "8"}
     assert the_config(tmp_path)["env"] == env
 
 
 def test_the_script_sets_them_before_it_imports_trl(tmp_path: Path) -> None:
-    write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
+    write_bundle(recommending(GROWING), tmp_path)
     statements = [ast.unparse(node) for node in ast.parse((tmp_path / "train.py").read_text()).body]
     variable = statements.index("os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'")
     assert variable < min(index for index, text in enumerate(statements) if text.startswith("from trl"))
 
 
-def with_peft(result: Result, **peft: object) -> Result:
-    """Return the result with a PEFT configuration in the recommendation's plan."""
-    assert result.recommended is not None
-    plan = replace(result.recommended.plan, model={"use_peft": True}, peft=peft)
-    return replace(result, recommended=replace(result.recommended, plan=plan))
+def with_peft(**peft: object) -> Result:
+    """Return the result of a run that recommends a PEFT configuration."""
+    return recommending(TrainingPlan("sft", model={"use_peft": True}, peft=peft))
 
 
 def test_a_peft_configuration_is_a_file_that_only_the_script_reads(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
-    write_bundle(with_peft(a_result(), peft_type="IA3", target_modules=["k_proj"]), tmp_path)
+    write_bundle(with_peft(peft_type="IA3", target_modules=["k_proj"]), tmp_path)
 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["peft_config.json", "result.json", "train.py"]
     assert json.loads((tmp_path / "peft_config.json").read_text()) == {
         "peft_type": "IA3",
         "target_modules": ["k_proj"],
     }
-    script = (tmp_path / "train.py").read_text()
+    script = text_of(tmp_path / "train.py")
     assert "use_peft" not in script
-    assert "there is no config.yaml" in " ".join(script.split())
+    assert "there is no config.yaml" in script
 
 
 def test_the_file_goes_with_the_recommendation_that_needed_it(tmp_path: Path) -> None:
-    write_bundle(with_peft(a_result(), peft_type="IA3"), tmp_path)
+    write_bundle(with_peft(peft_type="IA3"), tmp_path)
     write_bundle(a_result(), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.yaml", "result.json", "train.py"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from accelerate.commands.config import config_args
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
-from autotune.core.documents.result import Result
 from autotune.core.plan import Completions, Launch, TrainingPlan
 from autotune.emit.bundle import write_bundle
 from autotune.trainers import find_trainer
-from tests.reporting.examples import a_result, a_workload
+from tests.emit.bundles import recommending, text_of
 
 GENERATING = pytest.mark.parametrize("trainer", ["grpo", "rloo"])
 
@@ -33,13 +31,6 @@ def eight(trainer: str, **args: object) -> TrainingPlan:
         rewards=("accuracy_reward",),
         completions=Completions(8, 12),
     )
-
-
-def recommending(plan: TrainingPlan) -> Result:
-    """Return the result of a run that recommends a plan."""
-    result = a_result(trainer=plan.trainer, workload=a_workload(trainer=plan.trainer))
-    assert result.recommended is not None
-    return replace(result, recommended=replace(result.recommended, plan=plan))
 
 
 @GENERATING
@@ -91,7 +82,7 @@ def test_trl_s_command_takes_what_one_process_alone_could_evaluate(
 def test_the_script_says_why_there_is_none_and_how_it_is_started_itself(trainer: str, tmp_path: Path) -> None:
     evaluated = {"num_generations": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 1}
     write_bundle(recommending(eight(trainer, **evaluated)), tmp_path)
-    said = " ".join((tmp_path / "train.py").read_text(encoding="utf-8").split())
+    said = text_of(tmp_path / "train.py")
     assert "accelerate launch --config_file accelerate.yaml train.py" in said
     assert "of one process alone in an evaluation (per_device_eval_batch_size) do not form whole groups" in said
 

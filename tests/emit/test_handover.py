@@ -19,7 +19,8 @@ from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Workload
 from autotune.emit.bundle import write_bundle
 from autotune.probing import JobServer
-from tests.reporting.examples import a_result, a_workload
+from tests.emit.bundles import recommending
+from tests.reporting.examples import a_workload
 from tests.settings import GPU, plan_with, setting
 from tests.step.plans import needs_deepspeed
 from tests.virtual.alone import printed_by
@@ -122,12 +123,8 @@ def small_workload(small_model_directory: Path, small_dataset_file: Path, tmp_pa
 @pytest.fixture
 def bundle(small_workload: Workload, plan: TrainingPlan, tmp_path: Path) -> Path:
     """The bundle of a run that recommends the plan, on this machine's CPU."""
-    result = a_result(
-        workload=small_workload,
-        hardware=Hardware(kind="cpu", name="CPU", memory_bytes=2**33, cores=len(os.sched_getaffinity(0))),
-    )
-    assert result.recommended is not None
-    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path / "bundle")
+    hardware = Hardware(kind="cpu", name="CPU", memory_bytes=2**33, cores=len(os.sched_getaffinity(0)))
+    write_bundle(recommending(plan, workload=small_workload, hardware=hardware), tmp_path / "bundle")
     return tmp_path / "bundle"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from autotune.api.probe import ProbeResult
 from autotune.core.documents.result import BaseFile, Result
 from autotune.core.workload import DatasetSource
 from autotune.emit.bundle import write_bundle
+from tests.emit.bundles import arguments_in, text_of
 from tests.reporting.examples import a_result, a_workload
 from tests.step.plans import needs_deepspeed
 
@@ -44,12 +44,7 @@ def test_the_file_stands_below_what_was_measured(tmp_path: Path) -> None:
 def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:
     write_bundle(own(), tmp_path)
     script = (tmp_path / "train.py").read_text(encoding="utf-8")
-    [said] = [
-        node.value
-        for node in ast.parse(script).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
-    ]
-    arguments = ast.literal_eval(said)
+    arguments = arguments_in(tmp_path / "train.py")
     assert {"learning_rate": 1e-4, "packing": True, "model_revision": "v2"}.items() <= arguments.items()
     # The script stands where the user's relative paths do not.
     assert arguments["model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
@@ -69,8 +64,8 @@ def test_the_head_has_the_file_s_own_moments_of_evaluation(strategy: str, when: 
     plan = replace(result.recommended.plan, args={"eval_strategy": "epoch"})
     write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
     for name in ("config.yaml", "train.py"):
-        head = " ".join((tmp_path / name).read_text(encoding="utf-8").replace("#", "").split())
-        assert f"Training is evaluated on chats.jsonl {when}; eval_strategy and eval_steps change when." in head
+        said = f"Training is evaluated on chats.jsonl {when}; eval_strategy and eval_steps change when."
+        assert said in text_of(tmp_path / name)
 
 
 @pytest.mark.parametrize(("trainer", "heeds"), [("dpo", True), ("sft", False)])

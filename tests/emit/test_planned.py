@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import os
@@ -27,6 +26,7 @@ from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.figures import SERVER_TIMEOUT, planned
 from autotune.inspection.cuda import BY_ADDRESS
 from autotune.units import GIB
+from tests.emit.bundles import arguments_in, text_of
 from tests.emit.planned_bundles import ARGS, MODEL, SPLIT, a_bundle
 from tests.reporting.examples import a_workload
 
@@ -48,11 +48,6 @@ def served(tmp_path: Path) -> Path:
 def names(folder: Path) -> list[str]:
     """Return the names of the files in a folder."""
     return sorted(file.name for file in folder.iterdir())
-
-
-def text_of(file: Path) -> str:
-    """Return a text without the line breaks and the signs of comments."""
-    return " ".join(re.sub(r"^#", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE).split())
 
 
 def test_a_split_has_a_script_for_each_side(served: Path) -> None:
@@ -171,16 +166,10 @@ def test_a_trainer_without_a_command_is_started_by_its_script(processes: int, tm
 
 
 def test_the_script_has_the_same_arguments_and_says_which_gpus_train(served: Path) -> None:
-    text = (served / "train.py").read_text(encoding="utf-8")
-    [said] = [
-        node.value
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
-    ]
     config = yaml.safe_load((served / "config.yaml").read_text(encoding="utf-8"))
     launch = {"num_processes", "accelerate_config"}
-    assert ast.literal_eval(said) == {key: value for key, value in config.items() if key not in launch}
-    assert "export CUDA_VISIBLE_DEVICES=2,3" in text
+    assert arguments_in(served / "train.py") == {key: value for key, value in config.items() if key not in launch}
+    assert "export CUDA_VISIBLE_DEVICES=2,3" in text_of(served / "train.py")
 
 
 def test_a_server_elsewhere_is_named_with_its_command(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import write_bundle
 from autotune.inspection.cuda import BY_ADDRESS
-from tests.reporting.examples import a_result, a_workload
+from tests.emit.bundles import recommending, text_of
+from tests.reporting.examples import a_workload
 from tests.small import text_rows, write_rows
 
 GPU = "CUDA_VISIBLE_DEVICES"
@@ -30,10 +31,8 @@ def script_of(
     plan: TrainingPlan, folder: Path, hardware: Hardware | None = None, workload: Workload | None = None
 ) -> str:
     """Return the script of a run that recommends a plan."""
-    result = a_result(trainer=plan.trainer, workload=workload or a_workload(trainer=plan.trainer))
-    result = replace(result, hardware=hardware or result.hardware)
-    assert result.recommended is not None
-    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), folder)
+    given = {"hardware": hardware, "workload": workload}
+    write_bundle(recommending(plan, **{name: each for name, each in given.items() if each is not None}), folder)
     return (folder / "train.py").read_text(encoding="utf-8")
 
 
@@ -132,8 +131,7 @@ def test_processes_of_a_group_and_of_a_cpu_see_what_they_are_shown(tmp_path: Pat
 
 def test_the_configuration_says_how_one_gpu_is_named_where_several_are_visible(tmp_path: Path) -> None:
     script_of(TrainingPlan("sft"), tmp_path)
-    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    said = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    said = text_of(tmp_path / "config.yaml")
     assert "name one, as in CUDA_VISIBLE_DEVICES=0 trl sft --config config.yaml" in said
     script_of(TrainingPlan("sft", launch=Launch(2)), tmp_path)
     assert GPU not in (tmp_path / "config.yaml").read_text(encoding="utf-8")
@@ -142,8 +140,7 @@ def test_the_configuration_says_how_one_gpu_is_named_where_several_are_visible(t
 def test_gpus_that_differ_are_counted_by_their_address_in_the_configuration_and_the_script(tmp_path: Path) -> None:
     mixed = Hardware("cuda", "Large GPU", 2**33, variables=BY_ADDRESS)
     script = script_of(TrainingPlan("sft"), tmp_path, mixed)
-    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
-    said = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    said = text_of(tmp_path / "config.yaml")
     assert f"name one, as in {BY_ADDRESS} CUDA_VISIBLE_DEVICES=0 trl sft --config config.yaml" in said
     assert "'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'," in script
 
@@ -174,7 +171,7 @@ def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how
 
     assert spins() == "0"
     assert spins(OMP_WAIT_POLICY="ACTIVE") != "0"
-    said = " ".join(line.lstrip("# ") for line in (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines())
+    said = text_of(tmp_path / "config.yaml")
     assert "For the memory and speed of the probes, run: OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
     assert "1 process, OMP_WAIT_POLICY=PASSIVE, with" in said
 

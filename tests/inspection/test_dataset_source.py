@@ -122,35 +122,21 @@ def test_a_directory_and_a_hub_id_have_the_split_that_is_asked_for(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("dataset", "split", "said"),
+    ("dataset", "part", "said"),
     [
-        ("rows.jsonl", "test", "rows.jsonl is a file, and has no split but train"),
-        (None, "test", "--split needs a dataset"),
+        ("rows.jsonl", ("test",), "rows.jsonl is a file, and has no split but train"),
+        (None, ("test",), "--split needs a dataset"),
+        ("rows.jsonl", (None, "main"), "rows.jsonl is a file, and has no configurations"),
+        (None, (None, "main"), "--dataset-config needs a dataset"),
     ],
 )
-def test_a_split_that_cannot_be_taken_is_refused(
-    dataset: str | None, split: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_split_or_a_configuration_that_cannot_be_taken_is_refused(
+    dataset: str | None, part: tuple[str | None, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "rows.jsonl", GOOD)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=re.escape(said)):
-        training_source(dataset, split)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "said"),
-    [
-        ("rows.jsonl", "rows.jsonl is a file, and has no configurations"),
-        (None, "--dataset-config needs a dataset"),
-    ],
-)
-def test_a_configuration_that_cannot_be_taken_is_refused(
-    dataset: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "rows.jsonl", GOOD)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=re.escape(said)):
-        training_source(dataset, None, "main")
+        training_source(dataset, *part)
 
 
 @pytest.mark.parametrize("dataset", ["rows.jsonl", "."])
