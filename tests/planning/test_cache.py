@@ -22,30 +22,19 @@ def kept(directory: Path) -> set[str]:
     return {file.stem for file in directory.glob("*.json")}
 
 
-def age(directory: Path, *keys: str) -> None:
-    """Set the last use of documents far back, that of the first the furthest."""
-    for number, key in enumerate(keys):
-        os.utime(directory / f"{key}.json", (number, number))
-
-
-def test_the_oldest_documents_go_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asked", "gone"), [("", "a"), ("a", "b")])
+def test_the_oldest_document_goes_first_unless_it_was_asked_for(asked: str, gone: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path, LIMIT_BYTES)
     for key in "abcd":
         cache.put(key, TEXT)
-    age(tmp_path, "a", "b", "c", "d")
+    # The last use of each is far back, that of the first the furthest.
+    for number, key in enumerate("abcd"):
+        os.utime(tmp_path / f"{key}.json", (number, number))
+    for key in asked:
+        assert cache.get(str, key) == TEXT
     cache.put("e", TEXT)
-    assert kept(tmp_path) == {"b", "c", "d", "e"}
+    assert kept(tmp_path) == set("abcde") - {gone}
     assert cache.failure == ""
-
-
-def test_a_document_that_was_asked_for_stays(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, LIMIT_BYTES)
-    for key in "abcd":
-        cache.put(key, TEXT)
-    age(tmp_path, "a", "b", "c", "d")
-    assert cache.get(str, "a") == TEXT
-    cache.put("e", TEXT)
-    assert kept(tmp_path) == {"a", "c", "d", "e"}
 
 
 def test_what_other_processes_kept_counts(tmp_path: Path) -> None:
