@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Choice
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.images import ImageProfile
@@ -36,6 +37,13 @@ PACKAGES = {
     "optuna": "5.0.0",
     "bitsandbytes": "0.50.2",
 }
+
+
+def machine_with(machine: Machine, **hardware: Any) -> Machine:
+    """Return a machine whose hardware differs in these figures."""
+    return replace(machine, hardware=replace(machine.hardware, **hardware))
+
+
 CPU = Machine(Hardware("cpu", "a CPU made by hand", 16 * GIB, cores=2), PACKAGES)
 GPU = Machine(
     Hardware("cuda", "a GPU made by hand", 80 * GIB, compute_capability=(9, 0), cores=8, driver="580.1"),
@@ -43,6 +51,9 @@ GPU = Machine(
 )
 TWO = Machine(Hardware("cpu", "a CPU made by hand", 8 * GIB, processes=2, cores=2), {**PACKAGES, "deepspeed": "0.19.8"})
 """A machine on which two processes train together."""
+WITH_DEEPSPEED = replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"})
+EIGHT = machine_with(WITH_DEEPSPEED, processes=8)
+"""A machine with eight GPUs."""
 LENGTHS = {20: 50, 100: 40, 500: 9, 2000: 1}
 """100 rows, 11,500 tokens; 1024 tokens keep 91.5 % of them, and 99 % need 1885."""
 
@@ -64,28 +75,27 @@ def contaminates(attention: str) -> PackingCheck:
 
 def workload(
     *,
+    trainer: str = "sft",
     lengths: Mapping[int, int] = LENGTHS,
     checks: tuple[PackingCheck, ...] = (separates("sdpa"), separates("eager")),
-    layers: int = 4,
-    linear_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    model_type: str = "llama",
-    fused_experts: bool = False,
+    **model: Any,
 ) -> Workload:
-    """Return a workload that was never read from disk."""
+    """Return a workload that was never read from disk, with these fields of its model."""
     distribution = LengthDistribution(dict(lengths))
+    modules = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    llama = ModelProfile(
+        "/models/small", "llama", "LlamaForCausalLM", 1_000_000, 4, 512, 2048, modules, True, "model-fingerprint"
+    )
     return Workload(
-        trainer="sft",
+        trainer=trainer,
         model_source=ModelSource("/models/small"),
         dataset_source=DatasetSource("rows.jsonl", "json", "/data/rows.jsonl"),
-        model=ModelProfile(
-            "/models/small", model_type, "LlamaForCausalLM", 1_000_000, layers, 512, 2048, linear_modules, True,
-            "model-fingerprint", fused_experts=fused_experts,
-        ),
+        model=replace(llama, **model),
         dataset=DatasetProfile(
             "rows.jsonl", "text", ("text",), distribution, distribution.tokens, "/tokenized", "dataset-fingerprint"
         ),
         packing_checks={check.attention: check for check in checks},
-    )  # fmt: skip
+    )
 
 
 def pictured_workload(form: str = "messages") -> Workload:
@@ -113,7 +123,7 @@ def setting(
 def plan_with(here: Setting, choices: Mapping[str, Choice], trainer: str = "sft") -> TrainingPlan:
     """Return the plan of TRL's defaults with some other choices."""
     known = find_trainer(trainer)
-    baseline = Candidate({item.name: item.default(here) for item in known.techniques})
+    baseline = known.defaults(here)
     return known.plan(known.normal(baseline.but(**choices), here), here)
 
 

@@ -145,6 +145,10 @@ class Trainer(MicroBatches):
         weight = weight if weight is not None or model is None else model.router_aux_loss_coef
         return _BALANCE in self.fields and bool(weight)
 
+    def defaults(self, setting: Setting) -> Candidate:
+        """Return TRL's own choice of every technique, or the nearest one where that cannot run."""
+        return Candidate({technique.name: technique.default(setting) for technique in self.techniques})
+
     def normal(self, candidate: Candidate, setting: Setting, knobs: Collection[str] | None = None) -> Candidate:
         """Return the representative of all candidates with the same plan.
 

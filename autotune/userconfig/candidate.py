@@ -47,7 +47,7 @@ def setting_of(plan: TrainingPlan, trainer: Trainer, workload: Workload, machine
 
 def as_candidate(plan: TrainingPlan, trainer: Trainer, setting: Setting, file: SpaceFile) -> NearestCandidate:
     """Return the candidate whose plan is nearest to a plan."""
-    candidate = Candidate({technique.name: technique.default(setting) for technique in trainer.techniques})
+    candidate = trainer.defaults(setting)
     exact: set[str] = set()
     for _ in range(_PASSES):
         exact = set()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.confidential import secret_keys, without_secrets
-from autotune.core.candidate import Candidate
 from autotune.core.documents.result import BaseFile
 from autotune.core.files.nested import Key
 from autotune.core.files.yaml_text import yaml_text
@@ -180,8 +179,8 @@ def _changed(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Sett
 def plan_before(trainer: Trainer, setting: Setting) -> TrainingPlan:
     """Return the plan of the base, with TRL's default for choices that the user fixed."""
     assert setting.base is not None
-    default = {technique.name: technique.default(setting) for technique in trainer.techniques}
-    return trainer.plan(trainer.normal(Candidate({**default, **setting.base.choices}), setting), setting)
+    candidate = trainer.defaults(setting).but(**setting.base.choices)
+    return trainer.plan(trainer.normal(candidate, setting), setting)
 
 
 def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Key, object]]:

@@ -269,7 +269,7 @@ GROUPS = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulat
 )
 def test_the_micro_batches_of_a_generation_are_the_file_s(steps: int, choice: str, tmp_path: Path) -> None:
     base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
-    found = started(base, of=replace(workload(), trainer="grpo"))
+    found = started(base, of=workload(trainer="grpo"))
     assert found.plan.args["steps_per_generation"] == steps
     assert found.problem.baseline["steps_per_generation"] == choice
     assert found.problem.choices["steps_per_generation"][0] == choice
@@ -281,7 +281,7 @@ def test_the_micro_batches_of_a_generation_are_the_file_s(steps: int, choice: st
 
 
 def test_what_trl_fills_in_is_not_said_by_the_file(tmp_path: Path) -> None:
-    found = started(a_base(tmp_path, GROUPS, "grpo"), of=replace(workload(), trainer="grpo"))
+    found = started(a_base(tmp_path, GROUPS, "grpo"), of=workload(trainer="grpo"))
     assert found.problem.baseline["steps_per_generation"] == "step"
     assert "steps_per_generation" not in found.plan.args
 
@@ -290,13 +290,13 @@ def test_what_trl_fills_in_is_not_said_by_the_file(tmp_path: Path) -> None:
 def test_generations_that_are_neither_a_part_nor_a_multiple_of_a_step_are_told(steps: int, tmp_path: Path) -> None:
     base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
     with pytest.raises(InputError, match=f"steps_per_generation: {steps} is not a supported choice"):
-        started(base, of=replace(workload(), trainer="grpo"))
+        started(base, of=workload(trainer="grpo"))
 
 
 @pytest.mark.parametrize(("completions", "choice"), [(24, "step/1"), (12, "step/2"), (48, "step*2")])
 def test_the_completions_of_a_generation_are_the_file_s(completions: int, choice: str, tmp_path: Path) -> None:
     base = a_base(tmp_path, f"{GROUPS}generation_batch_size: {completions}\n", "grpo")
-    found = started(base, of=replace(workload(), trainer="grpo"))
+    found = started(base, of=workload(trainer="grpo"))
     assert found.problem.baseline["steps_per_generation"] == choice
     assert found.problem.illegal(found.problem.baseline) is None
 
@@ -306,12 +306,12 @@ def test_completions_of_a_generation_that_so_many_processes_cannot_share_are_tol
     with pytest.raises(
         InputError, match="generation_batch_size: 12 cannot be divided into micro-batches of 4 rows of 2"
     ):
-        started(base, of=replace(workload(), trainer="grpo"), machine=TWO)
+        started(base, of=workload(trainer="grpo"), machine=TWO)
 
 
 def test_prompts_to_evaluate_on_are_completed_as_often_as_the_file_says(tmp_path: Path) -> None:
     groups = "num_generations: 8\neval_strategy: steps\neval_steps: 5\nper_device_eval_batch_size: 4\n"
-    of = replace(workload(), trainer="grpo", evaluation=workload().dataset)
+    of = replace(workload(trainer="grpo"), evaluation=workload().dataset)
     found = started(a_base(tmp_path, f"{groups}num_generations_eval: 2\n", "grpo"), of=of)
     assert found.plan.args["num_generations_eval"] == 2
     assert found.problem.illegal(found.problem.baseline) is None

@@ -236,7 +236,7 @@ def test_the_micro_batches_of_a_generation_follow_the_rows_and_stay_with_them(st
     text = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 6\n"
     text += "reward_funcs: [think_format_reward] # r\n"
     base = a_base(tmp_path, f"{text}steps_per_generation: {steps}  # mine\n", "grpo")
-    search = started(base, of=replace(workload(), trainer="grpo", rollouts=Rollouts(("accuracy_reward",))))
+    search = started(base, of=replace(workload(trainer="grpo"), rollouts=Rollouts(("accuracy_reward",))))
     same = after(search, search.problem.baseline)
     assert f"steps_per_generation: {steps}  # mine\n" in same
     assert "reward_funcs: [accuracy_reward] # r\n" in same

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +23,8 @@ from autotune.errors import InputError
 from autotune.trainers import find_trainer
 from autotune.userconfig.edit import EditTarget, edited_text, edits_of, values_after
 from tests.app.bases import Started, a_base, started
-from tests.emit.test_launch import EIGHT, LONG
-from tests.settings import GPU, TWO, workload
+from tests.emit.test_launch import LONG
+from tests.settings import EIGHT, TWO, WITH_DEEPSPEED, machine_with, workload
 
 SIZES = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 3\n"
 ZERO2: Mapping[str, Any] = {
@@ -103,7 +102,7 @@ def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -
 def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(further: str, tmp_path: Path) -> None:
     sizes = "num_generations: 4\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nnum_processes: 2\n"
     base = a_base(tmp_path, f"{sizes}{further}", "grpo")
-    search = started(base, of=replace(workload(), trainer="grpo"), machine=TWO, allow={"steps_per_generation"})
+    search = started(base, of=workload(trainer="grpo"), machine=TWO, allow={"steps_per_generation"})
     problem = search.problem
     assert problem.illegal(problem.baseline) is None
     # Two processes have a whole group together.
@@ -229,7 +228,7 @@ def test_fsdp_of_accelerate_becomes_the_trainer_s_own_with_all_its_keys(tmp_path
 def test_fsdp_that_offloads_keeps_the_variables_that_accelerate_s_launcher_sets(tmp_path: Path) -> None:
     keys = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "offload_params": True}
     document = {**FSDP2, "fsdp_config": {f"fsdp_{name}": value for name, value in keys.items()}}
-    two = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=2))
+    two = machine_with(EIGHT, processes=2)
     search = with_accelerate(tmp_path, document, machine=two)
     assert search.problem.baseline["offload"] == "both"
     assert search.plan.env["ACCELERATE_USE_FSDP"] == "true"
@@ -269,7 +268,7 @@ def test_gradients_summed_in_each_micro_batch_are_a_key_beside_the_user_s_own(tm
 def test_groups_of_processes_are_those_of_the_file(tmp_path: Path) -> None:
     sizes = {"dp_replicate_size": 2, "dp_shard_size": 2}
     given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
-    four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
+    four = machine_with(TWO, processes=4)
     document = {**FSDP2, "num_processes": 4, "parallelism_config": given}
     search = with_accelerate(tmp_path, document, machine=four)
     assert search.problem.baseline["dp_replicate_size"] == 2
@@ -282,7 +281,7 @@ def test_another_number_of_processes_has_other_shards_of_the_same_groups(tmp_pat
     sizes = {"parallelism_config_cp_size": 2, "parallelism_config_dp_shard_size": 4}
     document = {**FSDP2, "num_processes": 8, "parallelism_config": sizes}
     long: dict[str, Any] = {"further": "pad_to_multiple_of: 64\nmax_length: 9000\n", "of": LONG}
-    four = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=4))
+    four = machine_with(EIGHT, processes=4)
     for machine, shards, rows in ((EIGHT, 4, 2), (four, 2, 2)):
         search = with_accelerate(tmp_path, document, machine=machine, **long)
         assert search.problem.setting.global_batch_size == 24
@@ -377,6 +376,6 @@ def test_what_accelerate_s_document_asks_in_vain_is_refused(
 
 
 def test_a_plan_of_one_process_is_as_it_was(tmp_path: Path) -> None:
-    search = started(a_base(tmp_path, SIZES), machine=replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"}))
+    search = started(a_base(tmp_path, SIZES), machine=WITH_DEEPSPEED)
     assert find_trainer("sft").plan(search.problem.baseline, search.problem.setting).launch.processes == 1
     assert search.problem.choices["sharding"] == ("ddp",)

@@ -26,9 +26,8 @@ from autotune.units import GIB, MIB
 from tests.app.test_outcome import outcome_of
 from tests.app.test_predicted import traced
 from tests.planning.stand_in import AnalyticTracer
-from tests.settings import CPU, GPU, problem, setting, workload
+from tests.settings import CPU, GPU, WITH_DEEPSPEED, problem, setting, workload
 
-WITH_DEEPSPEED = replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"})
 LAYERS = ("full",) * 4
 # Weights and gradients of the stand-in's four layers are 800 MiB, and the optimizer's state as much again.
 ENOUGH, TIGHT = 20 * GIB, 1800 * MIB
@@ -76,9 +75,7 @@ def here(machine: Machine = WITH_DEEPSPEED) -> TrainerProblem:
         "padding_free": "off",
     }
     fixed |= {"allocator": "default", "pad_to_multiple_of": "none", "hub_kernels": "off"}
-    known = workload(lengths={64: 8})
-    known = replace(known, model=replace(known.model, layer_kinds=LAYERS))
-    return problem(setting(machine=machine, of=known), fixed)
+    return problem(setting(machine=machine, of=workload(lengths={64: 8}, layer_kinds=LAYERS)), fixed)
 
 
 def searched(of: TrainerProblem, tracer: AnalyticTracer, folder: Path, budget_bytes: int) -> Evaluator:

@@ -16,7 +16,7 @@ from autotune.core.plan import Launch
 from autotune.errors import InputError
 from autotune.inspection import machine as of_machine
 from autotune.inspection.gpus import find_gpu
-from tests.settings import CPU, GPU
+from tests.settings import CPU, GPU, machine_with
 
 BYTES = 400e9 / 8
 """Bytes per second of 400 Gbit/s."""
@@ -99,7 +99,7 @@ def test_a_plan_is_the_slower_the_slower_its_network_and_as_fast_as_one_machine_
 
 @pytest.fixture
 def eight_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=8)), "cpu": CPU}
+    here = {"auto": machine_with(GPU, processes=8), "cpu": CPU}
     monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
 
 
@@ -153,6 +153,6 @@ def test_a_gpu_that_others_fill_counts_where_it_trains(
 
 
 def test_a_machine_with_more_gpus_than_most_holds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=16)), "cpu": CPU}
+    here = {"auto": machine_with(GPU, processes=16), "cpu": CPU}
     monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
     assert planned_machine(None, 16).hardware.machines == 1

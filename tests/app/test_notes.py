@@ -32,14 +32,14 @@ from autotune.inspection.software import NEWEST_TESTED
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.prompts import PLACEHOLDER_REWARD
 from autotune.userconfig.written import WrittenConfig
-from tests.settings import GPU, contaminates, pictured_workload, problem, setting, workload
+from tests.settings import GPU, contaminates, machine_with, pictured_workload, problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 
 
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(trainer: Trainer) -> None:
-    here = setting(of=replace(workload(), trainer=trainer.name))
+    here = setting(of=workload(trainer=trainer.name))
     told = tuple(notes_on(problem(here, trainer=trainer.name)))
     written = " ".join(PAGE.read_text(encoding="utf-8").split())
     for sentence in (*trainer.peculiarities, *trainer.text_peculiarities):
@@ -49,7 +49,7 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
 
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_a_reward_that_nobody_named_is_the_first_note(trainer: Trainer) -> None:
-    unnamed = replace(workload(), trainer=trainer.name)
+    unnamed = workload(trainer=trainer.name)
     named = replace(unnamed, rollouts=Rollouts(rewards=("my_rewards.length",)))
     first, second = (next(notes_on(problem(setting(of=of), trainer=trainer.name)), "") for of in (unnamed, named))
     assert (first == PLACEHOLDER_REWARD) is trainer.scores
@@ -87,7 +87,7 @@ def test_speeds_of_a_training_that_is_evaluated_are_without_that() -> None:
 
 def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     here = setting()
-    null = replace(here.machine, hardware=replace(here.machine.hardware, driver=NULL_DRIVER))
+    null = machine_with(here.machine, driver=NULL_DRIVER)
     sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
     assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"))
     assert sentence not in notes_on(problem(here, trainer="sft"))
@@ -126,10 +126,8 @@ def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_ar
     assert few_documents_text(workload(), rows + 1) == text
     note = f"{text}: rows were repeated to measure whole steps."
     assert note in notes_on(problem(setting(global_batch_size=rows + 1)))
-    assert few_documents_text(replace(workload(), trainer="grpo"), rows + 1) == ""
-    assert few_documents_text(replace(workload(), trainer="online_dpo"), rows + 1).startswith(
-        f"The dataset has {rows} prompts"
-    )
+    assert few_documents_text(workload(trainer="grpo"), rows + 1) == ""
+    assert few_documents_text(workload(trainer="online_dpo"), rows + 1).startswith(f"The dataset has {rows} prompts")
 
 
 def test_packing_that_is_not_tried_is_that_which_keeps_documents_apart() -> None:

@@ -60,7 +60,7 @@ def offered(lengths: dict[int, int], *, trainer: str = "grpo", coverage: float =
         peak_bytes = vllm_bytes + MIB * here.workload.longest
         return Estimate(candidate, Origin.TRACED, MemoryEstimate(peak_bytes, None, 0, {}, 0, None, 0.0))
 
-    of = replace(workload(lengths=lengths), trainer=trainer, rollouts=Rollouts(prompt_coverage=coverage))
+    of = replace(workload(trainer=trainer, lengths=lengths), rollouts=Rollouts(prompt_coverage=coverage))
     found: TrainerProblem = problem(setting(of=of), trainer=trainer)
     return " ".join(dropping_offer(found, estimate, found.baseline))
 
@@ -85,7 +85,7 @@ def test_nothing_is_offered_to_trainers_that_cut_and_to_those_who_drop(trainer: 
 
 def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> None:
     # RLOO completes each prompt twice, so that a generation of 200 completions needs 100 prompts.
-    of = replace(workload(lengths={20: 99, 8192: 1}), trainer="rloo")
+    of = workload(trainer="rloo", lengths={20: 99, 8192: 1})
     found = problem(setting(of=of, global_batch_size=200), trainer="rloo")
 
     def estimate(candidate: Candidate, here: Setting) -> Estimate:

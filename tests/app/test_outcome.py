@@ -21,7 +21,7 @@ from autotune.reporting.comparison import headline
 from autotune.study.comparison import failed
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
 from autotune.units import GIB, MIB
-from tests.settings import GPU, problem, setting
+from tests.settings import GPU, machine_with, problem, setting
 
 HERE = setting()
 PROBLEM = problem(HERE)
@@ -238,7 +238,7 @@ def test_a_context_of_trls_own_command_that_may_not_fit_beside_the_winner_is_tol
     free_bytes: int, told: bool
 ) -> None:
     shown = replace(ran(320), reserved_bytes=800, device_bytes=1000)
-    card = replace(GPU, hardware=replace(GPU.hardware, memory_bytes=1000 + free_bytes, used_by_others_bytes=0))
+    card = machine_with(GPU, memory_bytes=1000 + free_bytes, used_by_others_bytes=0)
     winner = record(1, shown, shown)
     found = result_of(outcome_of(winner, winner=winner), problem(setting(machine=card)), FACTS)
     assert any("`trl sft` holds a second CUDA context" in note for note in found.notes) == told

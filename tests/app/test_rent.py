@@ -19,7 +19,7 @@ from autotune.probing import JobServer
 from autotune.reporting.rent import offer_text
 from autotune.units import MIB
 from tests.app.tracers import CrowdedTracer, FollowingTracer
-from tests.settings import CPU, GPU
+from tests.settings import CPU, GPU, machine_with
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.step.plans import needs_deepspeed
 
@@ -323,7 +323,7 @@ def test_more_gpus_of_this_machine_s_kind_than_a_machine_has_are_in_several(
 def test_all_gpus_of_this_machine_are_in_one_machine_as_in_a_plan(
     model: str, tracer: FollowingTracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=16)), "cpu": CPU}
+    here = {"auto": machine_with(GPU, processes=16), "cpu": CPU}
     monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
     before, asked = len(tracer.requests), {"num_processes": None, "global_batch_size": 16}
     table = autotune.rent(model, seq_len=64, gpu=None, fix=SHARDED, **asked)  # type: ignore[arg-type]

@@ -122,14 +122,14 @@ def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() ->
     planned, served = reserve_server_gpus(planned_machine("RTX4090", 2), options, 1)
     assert planned.hardware.processes == 1
     assert served.fixed == {"vllm": "server"}
-    of = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
+    of = workload(trainer="grpo", max_positions=4096)
     problem = problem_of(served, of, planned, 8)
     start = problem.baseline
     assert isinstance(split_of(problem, start, 1), ServerSplit)
     # 2,000 tokens of the longest prompt and 512 of a completion are too many for this model.
-    few = split_of(problem_of(served, replace(of, model=replace(of.model, max_positions=2048)), planned, 8), start, 1)
+    few = split_of(problem_of(served, workload(trainer="grpo", max_positions=2048), planned, 8), start, 1)
     assert few == "vLLM refuses sequences of 2,512 tokens of a model that was made for 2,048"
-    large = replace(of, model=replace(of.model, parameters=20_000_000_000))
+    large = workload(trainer="grpo", max_positions=4096, parameters=20_000_000_000)
     with pytest.raises(
         InputError, match=r"A server on 1 of the GPUs is not possible: vLLM does not start with 0\.9 of the GPU"
     ):
@@ -143,7 +143,7 @@ def test_a_server_takes_the_longest_prompt_of_all_with_what_it_adds(trainer: str
     """vLLM adds a token to text, which TRL's online DPO sends."""
     options = checked_options(SearchArguments(trainer=trainer, allow=("vllm",)))
     planned, served = reserve_server_gpus(planned_machine("RTX4090", 2), options, 1)
-    of = replace(workload(), trainer=trainer, model=replace(workload().model, max_positions=4096))
+    of = workload(trainer=trainer, max_positions=4096)
     longer = replace(of.dataset, lengths=LengthDistribution({evaluated: 8})) if evaluated else None
     problem = problem_of(served, replace(of, evaluation=longer), planned, 8)
     found = split_of(problem, problem.baseline, 1)

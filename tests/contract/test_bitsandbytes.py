@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import optimization
 
-from autotune.core.machine import Machine
 from autotune.planning.vllm import QUANTISED_BYTES
 from autotune.techniques import find, versions
 from autotune.techniques.base import CrashReason
 from autotune.trainers import find_trainer
-from tests.settings import GPU, problem, setting, workload
+from tests.settings import WITH_DEEPSPEED, machine_with, problem, setting, workload
 from tests.step.plans import needs_deepspeed
 
 ROWS = 8192
@@ -102,7 +100,7 @@ def test_weights_in_8_bits_have_no_scales_where_fsdp2_shards_them(mesh: DeviceMe
 
 
 def test_they_are_no_candidates_beside_fsdp2() -> None:
-    four = Machine(replace(GPU.hardware, processes=4), {**GPU.packages, "deepspeed": "0.19.8"})
+    four = machine_with(WITH_DEEPSPEED, processes=4)
     of = problem(setting(machine=four, allowed=frozenset(["optimizer"])))
     optimizer = find("optimizer", find_trainer("sft").techniques)
     told = {
@@ -128,9 +126,8 @@ def test_their_kernels_count_elements_in_32_bits() -> None:
 
 @pytest.mark.parametrize(("processes", "refused"), [(2, {"zero1", "zero2"}), (4, set())])
 def test_they_get_no_tensor_of_deepspeed_s_whose_elements_they_cannot_count(processes: int, refused: set[str]) -> None:
-    of = workload()
-    of = replace(of, model=replace(of.model, parameters=8_030_261_248))
-    machine = Machine(replace(GPU.hardware, processes=processes), {**GPU.packages, "deepspeed": "0.19.8"})
+    of = workload(parameters=8_030_261_248)
+    machine = machine_with(WITH_DEEPSPEED, processes=processes)
     here = problem(setting(machine=machine, of=of, allowed=frozenset(["lora", "optimizer"])))
     optimizer = find("optimizer", find_trainer("sft").techniques)
 

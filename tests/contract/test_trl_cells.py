@@ -188,7 +188,7 @@ def test_every_choice_of_reward_models_is_taken_by_their_configuration_with_the_
     import trl
 
     reward, here = find_trainer("reward"), setting(machine=GPU)
-    baseline = Candidate({item.name: item.default(here) for item in reward.techniques})
+    baseline = reward.defaults(here)
     for option in technique.options:
         plan = reward.plan(baseline.but(**{technique.name: technique.parse(option.choice, here)}), here)
         trl.RewardConfig(str(tmp_path), use_cpu=True, **plan.args)
@@ -248,8 +248,8 @@ def test_a_prompt_that_has_room_is_scored_before_its_completion(small_model_dire
 
 
 def spoilt(max_length: int) -> str | None:
-    known, here = find_trainer("online_dpo"), setting(of=replace(workload(), trainer="online_dpo"))
-    baseline = Candidate({item.name: item.default(here) for item in known.techniques})
+    known, here = find_trainer("online_dpo"), setting(of=workload(trainer="online_dpo"))
+    baseline = known.defaults(here)
     return known.unintended(baseline.but(max_length=max_length, max_new_tokens=TOKENS), here)
 
 

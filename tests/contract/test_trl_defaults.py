@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +14,6 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, SFTConfig, TrlPar
 
 from autotune import catalogue
 from autotune.confidential import is_secret
-from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
 from autotune.techniques import find
@@ -26,7 +24,7 @@ from tests.settings import GPU, setting, workload
 
 SFT = trainers()["sft"]
 HERE = setting(machine=GPU)
-BASELINE = Candidate({item.name: item.default(HERE) for item in SFT.techniques})
+BASELINE = SFT.defaults(HERE)
 
 
 def test_the_baseline_is_what_trl_does_when_it_is_told_nothing(tmp_path: Path) -> None:
@@ -61,8 +59,8 @@ def test_trainings_have_as_many_epochs_as_a_pass_before_them_is_spread_over(name
 @pytest.mark.parametrize("name", trainers())
 def test_every_choice_is_written_in_fields_that_trl_has(name: str, tmp_path: Path) -> None:
     trainer = trainers()[name]
-    here = setting(machine=GPU, of=replace(workload(), trainer=name))
-    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    here = setting(machine=GPU, of=workload(trainer=name))
+    baseline = trainer.defaults(here)
     for technique in trainer.techniques:
         for option in technique.options:
             # Some spellings, such as coverage, name nothing for a trainer that cuts no rows.

@@ -22,7 +22,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Choice
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.liger import _supported_models
@@ -217,7 +217,7 @@ def with_reference(small_model_directory: Path, tmp_path: Path) -> Build:
 def illegal(trainer: str, **choices: Choice) -> str | None:
     """Return why a candidate is illegal on a GPU where everything is allowed."""
     known, here = find_trainer(trainer), of(trainer)
-    baseline = Candidate({item.name: item.default(here) for item in known.techniques}).but(max_length=2000)
+    baseline = known.defaults(here).but(max_length=2000)
     return known.illegal(known.normal(baseline.but(**choices), here), here)
 
 
@@ -248,7 +248,7 @@ def test_kto_needs_two_rows_in_a_micro_batch(with_reference: Build) -> None:
     with pytest.raises(ValueError, match="batch size must be > 1"):
         with_reference("kto", per_device_train_batch_size=1)
     known, here = find_trainer("kto"), of("kto", "per_device_train_batch_size")
-    baseline = Candidate({item.name: item.default(here) for item in known.techniques}).but(max_length=2000)
+    baseline = known.defaults(here).but(max_length=2000)
     assert "at least 2" in str(known.illegal(baseline.but(per_device_train_batch_size=1), here))
     assert known.illegal(baseline.but(per_device_train_batch_size=2), here) is None
 

@@ -23,7 +23,7 @@ TRAINERS = pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo", "disti
 
 def chosen(name: str, at: Setting, **choices: Choice) -> Candidate:
     trainer = find_trainer(name)
-    start = Candidate({item.name: item.default(at) for item in trainer.techniques})
+    start = trainer.defaults(at)
     return trainer.normal(start.but(**choices), at)
 
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from autotune.emit.bundle import write_bundle
 from autotune.probing import JobServer
 from tests.emit.bundles import recommending
 from tests.reporting.examples import a_workload
-from tests.settings import GPU, plan_with, setting
+from tests.settings import WITH_DEEPSPEED, plan_with, setting
 from tests.step.plans import needs_deepspeed
 from tests.virtual.alone import printed_by
 
@@ -56,7 +55,7 @@ PADDING_FREE = TrainingPlan(
 
 def offloaded(**choices: str) -> TrainingPlan:
     """Return the plan of one process that offloads by DeepSpeed, which is emitted as for a GPU, on this CPU."""
-    on_gpu = plan_with(setting(machine=replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"})), choices)
+    on_gpu = plan_with(setting(machine=WITH_DEEPSPEED), choices)
     args = {**CPU, "max_length": 64, "deepspeed": on_gpu.args["deepspeed"]}
     return TrainingPlan("sft", args, {"dtype": "float32"})
 

@@ -30,17 +30,11 @@ from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, lau
 from autotune.emit.rows import training_rows
 from autotune.techniques import find
 from autotune.trainers import find_trainer
-from autotune.units import GIB
 from tests.reporting.examples import a_result
-from tests.settings import GPU, TWO, plan_with, problem, setting, workload
+from tests.settings import EIGHT, TWO, machine_with, plan_with, problem, setting, workload
 from tests.step.plans import needs_deepspeed
 
-EIGHT = replace(
-    GPU,
-    hardware=replace(GPU.hardware, processes=8, memory_bytes=80 * GIB),
-    packages={**GPU.packages, "deepspeed": "0.19.8"},
-)
-SIXTEEN = replace(EIGHT, hardware=replace(EIGHT.hardware, processes=16))
+SIXTEEN = machine_with(EIGHT, processes=16)
 LONG = workload(lengths={100: 50, 9000: 1})
 HERE = setting(machine=SIXTEEN, global_batch_size=64, token_coverage=0.0, of=LONG)
 KNOBS = (
@@ -185,7 +179,7 @@ def test_deepspeed_reads_its_document_once_transformers_has_filled_it_in(
 
 @needs_deepspeed
 def test_on_each_of_several_machines_accelerate_starts_ranks_of_one_group(tmp_path: Path) -> None:
-    machines = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, machines=2))
+    machines = machine_with(SIXTEEN, machines=2)
     plan = plan_with(setting(machine=machines, global_batch_size=64, of=LONG), {"sharding": "zero3"})
     written(plan, tmp_path)
     words = ["--config_file", str(tmp_path / ACCELERATE), "--machine_rank", "1", "--main_process_ip", "10.0.0.1"]
@@ -200,7 +194,7 @@ def test_on_each_of_several_machines_accelerate_starts_ranks_of_one_group(tmp_pa
 
 
 def test_the_user_s_own_launcher_and_leaf_modules_stay(tmp_path: Path) -> None:
-    machines = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, machines=2))
+    machines = machine_with(SIXTEEN, machines=2)
     plan = plan_with(setting(machine=machines, global_batch_size=64, of=LONG), {"sharding": "zero2"})
     own = {
         "deepspeed_multinode_launcher": "pdsh", "deepspeed_hostfile": "/hosts",
@@ -231,7 +225,7 @@ def test_one_process_without_deepspeed_needs_no_file(tmp_path: Path) -> None:
 
 
 def test_one_process_that_offloads_is_started_with_deepspeed(tmp_path: Path) -> None:
-    alone = setting(machine=replace(EIGHT, hardware=replace(EIGHT.hardware, processes=1)))
+    alone = setting(machine=machine_with(EIGHT, processes=1))
     documents = written(plan_with(alone, {"sharding": "zero2", "offload": "optimizer"}), tmp_path)
     assert documents[ACCELERATE]["distributed_type"] == "DEEPSPEED"
     assert documents[ACCELERATE]["num_processes"] == 1

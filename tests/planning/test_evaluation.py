@@ -42,8 +42,7 @@ def evaluator_of(
     tracer: AnalyticTracer, directory: Path, evaluated: dict[int, int] | None, **fixed: str | int
 ) -> Evaluator:
     """Return an evaluator of rows of 128 tokens, evaluated on rows of other lengths, after a search."""
-    of = workload(lengths={TRAINED: 64})
-    of = replace(of, model=replace(of.model, layer_kinds=("full",) * LAYERS))
+    of = workload(lengths={TRAINED: 64}, layer_kinds=("full",) * LAYERS)
     if evaluated is not None:
         profile = replace(of.dataset, lengths=LengthDistribution(evaluated))
         of = replace(of, evaluation=profile, evaluation_source=of.dataset_source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from tests.planning.stand_in import (
     LosingOnce,
     LosingTracer,
 )
-from tests.settings import GPU, problem, setting, workload
+from tests.settings import GPU, machine_with, problem, setting, workload
 
 LAYERS = 16
 TOKENS = 1024
@@ -35,8 +34,7 @@ H100 = find_gpu("H100-80GB")
 
 def problem_of(lengths: dict[int, int] | None = None, **fixed: str | int) -> TrainerProblem:
     """Return the shipped space for a model of 16 layers, by default on rows of 1,024 tokens."""
-    of = workload(lengths=lengths or {TOKENS: 8})
-    of = replace(of, model=replace(of.model, layer_kinds=("full",) * LAYERS))
+    of = workload(lengths=lengths or {TOKENS: 8}, layer_kinds=("full",) * LAYERS)
     return problem(setting(machine=GPU, of=of), {"max_length": TOKENS, **fixed})
 
 
@@ -139,7 +137,7 @@ def test_the_speed_of_the_baseline_is_known_though_it_does_not_fit(tmp_path: Pat
 
 def test_where_the_optimizer_runs_on_the_host_no_micro_batch_is_traced_for_its_time(tmp_path: Path) -> None:
     of = problem_of({100: 60, 400: 30, TOKENS: 10}).setting.workload
-    eight = replace(GPU, hardware=replace(GPU.hardware, processes=8))
+    eight = machine_with(GPU, processes=8)
     space = problem(setting(machine=eight, global_batch_size=64, of=of), {"max_length": TOKENS})
     tracer = AnalyticTracer()
     evaluator = evaluator_of(space, tracer, tmp_path)

@@ -21,7 +21,7 @@ from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB
 from tests.planning.stand_in import AnalyticTracer
-from tests.settings import GPU, TWO, problem, setting, workload
+from tests.settings import GPU, TWO, WITH_DEEPSPEED, machine_with, problem, setting, workload
 
 SENDING = 10.0
 
@@ -68,7 +68,7 @@ def test_what_cannot_fit_has_the_rate_of_its_largest_micro_batches(tmp_path: Pat
     assert fitting.tokens_per_second != pytest.approx(lacking.scaled_tokens_per_second, rel=0.01)
 
 
-TWO_GPUS = Machine(replace(GPU.hardware, processes=2), {**GPU.packages, "deepspeed": "0.19.8"})
+TWO_GPUS = machine_with(WITH_DEEPSPEED, processes=2)
 ON_HOST = [("zero2", "optimizer"), ("zero3", "both"), ("fsdp2", "both")]
 ON_DEVICE = [("ddp", "none"), ("zero2", "none"), ("zero3", "parameters"), ("fsdp2", "none")]
 

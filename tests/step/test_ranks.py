@@ -30,7 +30,7 @@ from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe as real_probe
 from autotune.units import MIB
 from tests.probing.processes import running, timed_from, wait_until
-from tests.settings import TWO, plan_with, setting
+from tests.settings import TWO, machine_with, plan_with, setting
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.step.requests import BRIEF, probe_request, token_workload
 from tests.virtual.alone import JOB, Pickled
@@ -162,7 +162,7 @@ def test_a_probe_counts_the_reduction_of_gradients_once_per_step(
 
 @pytest.mark.nightly
 def test_four_ranks_train_two_replicas(job_server: JobServer, workload: Workload, tmp_path: Path) -> None:
-    four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
+    four = machine_with(TWO, processes=4)
     choices: dict[str, str | int] = {"sharding": "fsdp2", "dp_replicate_size": 2, "per_device_train_batch_size": 1}
     plan = plan_with(setting(machine=four), {**choices, "max_length": 64, "precision": "float32"})
     found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.gpu import AchievedRates
 from autotune.core.jobs.traced import GpuFigures, TraceReply, TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
@@ -26,8 +25,7 @@ from autotune.techniques import find
 from autotune.techniques.base import facts
 from autotune.techniques.traits import library_patches_key
 from autotune.trainers import find_trainer
-from tests.emit.test_launch import EIGHT
-from tests.settings import setting
+from tests.settings import EIGHT, machine_with, setting
 from tests.small import VOCABULARY, write_small_model
 from tests.step.plans import context_parallel, fsdp2, needs_deepspeed, zero
 
@@ -269,13 +267,11 @@ def test_rows_are_split_by_the_kernels_that_context_parallel_takes(
 ) -> None:
     model = write_small_model(tmp_path / "model", weights=False, num_key_value_heads=heads)
     trainer, device = find_trainer("sft"), find_gpu(gpu)
-    here = setting(
-        machine=replace(EIGHT, hardware=replace(EIGHT.hardware, compute_capability=device.compute_capability))
-    )
+    here = setting(machine=machine_with(EIGHT, compute_capability=device.compute_capability))
     here = replace(here, ranks_per_row=2)
     known = replace(here.workload.model, grouped_heads=heads < 4)
     here = replace(here, workload=replace(here.workload, model=known))
-    start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    start = trainer.defaults(here)
     split = start.but(sharding="fsdp2", context_parallel=2, pad_to_multiple_of=64, precision=precision, max_length=64)
     planned = trainer.plan(split, here)
     args = {**a_plan(context_parallel(2, 4)).args, "bf16": planned.args["bf16"], "fp16": planned.args["fp16"]}

@@ -37,8 +37,7 @@ def test_flash_attention_does_not_compute_in_fp32() -> None:
 def test_flex_attention_of_several_heads_is_offloaded_only_where_layers_are_checkpointed(
     choices: dict[str, str], heads: int, legal: bool
 ) -> None:
-    plain = workload()
-    here = setting(machine=GPU, of=replace(plain, model=replace(plain.model, attention_heads=heads)))
+    here = setting(machine=GPU, of=workload(attention_heads=heads))
     chosen = {"attention": "flex_attention", "activation_offloading": "on", **choices}
     reason = SFT.illegal(candidate(here, **chosen), here)
     assert (reason is None) is legal
@@ -63,10 +62,9 @@ def test_flex_attention_is_left_out_where_a_micro_batch_may_have_a_width_without
     lengths: dict[int, int], shared: int, choices: dict[str, Choice], failing: int | None
 ) -> None:
     # tests/nullgpu/test_training.py has the failure.
-    plain = workload(lengths=lengths)
     cache = KeyValueCache(layers=4, heads=16 // shared, elements=64)
-    model = replace(plain.model, attention_heads=16, grouped_heads=shared > 1, cache=cache)
-    here = setting(machine=GPU, of=replace(plain, model=model))
+    of = workload(lengths=lengths, attention_heads=16, grouped_heads=shared > 1, cache=cache)
+    here = setting(machine=GPU, of=of)
     chosen = {"attention": "flex_attention", "per_device_train_batch_size": 4, "max_length": 2000, **choices}
     reason = SFT.illegal(candidate(here, **chosen), here)
     assert (f"at {failing} tokens" in str(reason)) if failing else reason is None

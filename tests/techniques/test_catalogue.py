@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import Effect, Technique
@@ -50,7 +49,7 @@ def test_a_technique_that_changes_training_says_how(technique: Technique) -> Non
 @EVERY
 def test_a_technique_writes_only_what_it_owns(technique: Technique) -> None:
     here = setting(machine=GPU)
-    baseline = Candidate({item.name: item.default(here) for item in find_trainer("sft").techniques})
+    baseline = find_trainer("sft").defaults(here)
     for option in technique.options:
         choice = technique.parse(option.choice, here)
         entries = technique.plan(choice, baseline.but(**{technique.name: choice}), here)
@@ -76,7 +75,7 @@ def test_a_misspelled_knob_gets_the_nearest_name() -> None:
 
 def test_normal_forms_settle_in_the_passes_that_are_made() -> None:
     trainer, here = trainers()["sft"], setting(machine=GPU)
-    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    baseline = trainer.defaults(here)
     for packing in ("none", "bfd", "bfd_split", "wrapped"):
         for padding_free in ("off", "on"):
             for max_length in (512, 2000, 4096):

@@ -16,8 +16,8 @@ from tests.settings import GPU, setting, workload
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_no_other_technique_changes_the_geometry(trainer: Trainer) -> None:
     allowed = frozenset({GLOBAL_BATCH, *(item.name for item in trainer.techniques)})
-    here = setting(machine=GPU, of=replace(workload(), trainer=trainer.name), global_batch_size=16, allowed=allowed)
-    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    here = setting(machine=GPU, of=workload(trainer=trainer.name), global_batch_size=16, allowed=allowed)
+    baseline = trainer.defaults(here)
 
     def geometry(candidate: Candidate) -> object:
         found = trainer.geometry(trainer.plan(candidate, here), here.workload.dataset.documents)

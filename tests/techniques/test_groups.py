@@ -15,8 +15,8 @@ from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import refused_or_ignored
 from autotune.trainers import find_trainer, trainers
-from tests.emit.test_launch import EIGHT, HERE, LONG, SIXTEEN
-from tests.settings import CPU, problem, setting
+from tests.emit.test_launch import HERE, LONG, SIXTEEN
+from tests.settings import CPU, EIGHT, machine_with, problem, setting
 
 SFT = find_trainer("sft")
 SPLIT: dict[str, Choice] = {"sharding": "fsdp2", "context_parallel": 4, "pad_to_multiple_of": 64}
@@ -25,7 +25,7 @@ ASKED = replace(LONG_ON_EIGHT, ranks_per_row=4)
 
 
 def candidate(here: Setting, **choices: Choice) -> Candidate:
-    start = Candidate({item.name: item.default(here) for item in SFT.techniques})
+    start = SFT.defaults(here)
     return SFT.normal(start.but(max_length=9000, **choices), here)
 
 
@@ -63,7 +63,7 @@ def test_rows_are_split_where_nothing_else_is_trained_by_it(other: dict[str, Cho
 def test_activations_are_not_offloaded_where_the_weight_of_a_fused_head_is_shared_out(name: str) -> None:
     trainer = find_trainer(name)
     here = replace(HERE, workload=replace(HERE.workload, trainer=name))
-    start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    start = trainer.defaults(here)
     start = start.but(activation_offloading="on", per_device_train_batch_size=2)
 
     technique = find("activation_offloading", trainer.techniques)
@@ -93,7 +93,7 @@ def test_rows_are_split_where_attention_has_a_kernel_that_can_be(
     precision: str, capability: tuple[int, int] | None, grouped: bool, reason: str
 ) -> None:
     """``tests/step/test_trace_ranks.py`` holds this against traces."""
-    machine = replace(EIGHT, hardware=replace(EIGHT.hardware, compute_capability=capability))
+    machine = machine_with(EIGHT, compute_capability=capability)
     of = GROUPED if grouped else LONG
     choices = {**SPLIT, "precision": precision}
     split = find("context_parallel", SFT.techniques)
@@ -154,7 +154,7 @@ def test_what_is_searched_depends_on_the_rows_and_the_processes() -> None:
     assert [problem(short).space.choices[knob] for knob in knobs] == [(1,), (1,)]
     assert [problem(LONG_ON_EIGHT).space.choices[knob] for knob in knobs] == [(1, 2, 4, 8), (1,)]
     assert [problem(HERE).space.choices[knob] for knob in knobs] == [(1, 2, 4, 8), (1, 2, 4)]
-    twelve = replace(SIXTEEN, hardware=replace(SIXTEEN.hardware, processes=12))
+    twelve = machine_with(SIXTEEN, processes=12)
     found = problem(replace(HERE, machine=twelve, global_batch_size=24)).space
     assert found.choices["context_parallel"] == (1, 2, 4)
     assert "12 processes cannot be divided into groups of 8" in {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.app.notes import notes_on_images
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Choice
 from autotune.core.rows.documents import Documents
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Base, Setting
@@ -30,7 +30,7 @@ def pictured(form: str = "messages") -> Setting:
 
 def reason(here: Setting, **choices: Choice) -> str | None:
     """Return why a candidate that cuts no row, and has these choices, is illegal."""
-    start = Candidate({item.name: item.default(here) for item in SFT.techniques}).but(max_length=LONGEST)
+    start = SFT.defaults(here).but(max_length=LONGEST)
     return SFT.illegal(SFT.normal(start.but(**choices), here), here)
 
 
@@ -61,7 +61,7 @@ def test_a_length_that_cuts_nothing_is_written_as_none_and_a_shorter_one_as_it_i
 
 
 def test_tokens_of_rows_with_images_are_not_split_among_processes() -> None:
-    start = Candidate({item.name: item.default(pictured()) for item in SFT.techniques})
+    start = SFT.defaults(pictured())
     assert "but not its images" in str(ContextParallel().unsuitable(2, pictured()))
     assert isinstance(ContextParallel().conflict(2, start, pictured()), CrashReason)
     assert ContextParallel().unsuitable(1, pictured()) is None
@@ -93,7 +93,7 @@ def test_flash_attention_is_left_out_where_tokens_of_an_image_see_one_another(ch
     attention, here = Attention(), pictured()
     of = replace(here.workload, model=replace(here.workload.model, bidirectional_images=True))
     bidirectional = replace(here, workload=of, machine=GPU)
-    start = Candidate({item.name: item.default(here) for item in SFT.techniques})
+    start = SFT.defaults(here)
     for found in (
         attention.unsuitable(choice, bidirectional),
         attention.conflict(choice, start.but(precision="float32+bf16"), bidirectional),
@@ -143,7 +143,7 @@ def test_prompts_with_images_are_rounded_up_and_completed_by_no_continuous_batch
     here = setting(machine=GPU, of=pictured_workload("prompt"))
     found = {item.name: item for item in trainers()[trainer].techniques}
     assert impossible(found["pad_to_multiple_of"], 64, here) is None
-    start = Candidate({name: item.default(here) for name, item in found.items()})
+    start = trainers()[trainer].defaults(here)
     assert found["pad_to_multiple_of"].conflict(64, start, here) is None
     assert "TRL refuses it for models with an image processor" in str(
         impossible(found["continuous_batching"], "on", here)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import autotune.techniques
-from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.planning.single import depths_of
 from autotune.techniques import catalogue, find, traits
@@ -53,7 +52,7 @@ def adding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adding]:
         importlib.invalidate_caches()
         forget()
         trainer, here = find_trainer("sft"), setting(machine=GPU)
-        baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+        baseline = trainer.defaults(here)
         return trainer.plan(baseline, here), trainer.plan(baseline.but(weight_decay=1), here)
 
     yield add

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.machine import Machine
 from autotune.core.setting import Base
-from tests.settings import GPU, setting
+from tests.settings import GPU, WITH_DEEPSPEED, machine_with, setting
 from tests.techniques.test_rules import SFT, candidate
 
 
@@ -17,7 +16,7 @@ from tests.techniques.test_rules import SFT, candidate
     ("entries", "legal"), [({}, False), ({"args.save_strategy": "no"}, True), ({"args.save_only_model": True}, True)]
 )
 def test_adagrad_is_sharded_by_fsdp2_if_no_checkpoint_has_its_state(entries: Mapping[str, object], legal: bool) -> None:
-    two = setting(machine=replace(GPU, hardware=replace(GPU.hardware, processes=2)))
+    two = setting(machine=machine_with(GPU, processes=2))
     here = replace(two, base=Base("mine.yaml", {"optimizer": "adagrad", "sharding": "fsdp2"}, entries=entries))
     assert (SFT.illegal(candidate(here, optimizer="adagrad", sharding="fsdp2"), here) is None) is legal
     assert SFT.illegal(candidate(here, optimizer="adagrad"), here) is None
@@ -25,9 +24,7 @@ def test_adagrad_is_sharded_by_fsdp2_if_no_checkpoint_has_its_state(entries: Map
 
 @pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
 def test_deepspeed_updates_one_group_of_weights_by_adagrad(stage: str) -> None:
-    packages = {**GPU.packages, "deepspeed": "0.19.8"}
-    machine = Machine(replace(GPU.hardware, processes=2), packages)
-    two = setting(machine=machine, allowed=frozenset({"lora"}))
+    two = setting(machine=machine_with(WITH_DEEPSPEED, processes=2), allowed=frozenset({"lora"}))
     here = replace(two, base=Base("mine.yaml", {"optimizer": "adagrad", "sharding": stage}))
     whole = candidate(here, optimizer="adagrad", sharding=stage)
     assert "with a single group of weights" in str(SFT.illegal(whole, here))

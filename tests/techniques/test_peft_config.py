@@ -20,7 +20,7 @@ IA3 = {"peft_type": "IA3", "target_modules": ["k_proj"], "feedforward_modules": 
 
 def candidate(**choices: str) -> Candidate:
     """Return TRL's defaults on rows of full length, with these choices."""
-    return Candidate({item.name: item.default(HERE) for item in SFT.techniques}).but(max_length=2000, **choices)
+    return SFT.defaults(HERE).but(max_length=2000, **choices)
 
 
 def written(directory: Path, document: object) -> str:

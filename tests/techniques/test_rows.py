@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.candidate import Candidate
 from autotune.core.rows.documents import Documents
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Base
@@ -32,7 +31,7 @@ def test_a_length_that_drops_too_much_is_illegal() -> None:
 
 def test_a_length_that_drops_rows_says_how_many_it_keeps() -> None:
     reward, here = trainers()["reward"], setting(of=pairs_kept_whole())
-    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    start = reward.defaults(here)
     reason = str(reward.illegal(start.but(max_length=999), here))
     assert "keeps 50.7 % of the dataset's tokens and 90.0 % of its rows" in reason
     assert reward.illegal(start.but(max_length=1000), here) is None
@@ -40,7 +39,7 @@ def test_a_length_that_drops_rows_says_how_many_it_keeps() -> None:
 
 def test_a_length_that_drops_every_row_is_illegal_whatever_was_asked_for() -> None:
     reward, here = trainers()["reward"], setting(of=pairs_kept_whole(), token_coverage=0.0)
-    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    start = reward.defaults(here)
     assert "leaves none of the dataset's 100 rows" in str(reward.illegal(start.but(max_length=99), here))
     assert reward.illegal(start.but(max_length=100), here) is None
 

@@ -31,7 +31,7 @@ def here(documents: int, *allowed: str, lengths: dict[int, int] | None = None) -
 
 
 def packed(where: Setting, *, length: int, rows: int, packing: str = "bfd") -> Candidate:
-    start = Candidate({item.name: item.default(where) for item in SFT.techniques})
+    start = SFT.defaults(where)
     return start.but(packing=packing, max_length=length, per_device_train_batch_size=rows)
 
 

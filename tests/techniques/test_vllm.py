@@ -18,7 +18,7 @@ from autotune.techniques.vllm_tensor_parallel_size import indivisible_heads
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION
-from tests.settings import CPU, GPU, problem, setting, workload
+from tests.settings import CPU, GPU, machine_with, problem, setting, workload
 
 GRPO = find_trainer("grpo")
 PLANNED = replace(GPU, planned=True)
@@ -26,12 +26,12 @@ ALLOWED = frozenset({"vllm", "quantization", "lora", "max_completion_length"})
 
 
 def here(machine: Machine = PLANNED, **changes: object) -> Setting:
-    of = replace(workload(), trainer="grpo", model=replace(workload().model, max_positions=4096))
+    of = workload(trainer="grpo", max_positions=4096)
     return replace(setting(machine=machine, of=of, allowed=ALLOWED), **changes)  # type: ignore[arg-type]
 
 
 def candidate(at: Setting, **choices: Choice) -> Candidate:
-    start = Candidate({item.name: item.default(at) for item in GRPO.techniques})
+    start = GRPO.defaults(at)
     return GRPO.normal(start.but(**choices), at)
 
 
@@ -71,17 +71,16 @@ def test_vllm_changes_training_and_has_to_be_allowed() -> None:
 @pytest.mark.parametrize("vllm", ["server", "colocate", "colocate-sleep"])
 @pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo", "distillation"])
 def test_vllm_is_planned_beside_each_trainer_that_generates(name: str, vllm: str) -> None:
-    trainer, of = find_trainer(name), workload(lengths={100: 64})
-    rows = replace(of, trainer=name, model=replace(of.model, max_positions=4096))
-    at = setting(machine=PLANNED, of=rows, allowed=ALLOWED, global_batch_size=8)
-    start = Candidate({item.name: item.default(at) for item in trainer.techniques})
+    trainer, of = find_trainer(name), workload(trainer=name, lengths={100: 64}, max_positions=4096)
+    at = setting(machine=PLANNED, of=of, allowed=ALLOWED, global_batch_size=8)
+    start = trainer.defaults(at)
     # TRL's online DPO gives vLLM its weights back once in a step, so that a step is one micro-batch here.
     wanted = trainer.normal(start.but(vllm=vllm, per_device_train_batch_size=8), at)
     assert trainer.illegal(wanted, at) is None
 
 
 def test_what_belongs_to_vllm_is_searched_only_if_vllm_is() -> None:
-    several = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=4))
+    several = machine_with(PLANNED, processes=4)
     without = problem(here(several, allowed=frozenset()), trainer="grpo").choices
     assert without["vllm"] == ("off",)
     assert without["vllm_gpu_memory_utilization"] == ("0.3",)
@@ -125,7 +124,7 @@ def test_the_longest_prompt_has_to_fit_with_its_completion() -> None:
 
 
 def test_vllm_refuses_sequences_beyond_the_model_s_positions() -> None:
-    at = here(workload=replace(workload(), trainer="grpo"))
+    at = here(workload=workload(trainer="grpo"))
     assert "2,512 tokens of a model that was made for 2,048" in str(GRPO.illegal(candidate(at, vllm="colocate"), at))
 
 
@@ -142,7 +141,7 @@ def test_vllm_takes_quantised_weights_in_4_bits_in_the_training_s_process_alone(
 
 
 def test_tensor_parallelism_divides_the_processes() -> None:
-    two = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=2))
+    two = machine_with(PLANNED, processes=2)
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
     assert "divides the 1 process" in str(impossible(size, 2, here()))
     assert impossible(size, 2, here(two)) is None
@@ -150,7 +149,7 @@ def test_tensor_parallelism_divides_the_processes() -> None:
 
 
 def test_tensor_parallelism_stays_within_a_machine() -> None:
-    sixteen = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=16, machines=4))
+    sixteen = machine_with(PLANNED, processes=16, machines=4)
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
     assert impossible(size, 4, here(sixteen)) is None
     reason = impossible(size, 8, here(sixteen))
@@ -160,21 +159,19 @@ def test_tensor_parallelism_stays_within_a_machine() -> None:
 
 
 def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
-    known = workload()
-    of_32_heads = replace(known, trainer="grpo", model=replace(known.model, attention_heads=32))
-    six = here(replace(PLANNED, hardware=replace(PLANNED.hardware, processes=6)), workload=of_32_heads)
+    six = here(machine_with(PLANNED, processes=6), workload=workload(trainer="grpo", attention_heads=32))
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
     assert "cannot divide 32 attention heads among 3 GPUs" in str(impossible(size, 3, six))
     assert impossible(size, 2, six) is None
     # microsoft/phi-4 (vLLM issue 16021).
-    phi = replace(known.model, attention_heads=40, cache=KeyValueCache(40, 10, 256))
+    phi = workload(attention_heads=40, cache=KeyValueCache(40, 10, 256)).model
     few = replace(phi, cache=KeyValueCache(40, 2, 256))
     assert indivisible_heads(phi, 4) == "vLLM cannot divide 10 heads of keys and values among 4 GPUs"
     assert [indivisible_heads(phi, 2), indivisible_heads(phi, 10), indivisible_heads(few, 4)] == [None] * 3
 
 
 def test_processes_of_online_dpo_share_no_vllm() -> None:
-    two = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=2))
+    two = machine_with(PLANNED, processes=2)
     at = here(two, workload=replace(here().workload, trainer="online_dpo"))
     size = find("vllm_tensor_parallel_size", find_trainer("online_dpo").techniques)
     assert "does not gather the prompts" in str(impossible(size, 2, at))
@@ -213,7 +210,7 @@ def test_online_dpo_pads_completions_of_vllm_to_the_most_that_they_may_have(vllm
     trainer, of = find_trainer("online_dpo"), workload(lengths={100: 64})
     rows = replace(of, trainer="online_dpo")
     at = setting(machine=PLANNED, of=rows, allowed=ALLOWED, global_batch_size=8)
-    start = Candidate({item.name: item.default(at) for item in trainer.techniques})
+    start = trainer.defaults(at)
     plan = trainer.plan(trainer.normal(start.but(vllm=vllm, per_device_train_batch_size=8), at), at)
     # A completion has up to 64 tokens, and half of that on average.
     found = trainer.geometry(plan, of.dataset.documents)

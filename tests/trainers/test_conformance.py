@@ -185,7 +185,7 @@ def test_its_shipped_recipes_are_legal_where_everything_is_allowed(
 @EVERY
 def test_its_phases_have_names_of_their_own_and_come_in_order(trainer: Trainer) -> None:
     here = setting()
-    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    baseline = trainer.defaults(here)
     for candidate in candidates_near(trainer, baseline):
         program = trainer.program(trainer.plan(candidate, here))
         assert len(set(program.names)) == len(program.names)
@@ -196,7 +196,7 @@ def test_its_phases_have_names_of_their_own_and_come_in_order(trainer: Trainer) 
 @EVERY
 def test_its_adapter_names_methods_of_trl_s_trainer_for_phases_that_it_has(trainer: Trainer) -> None:
     here, known = setting(), adapters()[trainer.name]
-    baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
+    baseline = trainer.defaults(here)
     plans = [trainer.plan(candidate, here) for candidate in candidates_near(trainer, baseline)]
     phases = {name for plan in plans for name in trainer.program(plan).names}
     assert set(known.methods) <= phases

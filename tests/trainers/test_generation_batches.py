@@ -33,7 +33,7 @@ def test_prompts_that_are_completed_together_are_padded_where_they_differ(
     name: str, lengths: Mapping[int, int], batch: int, *, padded: bool
 ) -> None:
     trainer = find_trainer(name)
-    here = setting(of=replace(workload(lengths=lengths), trainer=name), global_batch_size=batch)
+    here = setting(of=workload(trainer=name, lengths=lengths), global_batch_size=batch)
     plan = plan_with(here, {}, name)
     found = trainer.geometry(plan, here.workload.dataset.documents)
     (generation, *_) = found.phases

@@ -11,7 +11,6 @@ from statistics import fmean
 import pytest
 from datasets import Dataset
 
-from autotune.core.candidate import Candidate
 from autotune.core.files.codec import decode, encode
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Recompiled, Shape, mean_shape
@@ -26,8 +25,7 @@ from tests.settings import setting, workload
 def geometry(lengths: Mapping[int, int], **choices: str | int) -> tuple[Layout, Shape, Shape, float, int]:
     """Return the geometry of an SFT candidate on rows of these lengths."""
     trainer, here = find_trainer("sft"), setting(of=workload(lengths=lengths))
-    start = {item.name: item.default(here) for item in trainer.techniques}
-    candidate = Candidate({**start, "per_device_train_batch_size": 2, "max_length": 1000, **choices})
+    candidate = trainer.defaults(here).but(**{"per_device_train_batch_size": 2, "max_length": 1000, **choices})
     found = trainer.geometry(trainer.plan(candidate, here), here.workload.dataset.documents)
     return found.layout, found.worst, found.typical, found.tokens, found.micro_batches
 

@@ -28,13 +28,10 @@ from autotune.userconfig.engine import engine_args
 from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching, read_document
 from tests.app.check.conftest import Checked, Write
-from tests.settings import CPU, GPU, plan_with, setting
+from tests.settings import EIGHT, GPU, TWO, machine_with, plan_with, setting
 from tests.small import write_small_model
 from tests.step.plans import needs_deepspeed
 
-PACKAGES = {**GPU.packages, "deepspeed": "0.19.8"}
-EIGHT = Machine(replace(GPU.hardware, processes=8), PACKAGES)
-EIGHT_ON_A_CPU = Machine(replace(CPU.hardware, processes=8), {**CPU.packages, "deepspeed": "0.19.8"})
 WEIGHTS = 100 * GIB
 
 
@@ -162,7 +159,7 @@ def test_an_engine_of_accelerate_s_document_is_not_changed_in_the_trainer_s_file
 
 def test_groups_of_processes_are_never_written_into_the_trainer_s_file(file: Any) -> None:
     long = {"fsdp": True, "fsdp_config": {"version": 2}, "pad_to_multiple_of": 64}
-    sixteen = Machine(replace(GPU.hardware, processes=16, machines=2), PACKAGES)
+    sixteen = machine_with(EIGHT, processes=16, machines=2)
     mine = file(long, machine=sixteen)
     every = mine.changes
     assert every
@@ -220,7 +217,7 @@ def test_a_key_is_written_under_the_name_that_counts_in_the_file(
 
 
 def test_deepspeed_is_not_written_into_a_file_for_a_cpu(file: Any) -> None:
-    mine = file({}, machine=EIGHT_ON_A_CPU)
+    mine = file({}, machine=machine_with(TWO, processes=8))
     every = mine.changes
     assert any("args.fsdp" in entries for entries in every)
     assert not [path for entries in every for path in entries if path.startswith("args.deepspeed")]

@@ -177,8 +177,7 @@ def test_packing_in_the_order_of_the_file_is_noted(rows: int, args: Mapping[str,
 
 @pytest.mark.parametrize(("stored", "rounded"), [("bfloat16", True), ("float32", False), ("", False)])
 def test_weights_of_the_checkpoint_s_type_lose_updates_if_that_is_half(stored: str, rounded: bool) -> None:
-    known = workload()
-    here = setting(of=replace(known, model=replace(known.model, dtype=stored)))
+    here = setting(of=workload(dtype=stored))
     plan = replace(plan_with(here, {}), model={"dtype": "auto", "use_peft": False})
     assert ("The weights are trained in bfloat16, without a copy" in findings(plan, here)) is rounded
 
@@ -263,7 +262,7 @@ def test_accelerate_joins_padded_micro_batches_of_one_width(
 def test_micro_batches_that_one_process_reads_for_all_have_to_be_as_wide(
     trainer: str, choices: Mapping[str, Choice], ranks: int, ends: bool
 ) -> None:
-    here = setting(of=replace(workload(), trainer=trainer))
+    here = setting(of=workload(trainer=trainer))
     plan = replace(plan_with(here, choices, trainer), launch=Launch(ranks))
     known = find_trainer(trainer)
     geometry = whole_geometry(known, plan, here.workload)
@@ -280,7 +279,7 @@ def test_micro_batches_that_one_process_reads_for_all_have_to_be_as_wide(
     ("accumulated", "ranks", "left_out"), [(8, 1, "4 of 100"), (4, 2, "4 of 100"), (8, 4, "4 of 100")]
 )
 def test_prompts_that_fill_no_generation_are_left_out_of_an_epoch(accumulated: int, ranks: int, left_out: str) -> None:
-    here = setting(of=replace(workload(), trainer="grpo"))
+    here = setting(of=workload(trainer="grpo"))
     plan = plan_with(here, {}, "grpo")
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulated, "num_generations": 4}
     plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(ranks))
@@ -291,7 +290,7 @@ def test_prompts_that_fill_no_generation_are_left_out_of_an_epoch(accumulated: i
 
 
 def test_an_optimizer_step_is_counted_in_rows_and_in_prompts() -> None:
-    here = setting(of=replace(workload(), trainer="grpo"))
+    here = setting(of=workload(trainer="grpo"))
     plan = plan_with(here, {}, "grpo")
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
     plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(2))
