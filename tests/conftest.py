@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+from autotune.core.events import ignore
 from autotune.core.jobs.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer, prepare
@@ -118,6 +119,13 @@ def job_server() -> Iterator[JobServer]:
 def worker(job_server: JobServer) -> Iterator[Worker]:
     """A process of the server above that runs jobs one after another, as a plan's traces of one engine are."""
     with closing(Worker(job_server)) as started:
+        yield started
+
+
+@pytest.fixture
+def tracer(job_server: JobServer) -> Iterator[ServerTracer]:
+    """Processes of the server above that trace, and end with the test."""
+    with ServerTracer(1, ignore, job_server) as started:
         yield started
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from autotune.probing.tracing import ServerTracer, Traced
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer
-from tests.settings import GPU, problem, setting, workload
+from tests.settings import GPU, machine_with, problem, setting, workload
 
 LIMIT_BYTES = 10 * GIB
 SMALL, MEDIUM, LARGE, UNKNOWN = (Candidate({"batch": rows}) for rows in (1, 2, 4, 8))
@@ -175,25 +174,26 @@ def test_what_a_process_holds_beside_tensors_ranks_and_rules_nothing_out() -> No
     assert not large.over(round(0.97 * tensor_bytes) + 2)
 
 
-def test_a_time_limit_ends_the_traces_before_a_search(monkeypatch: pytest.MonkeyPatch, job_server: JobServer) -> None:
+def test_a_time_limit_ends_the_traces_before_a_search(
+    tracer: ServerTracer, monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+) -> None:
     left = list[float]()
-    with ServerTracer(1, ignore, job_server) as tracer:
 
-        def search(*_: object, **__: object) -> Predictions:
-            left.append(tracer._end_seconds - time.monotonic())
-            return Predictions()
+    def search(*_: object, **__: object) -> Predictions:
+        left.append(tracer.left_seconds)
+        return Predictions()
 
-        monkeypatch.setattr("autotune.app.predictions.trace_before_search", search)
-        for timeout in (None, 100.0):
-            asked = ProbeArguments("model", "rows.jsonl", timeout=timeout)
-            predictions_of(asked, problem_of(), LIMIT_BYTES, job_server, tracer)
+    monkeypatch.setattr("autotune.app.predictions.trace_before_search", search)
+    for timeout in (None, 100.0):
+        asked = ProbeArguments("model", "rows.jsonl", timeout=timeout)
+        predictions_of(asked, problem_of(), LIMIT_BYTES, job_server, tracer)
     assert left[0] == inf
     # Three times a tenth of it.
     assert 20 < left[1] <= 30
 
 
 def test_operators_are_measured_in_the_time_that_is_left_for_traces(
-    monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+    tracer: ServerTracer, monkeypatch: pytest.MonkeyPatch, job_server: JobServer
 ) -> None:
     asked = list[float]()
 
@@ -202,10 +202,9 @@ def test_operators_are_measured_in_the_time_that_is_left_for_traces(
         return {}
 
     monkeypatch.setattr("autotune.app.predictions.measure_operators", measured)
-    with ServerTracer(1, ignore, job_server) as tracer:
-        for seconds in (None, 3.0, 0.0):
-            with tracer.time_limit(seconds):
-                assert _measure("cpu", LIMIT_BYTES, job_server, tracer, ["a call"]) == {}
+    for seconds in (None, 3.0, 0.0):
+        with tracer.time_limit(seconds):
+            assert _measure("cpu", LIMIT_BYTES, job_server, tracer, ["a call"]) == {}
     without_limit, limited = asked
     assert limited < 3.0 < without_limit
 
@@ -222,7 +221,7 @@ def unknown_speeds(_: GpuSpeeds | None) -> GpuSpeeds:
     raise ProbeServerError("no process can be started")
 
 
-LISTED = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA H100 80GB HBM3"))
+LISTED = machine_with(GPU, name="NVIDIA H100 80GB HBM3")
 
 
 def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from autotune.app.predictions import device_of, speeds_of, times_of
-from autotune.core.events import ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.errors import AutotuneError
 from autotune.planning.extrapolation.forecast import PROCESS_BYTES
@@ -20,7 +19,7 @@ from autotune.units import GIB
 from tests.app.replaying import no_server
 from tests.app.test_predicted import problem_of, traced
 from tests.planning.stand_in import AnalyticTracer
-from tests.settings import CPU, GPU, setting
+from tests.settings import CPU, GPU, machine_with, setting
 
 MEASURED = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
 
@@ -78,27 +77,27 @@ def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured
     assert unknown == replace(found, launch_seconds=None)
 
 
-def test_operators_are_measured_on_a_cpu_and_on_a_gpu_their_times_follow_from_the_catalogue(tmp_path: Path) -> None:
-    with ServerTracer(1, ignore) as tracer:
-        on_cpu, on_gpu = (times_of(machine, None, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
+def test_operators_are_measured_on_a_cpu_and_on_a_gpu_their_times_follow_from_the_catalogue(
+    tracer: ServerTracer, tmp_path: Path
+) -> None:
+    on_cpu, on_gpu = (times_of(machine, None, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
     assert on_cpu is not None
     assert on_gpu is None
 
 
 def test_times_of_operators_are_kept_for_the_speeds_by_which_they_were_predicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracer: ServerTracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.app.predictions.OperatorTimes", lambda *arguments: arguments[-1])
     fast = replace(MEASURED, bandwidth=5e10)
-    with ServerTracer(1, ignore) as tracer:
-        one, same, other = (
-            times_of(CPU, speeds, GIB, no_server(), tracer, Cache(tmp_path)) for speeds in (MEASURED, MEASURED, fast)
-        )
+    one, same, other = (
+        times_of(CPU, speeds, GIB, no_server(), tracer, Cache(tmp_path)) for speeds in (MEASURED, MEASURED, fast)
+    )
     assert one == same != other
 
 
 def test_a_gpu_of_unknown_speed_is_noted(tmp_path: Path) -> None:
-    strange = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA Strange 9000"))
+    strange = machine_with(GPU, name="NVIDIA Strange 9000")
     predictions = traced(tmp_path, AnalyticTracer(), problem_of(machine=strange), seconds=0.0)
     assert predictions.notes() == ("The speed of NVIDIA Strange 9000 is not known, so no speed is predicted.",)
 

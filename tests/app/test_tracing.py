@@ -31,13 +31,18 @@ from tests.small import write_small_model
 A_REPLY = TraceReply(Peak(1), Peak(0), 1, 64, 64.0)
 
 
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_small_model(tmp_path / "model", weights=False))
+
+
 def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest:
     plan = TrainingPlan("sft", {"per_device_train_batch_size": rows, "max_length": 64 * rows, **args}, {})
     return TraceRequest(plan, ModelSource(model), "cuda", ((64,),) * rows)
 
 
 def test_a_trace_is_handed_over_before_the_next_one_has_ended(
-    monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+    monkeypatch: pytest.MonkeyPatch, tracer: ServerTracer
 ) -> None:
     received, requests = threading.Event(), [request(), request(2)]
 
@@ -46,18 +51,17 @@ def test_a_trace_is_handed_over_before_the_next_one_has_ended(
         return A_REPLY
 
     monkeypatch.setattr("autotune.probing.tracing.trace", traced)
-    with ServerTracer(1, ignore, job_server) as tracer:
-        found = iter(tracer(requests))
-        assert next(found) is A_REPLY
-        received.set()
-        assert list(found) == [A_REPLY]
+    found = iter(tracer(requests))
+    assert next(found) is A_REPLY
+    received.set()
+    assert list(found) == [A_REPLY]
 
 
 @pytest.mark.parametrize(
     ("other", "processes"), [({"optim": "adafactor"}, 1), ({"use_liger_kernel": True}, 2), ({"something_new": True}, 2)]
 )
 def test_only_those_for_which_libraries_are_the_same_are_traced_in_the_same_process(
-    other: dict[str, Any], processes: int, monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+    other: dict[str, Any], processes: int, monkeypatch: pytest.MonkeyPatch, tracer: ServerTracer
 ) -> None:
     used = set[int]()
 
@@ -66,8 +70,7 @@ def test_only_those_for_which_libraries_are_the_same_are_traced_in_the_same_proc
         return A_REPLY
 
     monkeypatch.setattr("autotune.probing.tracing.trace", traced)
-    with ServerTracer(1, ignore, job_server) as tracer:
-        assert list(tracer([request(), request(**other), request(), request(**other)])) == [A_REPLY] * 4
+    assert list(tracer([request(), request(**other), request(), request(**other)])) == [A_REPLY] * 4
     assert len(used) == processes
 
 
@@ -76,26 +79,22 @@ def children_of(server: JobServer) -> list[int]:
     return [child.pid for child in psutil.Process(server.pid).children()]
 
 
-def test_processes_stay_for_the_next_traces(job_server: JobServer, tmp_path: Path) -> None:
-    model = str(write_small_model(tmp_path / "model", weights=False))
-    with ServerTracer(1, ignore, job_server) as tracer:
-        pids, others = [], children_of(tracer.server)
-        for optim in ("adamw_torch", "adafactor", "lomo", "adamw_torch"):
-            (traced,) = tracer([request(model=model, optim=optim)])
-            assert isinstance(traced, TraceReply) == (optim != "lomo"), traced
-            pids.append([pid for pid in children_of(tracer.server) if pid not in others])
-        assert len(pids[0]) == 1
-        assert pids[0] == pids[1]
-        # One that failed is not used again.
-        assert wait_until(lambda: not running(pids[0]))
-        assert pids[3] != pids[0]
+def test_processes_stay_for_the_next_traces(tracer: ServerTracer, model: str) -> None:
+    pids, others = [], children_of(tracer.server)
+    for optim in ("adamw_torch", "adafactor", "lomo", "adamw_torch"):
+        (traced,) = tracer([request(model=model, optim=optim)])
+        assert isinstance(traced, TraceReply) == (optim != "lomo"), traced
+        pids.append([pid for pid in children_of(tracer.server) if pid not in others])
+    assert len(pids[0]) == 1
+    assert pids[0] == pids[1]
+    # One that failed is not used again.
+    assert wait_until(lambda: not running(pids[0]))
+    assert pids[3] != pids[0]
 
 
-def test_one_that_cannot_be_traced_takes_none_with_it(job_server: JobServer, tmp_path: Path) -> None:
-    model = str(write_small_model(tmp_path / "model", weights=False))
+def test_one_that_cannot_be_traced_takes_none_with_it(tracer: ServerTracer, model: str) -> None:
     requests = [request(model=model), request(model=model, optim="lomo"), request(model=model, optim="adafactor")]
-    with ServerTracer(1, ignore, job_server) as tracer:
-        first, failed, last = tracer(requests)
+    first, failed, last = tracer(requests)
 
     assert isinstance(first, TraceReply)
     assert isinstance(last, TraceReply)
@@ -105,7 +104,7 @@ def test_one_that_cannot_be_traced_takes_none_with_it(job_server: JobServer, tmp
 
 
 def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
-    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracer: ServerTracer, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = list[Worker]()
 
@@ -118,9 +117,7 @@ def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
         return trace(worker, asked, folder, timeout_seconds)
 
     monkeypatch.setattr("autotune.probing.tracing.trace", killed_by_adafactor)
-    model = str(write_small_model(tmp_path / "model", weights=False))
-    with ServerTracer(1, ignore, job_server) as tracer:
-        kept, lost = tracer([request(model=model), request(model=model, optim="adafactor")])
+    kept, lost = tracer([request(model=model), request(model=model, optim="adafactor")])
 
     assert isinstance(kept, TraceReply)
     assert lost == Untraceable("killed", lasting=False)
@@ -190,44 +187,40 @@ def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_
 
 @pytest.mark.parametrize("error", [ProbeServerError("died twice"), InputError("no such model")])
 def test_what_no_trace_can_do_without_ends_all(
-    job_server: JobServer, monkeypatch: pytest.MonkeyPatch, error: AutotuneError
+    tracer: ServerTracer, monkeypatch: pytest.MonkeyPatch, error: AutotuneError
 ) -> None:
     def traced(*_: object) -> TraceReply:
         raise error
 
     monkeypatch.setattr("autotune.probing.tracing.trace", traced)
-    with ServerTracer(1, ignore, job_server) as tracer, pytest.raises(type(error), match=error.message):
+    with pytest.raises(type(error), match=error.message):
         list(tracer([request()]))
 
 
 def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
-    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracer: ServerTracer, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.probing.tracing._TRACE_TIMEOUT_SECONDS", 0.0)
-    model = str(write_small_model(tmp_path / "model", weights=False))
-    with ServerTracer(1, ignore, job_server) as tracer:
-        (late,) = tracer([request(model=model)])
+    (late,) = tracer([request(model=model)])
 
     assert isinstance(late, Untraceable)
     assert not late.lasting
     assert "exceeded its time limit" in late.reason
 
 
-def test_traces_end_when_their_time_is_up(job_server: JobServer, tmp_path: Path) -> None:
-    model = str(write_small_model(tmp_path / "model", weights=False))
-    with ServerTracer(1, ignore, job_server) as tracer:
-        with tracer.time_limit(60.0), tracer.time_limit(0.01):
-            # The first one runs when its time is up.
-            found = list(tracer([request(model=model)] * 2))
-        (traced,) = tracer([request(model=model)])
+def test_traces_end_when_their_time_is_up(tracer: ServerTracer, model: str) -> None:
+    with tracer.time_limit(60.0), tracer.time_limit(0.01):
+        # The first one runs when its time is up.
+        found = list(tracer([request(model=model)] * 2))
+    (traced,) = tracer([request(model=model)])
 
     assert all(isinstance(each, Untraceable) and not each.lasting for each in found)
     assert found[1] == Untraceable("no time was left", lasting=False)
     assert isinstance(traced, TraceReply)
 
 
-def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tmp_path: Path) -> None:
-    model, told = str(write_small_model(tmp_path / "model", weights=False)), list[Event]()
+def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, model: str) -> None:
+    told = list[Event]()
     with ServerTracer(1, told.append, job_server) as tracer:
         assert len(list(tracer([request(model=model), request(model=model, optim="adafactor")]))) == 2
     assert all(isinstance(event, Tracing) and event.expected == 2 for event in told)
@@ -237,9 +230,9 @@ def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tm
 
 
 def test_an_interrupt_ends_the_traces_that_run_and_starts_no_more(
-    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_server: JobServer, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, asked = str(write_small_model(tmp_path / "model", weights=False)), list[TraceRequest]()
+    asked = list[TraceRequest]()
 
     def without_end(
         worker: Worker, request: TraceRequest, folder: Path, timeout_seconds: float | None = None

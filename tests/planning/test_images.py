@@ -39,20 +39,21 @@ from tests.vision import WITH_TORCHVISION, picture, write_small_vision_model
         ),
     ],
 )
-def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, trainer: str, family: str) -> None:
+def test_few_layers_show_what_all_layers_need(
+    tracer: ServerTracer, job_server: JobServer, tmp_path: Path, trainer: str, family: str
+) -> None:
     model = write_small_vision_model(tmp_path / "model", family, weights=False, layers=6)
     made_of = {"sft": rows_of, "kto": of_answers}.get(trainer, of_prompts)
     rows = made_of([[picture(90, 60)] * max(made_of is of_prompts, number % 3) for number in range(8)])
     rows.to_parquet(str(tmp_path / "rows.parquet"))
     source = dataset_source(str(tmp_path / "rows.parquet"))
-    with ServerTracer(1, ignore) as tracer:
-        reader = WorkloadReader(job_server, tmp_path, ignore)
-        here = setting(machine=GPU, of=reader.read(trainer, model_source(str(model), "random"), source))
-        groups = {"num_generations": 2} if find_trainer(trainer).generates else {}
-        plan = plan_with(here, {"per_device_train_batch_size": 4, **groups}, trainer)
-        geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
-        steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
-        few, every = (steps.memory(SizedPlan(plan, geometry), whole=whole) for whole in (False, True))
+    reader = WorkloadReader(job_server, tmp_path, ignore)
+    here = setting(machine=GPU, of=reader.read(trainer, model_source(str(model), "random"), source))
+    groups = {"num_generations": 2} if find_trainer(trainer).generates else {}
+    plan = plan_with(here, {"per_device_train_batch_size": 4, **groups}, trainer)
+    geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
+    steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
+    few, every = (steps.memory(SizedPlan(plan, geometry), whole=whole) for whole in (False, True))
     # Of rows with the same text, those with two images are the longest; there are two of them, in different blocks.
     assert {2, 5} & set(geometry.worst.chosen) if trainer == "kto" else {2, 5} < set(geometry.worst.chosen)
     assert few.peak_bytes == pytest.approx(every.peak_bytes, rel=0.001)
@@ -63,7 +64,7 @@ def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: P
 @pytest.mark.nightly
 @plain_products
 def test_rows_of_equal_length_need_no_more_memory_alone_than_among_longer_ones(
-    job_server: JobServer, tmp_path: Path
+    tracer: ServerTracer, job_server: JobServer, tmp_path: Path
 ) -> None:
     """Without padding there is no mask, without which attention in float32 stores the scores of grouped heads."""
     model = write_small_vision_model(tmp_path / "model", "llava_next", weights=False)
@@ -88,6 +89,5 @@ def test_rows_of_equal_length_need_no_more_memory_alone_than_among_longer_ones(
         steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
         return steps.memory(SizedPlan(plan, geometry)).device_bytes
 
-    with ServerTracer(1, ignore) as tracer:
-        alone, among = needed(tracer, every.select([0, 1]), "alone"), needed(tracer, every, "among")
+    alone, among = needed(tracer, every.select([0, 1]), "alone"), needed(tracer, every, "among")
     assert among >= alone

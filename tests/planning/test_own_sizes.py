@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 
 from autotune.app.planned import planned_machine
 from autotune.core.documents.estimate import MemoryEstimate
-from autotune.core.events import ignore
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout
 from autotune.core.rows.documents import Documents
@@ -22,7 +20,6 @@ from autotune.core.workload import ModelSource
 from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
@@ -54,12 +51,6 @@ ROWS: dict[str, list[tuple[int, ...]]] = {
 @pytest.fixture
 def model(tmp_path: Path) -> ModelSource:
     return ModelSource(str(write_small_model(tmp_path / "model", weights=False, **SHAPE)))
-
-
-@pytest.fixture
-def tracer(job_server: JobServer) -> Iterator[ServerTracer]:
-    with ServerTracer(1, ignore, lent=job_server) as running:
-        yield running
 
 
 def here(trainer: str, model: ModelSource) -> Setting:

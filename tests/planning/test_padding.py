@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from autotune.app.planned import planned_machine
-from autotune.core.events import ignore
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.documents import Documents
 from autotune.core.rows.lengths import LengthDistribution
@@ -18,7 +17,6 @@ from autotune.core.workload import DatasetProfile, ModelSource
 from autotune.planning.single import PlanTracer, SizedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
@@ -64,12 +62,6 @@ CASES = {
         {"eval_strategy": "epoch", "per_device_eval_batch_size": 2},
     ),
 }
-
-
-@pytest.fixture
-def tracer(job_server: JobServer) -> Iterator[ServerTracer]:
-    with ServerTracer(1, ignore, lent=job_server) as running:
-        yield running
 
 
 @pytest.mark.parametrize(

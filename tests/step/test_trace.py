@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autotune.core.events import ignore
 from autotune.core.gpu import AchievedRates
 from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
@@ -248,10 +247,9 @@ def test_a_trace_writes_to_the_folder_of_its_job_alone_so_that_nothing_is_left_o
     assert trace_in_this_process(a_request(model), JobContext(tmp_path, time.monotonic())).device.bytes
 
 
-def test_what_one_trace_does_to_its_process_does_not_reach_the_next(job_server: JobServer, model: Path) -> None:
+def test_what_one_trace_does_to_its_process_does_not_reach_the_next(tracer: ServerTracer, model: Path) -> None:
     given = ({"learning_rate": 1e-5}, {"use_liger_kernel": True}, {"learning_rate": 2e-5})
-    with ServerTracer(1, ignore, job_server) as tracer:
-        replies = tracer([replace(a_request(model, args), layers=2) for args in given])
+    replies = tracer([replace(a_request(model, args), layers=2) for args in given])
 
     before, fused, after = (reply.device for reply in replies if isinstance(reply, TraceReply))
     assert before == after != fused
