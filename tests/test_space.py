@@ -13,9 +13,9 @@ from autotune.inspection.space_file import default_file, load
 from autotune.space import Space, resolve
 from autotune.trainers import trainers
 from autotune.trainers.problem import TrainerProblem, require_legal
-from tests.settings import CPU, GPU, contaminates, setting, workload
+from tests.settings import CPU, GPU, contaminates, machine_with, setting, workload
 
-TWO_GPUS = replace(GPU, hardware=replace(GPU.hardware, processes=2))
+TWO_GPUS = machine_with(GPU, processes=2)
 SFT = trainers()["sft"]
 
 
@@ -98,13 +98,6 @@ def test_a_fixed_choice_that_the_machine_cannot_do_is_refused() -> None:
         space(setting(), fixed={"liger": "on"})
 
 
-def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> None:
-    fixed = {"quantization": "4bit-nf4", "lora": "none"}
-    here = setting(allowed=frozenset(fixed))
-    with pytest.raises(InputError, match="freezes the model; it needs lora or peft_config"):
-        require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, fixed=fixed)))
-
-
 def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tmp_path: Path) -> None:
     file = written(tmp_path, "trainer: sft\ntechniques:\n  max_length: [1024]\n")
     here = setting()
@@ -114,7 +107,7 @@ def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tm
 
 def test_the_rule_that_no_choice_avoids_is_told_before_one_that_other_choices_avoid() -> None:
     fixed = {"quantization": "4bit-nf4", "lora": "none"}
-    old = replace(GPU, hardware=replace(GPU.hardware, compute_capability=(7, 5)))
+    old = machine_with(GPU, compute_capability=(7, 5))
     here = setting(machine=old, allowed=frozenset(fixed), of=workload(lengths={100: 64}))
     problem = TrainerProblem(SFT, space(here, fixed=fixed), replace(here, fixed=fixed))
     assert "no bf16 arithmetic" in str(problem.illegal(problem.baseline))
@@ -135,12 +128,6 @@ def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
     # Without recipes, a legal candidate takes sharding, padding and a longer length.
     alone = replace(space(here, fixed=fixed), recipes=())
     require_legal(TrainerProblem(SFT, alone, replace(here, fixed=fixed)))
-
-
-def test_a_fixed_length_is_the_length_that_other_choices_are_judged_at() -> None:
-    here = setting(allowed=frozenset({"max_length"}))
-    assert space(here, fixed={"max_length": 2000}).choices["max_length"] == (2000,)
-    assert "bfd" in space(here, fixed={"max_length": 2000}).choices["packing"]
 
 
 def test_recipes_that_the_machine_cannot_do_are_dropped() -> None:

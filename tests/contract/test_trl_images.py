@@ -6,7 +6,6 @@ import json
 import re
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,31 +57,27 @@ def batch_of(trainer: Any) -> Any:
     return next(iter(trainer.get_train_dataloader()))
 
 
-def test_packing_is_refused(build: Build) -> None:
-    with pytest.raises(ValueError, match="Packing is not supported for vision datasets"):
-        build(packing=True)
+GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}
+BATCHED = {"use_transformers_continuous_batching": True, **GROUPS}
 
 
-def test_padding_free_is_refused(build: Build) -> None:
-    with pytest.raises(ValueError, match="Padding-free training is yet not supported for vision"):
-        build(padding_free=True, max_length=None)
-
-
-@pytest.mark.parametrize("name", ["sft", "dpo"])
-def test_keeping_the_end_is_refused(build: Build, name: str) -> None:
-    with pytest.raises(ValueError, match="'keep_end' is not supported for vision"):
-        build(name, truncation_mode="keep_end")
-
-
-@pytest.mark.parametrize("name", ["dpo", "kto"])
-def test_a_precomputed_reference_is_refused(build: Build, name: str) -> None:
-    with pytest.raises(ValueError, match="`precompute_ref_log_probs=True` is not supported for vision"):
-        build(name, precompute_ref_log_probs=True)
-
-
-def test_pairs_are_refused_by_kto(build: Build) -> None:
-    with pytest.raises(ValueError, match="Vision datasets must be in unpaired format"):
-        build("kto", ROWS["dpo"])
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("sft", {"packing": True}, "Packing is not supported for vision datasets"),
+        ("sft", {"padding_free": True, "max_length": None}, "Padding-free training is yet not supported for vision"),
+        *((name, {"truncation_mode": "keep_end"}, "'keep_end' is not supported for vision") for name in ("sft", "dpo")),
+        *(
+            (name, {"precompute_ref_log_probs": True}, "`precompute_ref_log_probs=True` is not supported for vision")
+            for name in ("dpo", "kto")
+        ),
+        ("kto", {"row": ROWS["dpo"]}, "Vision datasets must be in unpaired format"),
+        *((name, BATCHED, "does not support multimodal models") for name in ("grpo", "rloo")),
+    ],
+)
+def test_what_images_do_not_go_with_is_refused(build: Build, name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, **fields)
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
@@ -201,8 +196,7 @@ def test_lora_on_the_language_model_adapts_each_of_its_layers_and_nothing_of_the
 
     config = small_vision_config(family)
     model = meta_model(model_class(config), config)
-    of = workload()
-    of = replace(of, model=replace(of.model, language_modules=linear_modules(model, LANGUAGE_MODEL)))
+    of = workload(language_modules=linear_modules(model, LANGUAGE_MODEL))
     targets = plan_with(setting(of=of), {"lora": "r16-language"}).model["lora_target_modules"]
     linear = [
         name
@@ -290,15 +284,6 @@ def test_context_parallelism_splits_tokens_and_no_images(build: Build) -> None:
     trainer._prepare_context_parallel_inputs(trainer.model, batch)[0]()
     assert any(buffer is batch["input_ids"] for buffer in split)
     assert not any(buffer is batch["pixel_values"] for buffer in split)
-
-
-GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}
-
-
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
-def test_continuous_batching_is_refused(build: Build, name: str) -> None:
-    with pytest.raises(ValueError, match="does not support multimodal models"):
-        build(name, use_transformers_continuous_batching=True, **GROUPS)
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from autotune.core.files.nested import mapping
 from autotune.inspection.legacy import SHARED, legacy_of
+from tests.contract.building import config_class
 from tests.inspection.released import RECORDED, TRAINERS
 from tests.inspection.test_legacy import rows
 
@@ -54,22 +55,12 @@ VALUES: Mapping[str, Any] = {
 def classes(trainer: str) -> tuple[Any, ...]:
     """Return what the command of a trainer parses, its own configuration second."""
     import trl
-    from trl.experimental.online_dpo import OnlineDPOConfig
     from trl.scripts.grpo import GRPOScriptArguments
     from trl.scripts.rloo import RLOOScriptArguments
     from trl.scripts.utils import DatasetMixtureConfig, ScriptArguments
 
-    config = {
-        "sft": trl.SFTConfig,
-        "dpo": trl.DPOConfig,
-        "kto": trl.KTOConfig,
-        "reward": trl.RewardConfig,
-        "grpo": trl.GRPOConfig,
-        "rloo": trl.RLOOConfig,
-        "online_dpo": OnlineDPOConfig,
-    }[trainer]
     script = {"grpo": GRPOScriptArguments, "rloo": RLOOScriptArguments}.get(trainer, ScriptArguments)
-    return script, config, trl.ModelConfig, DatasetMixtureConfig
+    return script, config_class(trainer), trl.ModelConfig, DatasetMixtureConfig
 
 
 def fields(trainer: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Base, Setting
 from autotune.trainers import find_trainer
 from tests.app.bases import a_base, started
-from tests.settings import TWO, setting, workload
+from tests.settings import TWO, machine_with, setting, workload
 
 ROWS, PARTS = "per_device_train_batch_size", "steps_per_generation"
 
@@ -22,14 +22,15 @@ def of(trainer: str, entries: dict[str, object] | None = None, **choices: Choice
     """Return why a candidate is illegal where adapters alone are allowed."""
     known = find_trainer(trainer)
     base = Base("mine.yaml", {}, entries=entries or {})
-    plain = replace(workload(lengths={100: 100}), trainer=trainer)
+    plain = workload(trainer=trainer, lengths={100: 100})
     here = replace(setting(of=plain, allowed=frozenset({"lora"})), base=base)
-    start = Candidate({item.name: item.default(here) for item in known.techniques})
+    start = known.defaults(here)
     return known.illegal(known.normal(start.but(**choices), here), here), here
 
 
-def test_bf16_weights_under_adapters_change_training_where_a_module_is_trained_whole() -> None:
+def test_bf16_weights_change_training_unless_they_are_under_adapters_and_no_module_is_trained_whole() -> None:
     choices: dict[str, Choice] = {"lora": "r16", "precision": "bfloat16"}
+    assert "--allow precision" in str(of("sft", precision="bfloat16")[0])
     assert of("sft", None, **choices)[0] is None
     # PEFT trains a reward model's head, and modules that the user names, in the type of the weights.
     assert "--allow precision" in str(of("reward", None, **choices)[0])
@@ -49,7 +50,7 @@ def test_bf16_weights_are_trained_as_such_where_accelerate_would_turn_them_into_
     choices: dict[str, Choice], mixed: bool
 ) -> None:
     known, here = find_trainer("sft"), setting(machine=TWO)
-    start = Candidate({item.name: item.default(here) for item in known.techniques})
+    start = known.defaults(here)
     plan = known.plan(start.but(precision="bfloat16", **choices), here)
     assert (plan.args["bf16"], plan.model["dtype"]) == (mixed, "bfloat16")
 
@@ -67,7 +68,7 @@ def test_bf16_weights_are_trained_as_such_where_accelerate_would_turn_them_into_
 def test_bf16_weights_under_a_file_of_lora_are_as_exact_as_under_lora(document: dict[str, object], exact: bool) -> None:
     _, here = of("sft")
     allowed = replace(here, allowed=frozenset({"peft_config"}))
-    start = Candidate({item.name: item.default(allowed) for item in find_trainer("sft").techniques})
+    start = find_trainer("sft").defaults(allowed)
     chosen = start.but(peft_config=json.dumps(document), precision="bfloat16")
     assert ("--allow precision" in str(find_trainer("sft").illegal(chosen, allowed))) is not exact
 
@@ -117,9 +118,9 @@ def test_a_loss_over_several_rows_depends_on_which_share_a_micro_batch_or_a_gene
 def test_deepspeed_averages_micro_batches_that_online_dpo_adds_up(
     choices: dict[str, Choice], allowed: frozenset[str], other: bool
 ) -> None:
-    known, plain = find_trainer("online_dpo"), replace(workload(lengths={100: 100}), trainer="online_dpo")
+    known, plain = find_trainer("online_dpo"), workload(trainer="online_dpo", lengths={100: 100})
     here = setting(machine=TWO, of=plain, allowed=allowed, global_batch_size=8)
-    start = Candidate({**{item.name: item.default(here) for item in known.techniques}, ROWS: 2})
+    start = known.defaults(here).but(**{ROWS: 2})
     here = replace(here, base=Base("mine.py", {ROWS: 2}))
     reason = known.illegal(known.normal(start.but(**choices), here), here)
     assert "--allow sharding" in str(reason) if other else reason is None
@@ -186,12 +187,12 @@ def test_the_loss_of_a_user_s_configuration_decides_which_micro_batches_are_sear
     loss: str, searched: bool, tmp_path: Path
 ) -> None:
     text = f"loss_type: {loss}\nper_device_train_batch_size: 4\nmax_length: 2000\n"
-    problem = started(a_base(tmp_path, text, "dpo"), replace(workload(), trainer="dpo")).problem
+    problem = started(a_base(tmp_path, text, "dpo"), workload(trainer="dpo")).problem
     assert (len(problem.choices[ROWS]) > 1) is searched
 
 
 def test_parts_of_a_generation_have_to_be_allowed_with_grpo_s_own_loss(tmp_path: Path) -> None:
-    of_grpo = replace(workload(lengths={100: 100}), trainer="grpo")
+    of_grpo = workload(trainer="grpo", lengths={100: 100})
     base = a_base(tmp_path, "per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\n", "grpo")
     assert started(base, of_grpo).problem.choices[PARTS] == ("step",)
     assert len(started(base, of_grpo, allow=("steps_per_generation",)).problem.choices[PARTS]) > 1
@@ -216,7 +217,7 @@ def test_a_reference_that_follows_the_model_is_neither_computed_before_nor_absen
 
 def test_a_reference_that_follows_the_model_is_not_gathered_whole_unplanned() -> None:
     _, here = of("dpo", {"args.sync_ref_model": True})
-    several = replace(here, machine=replace(here.machine, hardware=replace(here.machine.hardware, processes=8)))
+    several = replace(here, machine=machine_with(here.machine, processes=8))
     sharding = next(item for item in find_trainer("dpo").techniques if item.name == "sharding")
     reasons = {choice: sharding.conflict(choice, Candidate({}), several) for choice in ("zero2", "zero3")}
     assert reasons["zero2"] is None
@@ -225,4 +226,4 @@ def test_a_reference_that_follows_the_model_is_not_gathered_whole_unplanned() ->
 
 def test_probes_see_a_reference_that_follows_the_model(tmp_path: Path) -> None:
     base = a_base(tmp_path, "sync_ref_model: true\nmax_length: 2000\n", "dpo")
-    assert started(base, replace(workload(), trainer="dpo")).plan.args["sync_ref_model"] is True
+    assert started(base, workload(trainer="dpo")).plan.args["sync_ref_model"] is True

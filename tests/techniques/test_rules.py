@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLES
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.setting import Base, Setting
@@ -17,7 +16,7 @@ from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import CrashReason
 from autotune.trainers import trainers
-from tests.settings import CPU, GPU, TWO, problem, setting, workload
+from tests.settings import CPU, EIGHT, GPU, TWO, machine_with, problem, setting, workload
 
 SFT = trainers()["sft"]
 COVERING = 1888
@@ -25,7 +24,7 @@ COVERING = 1888
 
 
 def candidate(here: Setting, **choices: Choice) -> Candidate:
-    start = Candidate({item.name: item.default(here) for item in SFT.techniques}).but(max_length=COVERING)
+    start = SFT.defaults(here).but(max_length=COVERING)
     return SFT.normal(start.but(**choices), here)
 
 
@@ -67,12 +66,6 @@ def test_quantised_weights_cannot_be_trained_without_adapters() -> None:
     assert SFT.illegal(candidate(here, quantization="4bit-nf4", lora="r16"), here) is None
 
 
-def test_bf16_weights_are_exact_only_under_adapters() -> None:
-    full, adapters = setting(), setting(allowed=frozenset({"lora"}))
-    assert "--allow precision" in str(SFT.illegal(candidate(full, precision="bfloat16"), full))
-    assert SFT.illegal(candidate(adapters, precision="bfloat16", lora="r16"), adapters) is None
-
-
 def test_lora_spells_rank_targets_and_variants() -> None:
     here = setting(allowed=frozenset({"lora"}))
     plan = SFT.plan(candidate(here, lora="r32-attention-rslora-dora"), here)
@@ -108,12 +101,6 @@ def test_what_is_checkpointed_is_offloaded_where_transformers_knows_how(version:
     assert checkpointing.unavailable("on", machine) is None
 
 
-def test_selective_checkpointing_of_adapters_is_refused() -> None:
-    here = setting(allowed=frozenset({"lora"}))
-    assert "adapters" in str(SFT.illegal(candidate(here, lora="r16", gradient_checkpointing="selective"), here))
-    assert SFT.illegal(candidate(here, gradient_checkpointing="selective"), here) is None
-
-
 def test_adapters_of_fused_experts_have_no_dropout_and_no_dora() -> None:
     here = setting(of=workload(fused_experts=True), allowed=frozenset({"lora"}))
     assert SFT.plan(candidate(here, lora="r16"), here).model["lora_dropout"] == 0.0
@@ -123,9 +110,8 @@ def test_adapters_of_fused_experts_have_no_dropout_and_no_dora() -> None:
 
 
 def test_lora_on_a_language_model_names_its_modules_and_needs_a_tower_beside_it() -> None:
-    plain, modules = workload(), ("q_proj", "o_proj", "up_proj")
-    of = replace(plain, model=replace(plain.model, language_modules=modules))
-    here = setting(of=of, allowed=frozenset({"lora"}))
+    modules = ("q_proj", "o_proj", "up_proj")
+    here = setting(of=workload(language_modules=modules), allowed=frozenset({"lora"}))
     inside = "model.language_model.layers.0.self_attn."
     for lora, adapted in (("r16-language", set(modules)), ("r8-language-attention-dora", {"q_proj", "o_proj"})):
         chosen = candidate(here, lora=lora)
@@ -135,7 +121,7 @@ def test_lora_on_a_language_model_names_its_modules_and_needs_a_tower_beside_it(
         assert not re.fullmatch(targets, "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj")
         refused = [
             setting(allowed=here.allowed),
-            replace(here, workload=replace(of, model=replace(of.model, fused_experts=True))),
+            replace(here, workload=workload(language_modules=modules, fused_experts=True)),
         ]
         reasons = [str(SFT.illegal(candidate(other, lora=lora.removesuffix("-dora")), other)) for other in refused]
         assert "this model has no vision tower" in reasons[0]
@@ -194,7 +180,7 @@ def test_a_cpu_is_named_in_the_plan_and_a_gpu_is_not_shared_with_the_cpu() -> No
 
 
 def test_a_group_of_processes_loads_to_the_host() -> None:
-    alone, eight = setting(machine=GPU), setting(machine=replace(GPU, hardware=replace(GPU.hardware, processes=8)))
+    alone, eight = setting(machine=GPU), setting(machine=machine_with(GPU, processes=8))
     # transformers refuses a device with ZeRO-3, which makes a group of one process too.
     offloading = candidate(alone, sharding="zero3", offload="parameters")
     for plan in (SFT.plan(candidate(eight), eight), SFT.plan(offloading, alone)):
@@ -203,9 +189,7 @@ def test_a_group_of_processes_loads_to_the_host() -> None:
 
 @pytest.mark.parametrize(("own", "legal"), [("ddp", {"ddp"}), ("zero2", {"zero2"})])
 def test_adafactor_is_moved_neither_to_deepspeed_or_fsdp2_nor_away_from_it(own: str, legal: set[str]) -> None:
-    packages = {**GPU.packages, "deepspeed": "0.19.8"}
-    eight = setting(machine=Machine(replace(GPU.hardware, processes=8), packages))
-    here = replace(eight, base=Base("mine.yaml", {"optimizer": "adafactor", "sharding": own}))
+    here = replace(setting(machine=EIGHT), base=Base("mine.yaml", {"optimizer": "adafactor", "sharding": own}))
     engines = {
         engine: candidate(here, optimizer="adafactor", sharding=engine) for engine in ("ddp", "zero2", "zero3", "fsdp2")
     }
@@ -257,8 +241,8 @@ def test_evaluation_has_a_size_of_its_own_only_where_there_is_one() -> None:
 
 def test_segments_grow_beside_vllm_unless_its_engine_is_on_several_gpus() -> None:
     grpo = trainers()["grpo"]
-    here = setting(machine=GPU, of=replace(workload(), trainer="grpo"), allowed=frozenset({"vllm"}))
-    start = Candidate({item.name: item.default(here) for item in grpo.techniques})
+    here = setting(machine=GPU, of=workload(trainer="grpo"), allowed=frozenset({"vllm"}))
+    start = grpo.defaults(here)
     for vllm, gpus, refused in (
         ("colocate-sleep", 1, False), ("colocate-sleep", 2, True), ("colocate", 4, True), ("server", 2, False),
     ):  # fmt: skip
@@ -273,9 +257,9 @@ def test_segments_grow_beside_vllm_unless_its_engine_is_on_several_gpus() -> Non
 
 def test_what_vllm_generates_is_not_batched_by_transformers() -> None:
     grpo = trainers()["grpo"]
-    of = replace(workload(), trainer="grpo")
+    of = workload(trainer="grpo")
     here = setting(machine=replace(GPU, planned=True), of=of, allowed=frozenset({"vllm", "continuous_batching"}))
-    start = Candidate({item.name: item.default(here) for item in grpo.techniques})
+    start = grpo.defaults(here)
     newer = replace(here, machine=replace(GPU, packages={"transformers": "5.24.0"}))
     failing = find("continuous_batching", grpo.techniques).conflict("on", start, newer)
     assert isinstance(failing, CrashReason)
@@ -288,8 +272,8 @@ def test_what_vllm_generates_is_not_batched_by_transformers() -> None:
 
 def test_an_adapter_of_a_reward_model_trains_its_head() -> None:
     reward = trainers()["reward"]
-    here = setting(of=replace(workload(), trainer="reward"), allowed=frozenset({"peft_config"}))
-    start = Candidate({item.name: item.default(here) for item in reward.techniques})
+    here = setting(of=workload(trainer="reward"), allowed=frozenset({"peft_config"}))
+    start = reward.defaults(here)
     assert reward.plan(start.but(peft_config='{"peft_type":"IA3"}'), here).peft["task_type"] == "SEQ_CLS"
     assert not reward.plan(start, here).peft
 
@@ -332,10 +316,10 @@ def test_fp16_on_a_cpu_is_refused_since_accelerate_computes_in_float32() -> None
 def test_fsdp2_has_no_adapters_on_the_gpu_before_it_trains(
     name: str, sharding: str, lora: str, reference: str, refused: bool
 ) -> None:
-    trainer, of = trainers()[name], replace(workload(), trainer=name)
-    for machine in (replace(GPU, hardware=replace(GPU.hardware, processes=2)), TWO):
+    trainer, of = trainers()[name], workload(trainer=name)
+    for machine in (machine_with(GPU, processes=2), TWO):
         here = setting(machine=machine, of=of)
-        start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+        start = trainer.defaults(here)
         chosen = start.but(sharding=sharding, lora=lora, reference=reference)
         found = find("sharding", trainer.techniques).conflict(sharding, chosen, here)
         assert isinstance(found, CrashReason) is (refused and machine is not TWO)
@@ -357,10 +341,10 @@ def test_a_reference_is_not_precomputed_by_a_model_that_is_not_on_the_gpu_yet(
 ) -> None:
     trainer = trainers()["dpo"]
     for processes in (1, 2):
-        machine = replace(GPU, hardware=replace(GPU.hardware, processes=processes))
-        here = setting(machine=machine, of=replace(workload(), trainer="dpo"))
+        machine = machine_with(GPU, processes=processes)
+        here = setting(machine=machine, of=workload(trainer="dpo"))
         here = replace(here, base=Base("mine.yaml", {}, entries=entries))
-        start = Candidate({item.name: item.default(here) for item in trainer.techniques}).but(**choices)
+        start = trainer.defaults(here).but(**choices)
         found = find("sharding", trainer.techniques).conflict(start["sharding"], start, here)
         assert isinstance(found, CrashReason) is (refused and processes > 1)
 
