@@ -38,33 +38,22 @@ def read_by_autotune(file: Path, model: Path, **reading: object) -> Dataset:
     return load_from_disk(request.tokenized_directory)
 
 
-@pytest.mark.parametrize(
-    ("columns", "features", "reading"),
-    [
-        ({"completion_mask": FLAGS}, None, {"completion_only_loss": True}),
-        ({"assistant_masks": FLAGS}, None, {}),
-        ({"assistant_masks": [[float(flag) for flag in flags] for flags in FLAGS]}, None, {}),
-        ({}, {"input_ids": List(Value("int32"), length=4)}, {}),
-        (
-            {"labels": TOKENS},
-            {"input_ids": List(Value("int32"), length=4), "labels": List(Value("int64"), length=4)},
-            {},
-        ),
-        (
-            {"completion_mask": FLAGS},
-            {"input_ids": List(Value("int32"), length=4), "completion_mask": List(Value("bool"), length=4)},
-            {"completion_only_loss": True},
-        ),
-    ],
-    ids=[
-        "completion mask",
-        "assistant mask",
-        "mask of fractions",
-        "fixed length",
-        "labels of fixed length",
-        "mask of fixed length",
-    ],
-)
+FIXED = {"input_ids": List(Value("int32"), length=4)}
+CASES: dict[str, tuple[Any, ...]] = {
+    "completion mask": ({"completion_mask": FLAGS}, None, {"completion_only_loss": True}),
+    "assistant mask": ({"assistant_masks": FLAGS}, None, {}),
+    "mask of fractions": ({"assistant_masks": [[float(flag) for flag in flags] for flags in FLAGS]}, None, {}),
+    "fixed length": ({}, FIXED, {}),
+    "labels of fixed length": ({"labels": TOKENS}, {**FIXED, "labels": List(Value("int64"), length=4)}, {}),
+    "mask of fixed length": (
+        {"completion_mask": FLAGS},
+        {**FIXED, "completion_mask": List(Value("bool"), length=4)},
+        {"completion_only_loss": True},
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "features", "reading"), CASES.values(), ids=CASES)
 def test_tokens_and_labels_are_those_of_trl(
     columns: dict[str, Any],
     features: dict[str, Any] | None,

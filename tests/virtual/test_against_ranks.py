@@ -45,21 +45,20 @@ def compared(
     return [{name: (of_trace[name], of_run[name]) for name in STEPS} for of_trace, of_run in both]
 
 
+BY_PYTORCH = {
+    "fsdp2": fsdp2(),
+    "ddp": {},
+    "ddp-checkpointed-accumulated": {**CHECKPOINTED, **ACCUMULATED},
+    "fsdp2-not-resharded": fsdp2(reshard_after_forward=False),
+    "fsdp2-checkpointed": {**fsdp2(), **CHECKPOINTED},
+    "fsdp2-accumulated": {**fsdp2(), **ACCUMULATED},
+    "fsdp2-synced": {**fsdp2(), **ACCUMULATED, **SYNCED},
+}
+
+
+@nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "args",
-    [
-        pytest.param(fsdp2(), marks=nightly),
-        pytest.param({}, marks=nightly),
-        pytest.param({**CHECKPOINTED, **ACCUMULATED}, marks=nightly),
-        pytest.param(fsdp2(reshard_after_forward=False), marks=nightly),
-        pytest.param({**fsdp2(), **CHECKPOINTED}, marks=nightly),
-        pytest.param({**fsdp2(), **ACCUMULATED}, marks=nightly),
-        pytest.param({**fsdp2(), **ACCUMULATED, **SYNCED}, marks=nightly),
-    ],
-    ids=["fsdp2", "ddp", "ddp-checkpointed-accumulated", "fsdp2-not-resharded", "fsdp2-checkpointed",
-         "fsdp2-accumulated", "fsdp2-synced"],
-)  # fmt: skip
+@pytest.mark.parametrize("args", BY_PYTORCH.values(), ids=BY_PYTORCH)
 def test_the_peak_of_each_rank_is_that_of_the_cpu(args: dict[str, Any], job_server: JobServer, tmp_path: Path) -> None:
     for rank in compared(args, job_server, tmp_path):
         for traced, real in rank.values():
@@ -74,31 +73,21 @@ def offloaded(stage: int) -> dict[str, Any]:
     return {"deepspeed": {**args["deepspeed"], "zero_force_ds_cpu_optimizer": False}}
 
 
+BY_RANK = {
+    "zero1": zero(1),
+    "zero1-accumulated": {**zero(1), **ACCUMULATED},
+    "zero1-offloaded-accumulated": {**offloaded(1), **ACCUMULATED},
+    "zero2": zero(2),
+    "zero2-accumulated": {**zero(2), **ACCUMULATED},
+    "zero2-checkpointed": {**zero(2), **CHECKPOINTED},
+    "zero2-offloaded": offloaded(2),
+    "zero2-offloaded-accumulated": {**offloaded(2), **ACCUMULATED},
+}
+
+
 @nightly
 @needs_deepspeed
-@pytest.mark.parametrize(
-    "args",
-    [
-        zero(1),
-        {**zero(1), **ACCUMULATED},
-        {**offloaded(1), **ACCUMULATED},
-        zero(2),
-        {**zero(2), **ACCUMULATED},
-        {**zero(2), **CHECKPOINTED},
-        offloaded(2),
-        {**offloaded(2), **ACCUMULATED},
-    ],
-    ids=[
-        "zero1",
-        "zero1-accumulated",
-        "zero1-offloaded-accumulated",
-        "zero2",
-        "zero2-accumulated",
-        "zero2-checkpointed",
-        "zero2-offloaded",
-        "zero2-offloaded-accumulated",
-    ],
-)
+@pytest.mark.parametrize("args", BY_RANK.values(), ids=BY_RANK)
 def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_that_is_traced(
     args: dict[str, Any], job_server: JobServer, tmp_path: Path
 ) -> None:

@@ -58,37 +58,23 @@ ACHIEVED = replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("work", "seconds"),
-    [
-        (Work(Kind.MATMUL, "bfloat16", 10**14), 2.25),
-        (Work(Kind.MATMUL, "float32", 10**13), 1.25),
-        (Work(Kind.MATMUL, "bfloat16", 10**12, 10**12), 1.25),
-        (Work(Kind.MATMUL, "bfloat16", 10**12, 10**12, access=Access.BATCHED), 2.25),
-        (Work(Kind.ATTENTION, "bfloat16", 10**14), 2.25),
-        (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="efficient"), 2.25),
-        (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="cudnn"), 1.5),
-        (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="cudnn", backward=True), 2.75),
-        (Work(Kind.ATTENTION, "bfloat16", 10**14, length=1000), 4.25),
-        (Work(Kind.ATTENTION, "bfloat16", 10**14, length=1000, backward=True), 8.25),
-        (Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**12), 1.0),
-        (Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**12, access=Access.GATHER), 10.0),
-    ],
-    ids=[
-        "product",
-        "other type",
-        "memory-bound",
-        "batched",
-        "attention",
-        "like it",
-        "faster",
-        "faster backward",
-        "short rows",
-        "backward",
-        "pointwise",
-        "gather",
-    ],
-)
+CLASSES = {
+    "product": (Work(Kind.MATMUL, "bfloat16", 10**14), 2.25),
+    "other type": (Work(Kind.MATMUL, "float32", 10**13), 1.25),
+    "memory-bound": (Work(Kind.MATMUL, "bfloat16", 10**12, 10**12), 1.25),
+    "batched": (Work(Kind.MATMUL, "bfloat16", 10**12, 10**12, access=Access.BATCHED), 2.25),
+    "attention": (Work(Kind.ATTENTION, "bfloat16", 10**14), 2.25),
+    "like it": (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="efficient"), 2.25),
+    "faster": (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="cudnn"), 1.5),
+    "faster backward": (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="cudnn", backward=True), 2.75),
+    "short rows": (Work(Kind.ATTENTION, "bfloat16", 10**14, length=1000), 4.25),
+    "backward": (Work(Kind.ATTENTION, "bfloat16", 10**14, length=1000, backward=True), 8.25),
+    "pointwise": (Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**12), 1.0),
+    "gather": (Work(Kind.ELEMENTWISE, "bfloat16", 0, 10**12, access=Access.GATHER), 10.0),
+}
+
+
+@pytest.mark.parametrize(("work", "seconds"), CLASSES.values(), ids=CLASSES)
 def test_an_operator_takes_as_long_as_its_class_achieves(work: Work, seconds: float) -> None:
     assert operator_seconds(work, ACHIEVED, Pace()) == pytest.approx(seconds)
 
