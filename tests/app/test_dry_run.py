@@ -241,7 +241,7 @@ def test_there_are_as_many_gpus_as_the_command_starts_processes(
     ],
 )
 def test_what_cannot_be_used_is_told(
-    answered: Any, command: tuple[str, ...], options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    answered: Any, command: tuple[str, ...], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         answered(ran(), command, **options)

@@ -109,7 +109,7 @@ def test_runs_with_last_resorts_and_without_go_on_with_one_study(
     assert sum(record.probed for record in further(wide, 6).records) == 6
 
 
-def test_what_a_study_offloaded_is_handed_over_by_a_run_that_did_not(tmp_path: Path) -> None:
+def test_what_a_study_offloaded_is_handed_over_by_a_run_that_did_not() -> None:
     narrow, wide = here(), widened()
     assert as_searched(narrow, ran_out(narrow)) is narrow
     offloaded = Record(

@@ -35,7 +35,7 @@ def test_the_baseline_is_what_trl_does_when_it_is_told_nothing(tmp_path: Path) -
     assert said == {name: getattr(untold, name) for name in said}
 
 
-def test_the_baseline_s_model_is_what_trl_s_command_line_loads(tmp_path: Path) -> None:
+def test_the_baseline_s_model_is_what_trl_s_command_line_loads() -> None:
     plan = SFT.plan(BASELINE, HERE)
     untold = ModelConfig()
     assert plan.model["dtype"] == untold.dtype

@@ -129,7 +129,7 @@ def test_a_plain_loop_takes_what_a_trace_of_its_largest_batch_takes(machine: Nul
         assert found.peak() == pytest.approx(ended(process), rel=0.005)
 
 
-def test_the_longest_row_is_caught_though_it_is_the_last(tmp_path: Path) -> None:
+def test_the_longest_row_is_caught_though_it_is_the_last() -> None:
     words, small = (sys.executable, EXAMPLES / "loop.py"), ("--gpu", "1200MiB")
     found = dry_run(*words, options=small, code=1)
     line = "model(input_ids=tokens, labels=tokens).loss.backward()"

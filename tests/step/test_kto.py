@@ -196,7 +196,7 @@ def test_labels_may_be_zeros_and_ones(small_model_directory: Path, tmp_path: Pat
     assert found.reply.dataset.documents.rows == 4
 
 
-def test_a_dataset_smaller_than_a_block_repeats_its_rows(tmp_path: Path) -> None:
+def test_a_dataset_smaller_than_a_block_repeats_its_rows() -> None:
     assert block_rows(3, 5).tolist() == [[0, 1, 2, 0, 1]]
     assert block_rows(7, 3).tolist() == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
     assert np.array_equal(block_rows(4, 2), [[0, 1], [2, 3]])

@@ -64,7 +64,7 @@ WENT = (
 )
 
 
-def problems_of(folder: Path, text: str, read: ReadCommand, trainer: str = "sft", **more: bool) -> list[Finding]:
+def problems_of(folder: Path, text: str, read: ReadCommand, trainer: str = "sft", **more: bool) -> tuple[Finding, ...]:
     """Return the problems of a file with this text."""
     file = folder / "config.yaml"
     file.write_text(text, encoding="utf-8")
