@@ -57,7 +57,28 @@ class JobExit:
         return self.oom_kills > 0 and (self.signal == signal.SIGKILL or self.server_died)
 
 
-class JobServer:
+class TimeLimited:
+    """Has a time limit for what it runs, in a context."""
+
+    _end_seconds = math.inf
+
+    @contextlib.contextmanager
+    def time_limit(self, seconds: float | None) -> Iterator[None]:
+        """Limit the time of what runs in this context, which is killed at its end; None: no limit."""
+        before = self._end_seconds
+        self._end_seconds = min(before, math.inf if seconds is None else time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._end_seconds = before
+
+    @property
+    def left_seconds(self) -> float:
+        """Seconds that are left, 0 or less if none are; infinite without a limit."""
+        return self._end_seconds - time.monotonic()
+
+
+class JobServer(TimeLimited):
     """Starts processes for jobs through a server process that has preloaded the imports.
 
     The server starts in the background at construction; the first job waits for it. A server that dies is replaced
@@ -92,7 +113,6 @@ class JobServer:
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
-        self._end_seconds = math.inf
         # Protects the server while it is started, waited for, commanded, or replaced.
         self._lock = RLock()
         self._channel: ServerProcess | None = ServerProcess(self._arguments, self._environment)
@@ -114,21 +134,10 @@ class JobServer:
         """The server's process id, or None without a running server."""
         return self._channel.pid if self._channel is not None else None
 
-    @contextlib.contextmanager
-    def time_limit(self, seconds: float | None) -> Iterator[None]:
-        """Limit the time of :meth:`run` in this context: the running job is killed at its end; None: no limit."""
-        before = self._end_seconds
-        self._end_seconds = min(before, math.inf if seconds is None else time.monotonic() + seconds)
-        try:
-            yield
-        finally:
-            self._end_seconds = before
-
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
         """Run a job in its own process, whose process group has ended afterwards. See :meth:`Worker.run`."""
         with contextlib.closing(Worker(self)) as worker:
-            left_seconds = max(0.0, self._end_seconds - time.monotonic())
-            seconds = min(left_seconds, math.inf if timeout_seconds is None else timeout_seconds)
+            seconds = min(max(0.0, self.left_seconds), math.inf if timeout_seconds is None else timeout_seconds)
             return worker.run(job, request, folder, None if seconds == math.inf else seconds)
 
     def start(self) -> tuple[Channel, ServerProcess]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +15,7 @@ from autotune.core.files.scratch import scratch_folder
 from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
-from autotune.probing.server import JobServer, Worker
+from autotune.probing.server import JobServer, TimeLimited, Worker
 from autotune.techniques.traits import library_patches_key
 
 
@@ -37,10 +35,11 @@ _MAX_WORKERS = 12
 _TRACE_TIMEOUT_SECONDS = 120.0
 
 
-class ServerTracer(AbstractContextManager["ServerTracer"]):
+class ServerTracer(TimeLimited, AbstractContextManager["ServerTracer"]):
     """Runs traces in workers of a job server, which starts at the first request and ends with this object.
 
-    Workers persist until then, one per core for each set of patches that plans apply to libraries.
+    Workers persist until then, one per core for each set of patches that plans apply to libraries. When time is up,
+    running traces are ended, and no further ones are started.
 
     Args:
         cores: most traces at a time.
@@ -57,7 +56,6 @@ class ServerTracer(AbstractContextManager["ServerTracer"]):
         self.folder = Path(self._stack.enter_context(scratch_folder()))
         self._folder_numbers = count()
         self._cancelled = False
-        self._end_seconds = math.inf
         self._server = lent
 
     def __exit__(self, *_error: object) -> None:
@@ -67,21 +65,6 @@ class ServerTracer(AbstractContextManager["ServerTracer"]):
         for _, worker in self._idle:
             worker.close()
         self._stack.close()
-
-    @contextmanager
-    def time_limit(self, seconds: float | None) -> Iterator[None]:
-        """Limit the time of traces in this context; then running traces are ended, and no further ones started."""
-        previous = self._end_seconds
-        self._end_seconds = min(previous, math.inf if seconds is None else time.monotonic() + seconds)
-        try:
-            yield
-        finally:
-            self._end_seconds = previous
-
-    @property
-    def left_seconds(self) -> float:
-        """Seconds left for traces; at 0 or less, none is started."""
-        return self._end_seconds - time.monotonic()
 
     @property
     def server(self) -> JobServer:
