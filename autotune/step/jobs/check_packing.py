@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from autotune.core.jobs.protocol import CheckPackingRequest
 from autotune.core.machine import DeviceKind
@@ -17,6 +15,7 @@ from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.trainers import find_adapter
+from autotune.step.trainers.packing import packed_input, single_input
 
 # Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another. They
 # sum to at least 128: below, FlexAttention uses another kernel, which fails for grouped-query attention
@@ -59,7 +58,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         model.eval().to(device)
         vocabulary = model.get_input_embeddings().weight.shape[0]
         documents = [torch.randint(3, vocabulary, (count,)).tolist() for count in _DOCUMENT_TOKENS]
-        separately = [_logits(model, {"input_ids": torch.tensor([document])}) for document in documents]
+        separately = [_logits(model, single_input(document)) for document in documents]
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
         return PackingCheck(attention, False, False, None, 0.0, f"a short run ends with {_error_text(error)}")
@@ -71,7 +70,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         return PackingCheck(attention, True, False, None, 0.0, "documents give logits that are not finite")
     tolerance = _TOLERANCES[dtype] * largest
     try:
-        together = _logits(model, _packed_input(documents))
+        together = _logits(model, packed_input(documents))
     except Exception as error:  # noqa: BLE001 an architecture that refuses packed documents does not mix them either
         return PackingCheck(attention, True, False, None, tolerance, f"refuses packed documents: {_error_text(error)}")
     difference = (together.detach() - separate).abs().max().item()
@@ -80,15 +79,6 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
     separates = difference <= tolerance
     reason = "" if separates else f"packed and separate logits differ by up to {difference:.3g}"
     return PackingCheck(attention, True, separates, difference, tolerance, reason)
-
-
-def _packed_input(documents: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the model inputs of documents packed into one row by TRL's collator."""
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(
-        [{"input_ids": list(ids)} for ids in documents]
-    )
-    del batch["labels"]
-    return dict(batch)
 
 
 def _randomize(model: Any) -> None:
