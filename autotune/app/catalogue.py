@@ -1,4 +1,4 @@
-"""The use case of ``autotune techniques``: lists the techniques and which choices this machine supports."""
+"""The use case of ``autotune techniques``: lists the techniques, and which choices can be used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.space_file import default_file, load
-from autotune.techniques.base import Effect, Option, Technique, default_with, effect_with, how_changes
+from autotune.techniques.base import (
+    Effect,
+    Option,
+    Technique,
+    default_with,
+    effect_with,
+    how_changes,
+    refused_or_ignored,
+)
 from autotune.trainers import Trainer, find_trainer
 
 
 @signature_from(CatalogueArguments)
 def catalogue(args: CatalogueArguments) -> tuple[CatalogueRow, ...]:
-    """Return the techniques of a trainer, and for each choice whether this machine supports it.
+    """Return the techniques of a trainer, and for each choice whether the trainer and this machine support it.
 
     Raises:
         InputError: there is no such trainer, or the device cannot be used.
@@ -36,12 +44,15 @@ def _row(technique: Technique, trainer: Trainer, machine: Machine, in_default_sp
         in_default_space=in_default_space,
         default=str(default_with(technique, trainer.name)),
         options=tuple(
-            _option(technique, option, machine, effect_with(technique, option, trainer.name, depends))
+            _option(technique, option, machine, trainer, effect_with(technique, option, trainer.name, depends))
             for option in technique.options
         ),
     )
 
 
-def _option(technique: Technique, option: Option, machine: Machine, effect: Effect) -> CatalogueOption:
-    reason = technique.unavailable(option.choice, machine)
-    return CatalogueOption(option.choice, option.summary, effect.value, reason is None, reason or "")
+def _option(
+    technique: Technique, option: Option, machine: Machine, trainer: Trainer, effect: Effect
+) -> CatalogueOption:
+    refused = refused_or_ignored(technique, option.choice, trainer.name)
+    reason = refused or technique.unavailable(option.choice, machine) or ""
+    return CatalogueOption(option.choice, option.summary, effect.value, not reason, reason)

@@ -68,5 +68,5 @@ def _blocks(row: CatalogueRow) -> Iterator[Block]:
 
 def _summary(option: CatalogueOption) -> str:
     changes = " (changes training)" if option.effect == _CHANGES else ""
-    missing = "" if option.available else f" (not here: {option.reason})"
+    missing = "" if option.available else f" (unavailable: {option.reason})"
     return f"{option.summary}{changes}{missing}"

@@ -337,8 +337,8 @@ def impossible(technique: Technique, choice: Choice, setting: Setting) -> str | 
     key = technique, choice
     if key not in setting.impossible:
         setting.impossible[key] = (
-            technique.unavailable(choice, setting.machine)
-            or refused_or_ignored(technique, choice, setting.workload.trainer)
+            refused_or_ignored(technique, choice, setting.workload.trainer)
+            or technique.unavailable(choice, setting.machine)
             or technique.unsuitable(choice, setting)
         )
     return setting.impossible[key]

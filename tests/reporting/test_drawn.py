@@ -84,6 +84,6 @@ def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
 @WIDTHS
 def test_techniques_tell_what_is_missing_here_and_what_changes_training(width: int) -> None:
     text = " ".join(as_text(techniques_report([ROW]), width).split())
-    assert "wrapped end to end (changes training) (not here: no GPU)" in text
+    assert "wrapped end to end (changes training) (unavailable: no GPU)" in text
     assert "--allow packing: cuts documents" in text
     assert "not in the default search space" in text

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from autotune.app.arguments import SearchArguments
+from autotune.app.catalogue import catalogue
 from autotune.app.options import checked_options
 from autotune.app.problem import global_batch_of
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Base, Setting
 from autotune.errors import InputError
 from autotune.techniques import find
-from autotune.techniques.base import refused_or_ignored
+from autotune.techniques.base import impossible, refused_or_ignored
 from autotune.trainers import find_trainer, trainers
 from tests.emit.test_launch import HERE, LONG, SIXTEEN
 from tests.settings import CPU, EIGHT, machine_with, problem, setting
@@ -168,6 +169,10 @@ def test_rows_are_not_split_on_a_cpu_or_by_trainers_that_would_train_otherwise()
     assert technique.unavailable(1, CPU) is None
     refusing = {name for name in trainers() if refused_or_ignored(technique, 2, name)}
     assert refusing == trainers().keys() - {"sft"}
+    # The trainer's own reason comes first: another machine would not help.
+    here = setting(machine=CPU, of=replace(LONG, trainer="dpo"))
+    (listed,) = (row for row in catalogue(trainer="dpo", device="cpu") if row.knob == technique.name)
+    assert listed.options[1].reason == impossible(technique, 2, here) == refused_or_ignored(technique, 2, "dpo")
 
 
 def test_rows_to_evaluate_on_are_not_packed_where_rows_are_split() -> None:

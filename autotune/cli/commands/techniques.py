@@ -1,4 +1,4 @@
-"""The command ``autotune techniques``: lists the knobs, their choices, and their support on this machine."""
+"""The command ``autotune techniques``: lists the knobs, their choices, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import argparse
 from autotune.app.arguments import CatalogueArguments
 from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 
-SUMMARY = "list the knobs, their choices, and which of them this machine supports"
+SUMMARY = "list the knobs, their choices, and which of them can be used here"
 DESCRIPTION = (
-    "Lists every knob: its choices, their effect on training, their requirements, and which of them this machine lacks."
+    "Lists every knob: its choices, their effect on training, their requirements, and why the trainer or this machine"
+    " does not support a choice."
 )
 
 

@@ -1,4 +1,4 @@
-"""The document of ``autotune techniques``: the choices of each knob, and whether this machine supports them."""
+"""The document of ``autotune techniques``: the choices of each knob, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class CatalogueOption:
     Attributes:
         summary: its effect, in a few words.
         effect: ``exact`` or ``changes-training``.
-        available: whether this machine supports it.
-        reason: why not; empty if it does.
+        available: whether the trainer and this machine support it.
+        reason: why not; empty if they do.
     """
 
     choice: Choice
