@@ -30,7 +30,8 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         facts = doc.Facts(tuple((name, format_bytes(size)) for name, size in parts))
         yield doc.Section("Memory at the peak", (facts,), heading=True)
     for severity, (title, tone) in _SEVERITIES.items():
-        found = (item for item in verdict.findings if item.severity is severity)
+        # The headline has the reason.
+        found = (item for item in verdict.findings if item.severity is severity and item.message != verdict.reason)
         yield from doc.listing(title, _messages(found), tone)
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)

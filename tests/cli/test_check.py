@@ -83,6 +83,14 @@ def test_of_several_files_the_gravest_verdict_is_the_exit_code(
     assert [each["outcome"] for each in verdicts] == ["reads", "cannot run"]
 
 
+def test_a_file_that_cannot_be_read_is_one_sentence_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check("nope.yaml") == 2
+    assert capsys.readouterr().out == "cannot run: nope.yaml does not exist. Name the YAML file\n  trainer sft\n"
+
+
 def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

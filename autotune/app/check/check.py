@@ -114,7 +114,7 @@ def _unread(args: CheckArguments) -> WrittenConfig:
 def _unusable(args: CheckArguments, started: float, error: InputError) -> Verdict:
     """Return the verdict on a file or a command that cannot be used."""
     found = Finding(Severity.ERROR, str(error), file=args.file or "")
-    return Task(args, _unread(args), None, 0, started).verdict(Outcome.CANNOT_RUN, (found,), reason=error.message)
+    return Task(args, _unread(args), None, 0, started).verdict(Outcome.CANNOT_RUN, (found,), reason=found.message)
 
 
 def _target_machine(args: CheckArguments, text: WrittenConfig) -> tuple[Machine | None, str]:
