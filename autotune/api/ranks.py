@@ -93,7 +93,7 @@ class StoreRanks:
                     raise RanksError(f"The other processes of this training sent nothing for {seconds:,.0f} s.")
                 time.sleep(pause)
                 pause = min(2 * pause, _PAUSES_SECONDS[1])
-            return [read_json(self._store.get(key).decode("utf-8")) for key in keys]
+            return [read_json(self._store.get(key).decode("utf-8"), finite=False) for key in keys]
         except RuntimeError as error:
             raise _store_error(error) from error
         except ValueError as error:

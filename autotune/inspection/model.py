@@ -95,7 +95,7 @@ def adapter_alone(name: str, file: Path) -> InputError:
 def _read_config(file: Path) -> Mapping[str, object]:
     """Return the fields of a configuration; none if the file has no JSON object."""
     try:
-        config = read_json(file.read_text(encoding="utf-8"))
+        config = read_json(file.read_text(encoding="utf-8"), finite=False)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are both ValueErrors

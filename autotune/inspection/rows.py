@@ -57,7 +57,7 @@ def check_lines(file: Path) -> None:
 def _fault(line: bytes) -> str:
     """Return why a line is not a JSON object; empty if it is one, or blank."""
     try:
-        row = read_json(line.strip().decode("utf-8")) if line.strip() else {}
+        row = read_json(line.strip().decode("utf-8"), finite=False) if line.strip() else {}
     except json.JSONDecodeError as error:
         return f"{error.msg} at column {error.colno}"
     except ValueError as error:  # also of UTF-8

@@ -21,6 +21,7 @@ HOSTILE = {
     "deeper": "[" * 100_000,
     "long": '{"a": ' + "9" * 5_000 + "}",
 }
+NOT_FINITE = ('{"schema": NaN}', '{"schema": -Infinity}', '{"schema": 1e999}')
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
@@ -38,6 +39,20 @@ def test_a_hostile_document_is_refused_in_one_sentence(text: str, tmp_path: Path
             check_lines(tmp_path / "rows.jsonl")
     with pytest.raises(InputError, match="peft_config"):
         PeftConfig().parse(str(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize("text", NOT_FINITE)
+def test_a_number_that_is_not_finite_is_refused_except_where_libraries_take_it(text: str, tmp_path: Path) -> None:
+    for name in ("result.json", "config.json", "rows.jsonl"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"result\.json is not JSON: a number has too many digits or is not finite"):
+        report(tmp_path)
+    with pytest.raises(InputError, match="peft_config"):
+        PeftConfig().parse(str(tmp_path / "rows.jsonl"))
+    # Such as time_step_limit of Mamba 2, which transformers writes.
+    with pytest.raises(InputError, match="has no tokenizer"):
+        model_source(str(tmp_path), "random")
+    check_lines(tmp_path / "rows.jsonl")
 
 
 def test_a_document_that_opens_many_brackets_beside_one_another_is_read() -> None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 
 MAX_DEPTH = 64
 """Maximum depth of JSON and YAML collections; functions on documents recurse, and Python limits their depth too."""
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str, *, finite: bool = True) -> Any:
     """Return the value of a JSON text.
 
+    Args:
+        finite: whether ``NaN`` and ``Infinity``, which JSON lacks, are refused; transformers writes them.
+
     Raises:
-        ValueError: it is not JSON (``json.JSONDecodeError``), too deeply nested, or has too long a number.
+        ValueError: it is not JSON (``json.JSONDecodeError``), too deeply nested, or has a number that is too long or
+            not finite.
     """
+    to_float = _finite if finite else float
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=to_float, parse_constant=to_float)
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        raise ValueError("a number has too many digits") from error
+        raise ValueError("a number has too many digits or is not finite") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
@@ -35,6 +41,13 @@ def is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError(digits)
+    return number
 
 
 def _depth(value: Any) -> int:
