@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import gcd
-from typing import Any
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.rows.documents import Document, Documents
+from autotune.core.rows.documents import Documents
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.traits import MAX_TRACED
@@ -43,10 +42,6 @@ class Generating(Prompted):
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return the plan's ``vllm_max_model_length``."""
         return plan.number("vllm_max_model_length")
-
-    def document(self, lengths: tuple[Any, ...]) -> Document:
-        """Return the prompt, which is kept at any length."""
-        return (1, lengths[0])
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a generation batch; a single completion needs no padding."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.rows.batch_geometry import Layout, Shape
-from autotune.core.rows.documents import Document
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
@@ -49,6 +47,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         "OnlineDPOTrainer sums the gradients of a step's micro-batches; only DeepSpeed averages them.",
     )
     max_completion_field = "max_new_tokens"
+    completions_per_row = COMPLETIONS
     sends_text = True
     config_fields = CONFIG_FIELDS | ConfigFields(
         traced=frozenset({"beta", "loss_type", "missing_eos_penalty", "reward_weights"}),
@@ -77,10 +76,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
             return plan
         widest = float(plan.count(self.max_completion_field))
         return replace(plan, completions=replace(plan.completions, widest=widest))
-
-    def document(self, lengths: tuple[Any, ...]) -> Document:
-        """Return the prompt once for each completion; it is kept at any length."""
-        return (1, *(lengths[0],) * COMPLETIONS)
 
     def own_loss(self, args: Mapping[str, object]) -> Mapping[str, str]:
         """Return the dependence on a step's micro-batches: losses are summed (``training_step`` of TRL's class)."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical, rounded_up
-from autotune.core.rows.documents import Documents
+from autotune.core.rows.documents import Document, Documents
 from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.rows.representatives import MAX_REPRESENTATIVES, representatives
 from autotune.core.workload import Workload
@@ -76,7 +76,8 @@ class Prompted(Trainer):
     """Prompts, with completions that are generated while training.
 
     Class attributes:
-        most_field: the argument for the maximum number of tokens of a completion.
+        max_completion_field: the argument for the maximum number of tokens of a completion.
+        completions_per_row: completions of a row in a micro-batch.
         sends_text: whether TRL sends prompts to a vLLM server as text, not as tokens.
         at_once: phases that run on a whole generation batch.
         in_chunks: phases that run on chunks of it, of a micro-batch's size.
@@ -88,6 +89,7 @@ class Prompted(Trainer):
     scores = True
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
     max_completion_field: ClassVar[str]
+    completions_per_row: ClassVar[int] = 1
     sends_text: ClassVar[bool] = False
     at_once: ClassVar[tuple[str, ...]] = (GENERATION,)
     in_chunks: ClassVar[tuple[str, ...]] = ()
@@ -99,6 +101,10 @@ class Prompted(Trainer):
     @abstractmethod
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the number of completions that are padded together."""
+
+    def document(self, lengths: tuple[Any, ...]) -> Document:
+        """Return the prompt, which is kept at any length."""
+        return (1, lengths[0])
 
     def rows_generating_whole(self, plan: TrainingPlan) -> int:
         """Return the rows of a micro-batch whose trace generates as many completions as the plan does at once."""
@@ -139,10 +145,10 @@ class Prompted(Trainer):
             layout=layout,
             worst=worst,
             sizes=typical,
-            tokens=rows * (documents.tokens / documents.rows + documents.sequences * assumed.mean),
+            tokens=rows * self.completions_per_row * (documents.tokens / documents.rows + assumed.mean),
             documents=float(rows),
             rows=self.rows_of_epoch(plan, documents.rows) * self.copies(plan) * iterations,
-            sequences=documents.sequences,
+            sequences=self.completions_per_row,
             phases=(
                 *(PhaseGeometry(name, *generated) for name in self.at_once),
                 *(PhaseGeometry(name, *chunk) for name in self.in_chunks),
@@ -173,7 +179,7 @@ class Prompted(Trainer):
         widest = max(enough, default=None)
         if widest is None:
             return None
-        equal = Documents.of_groups([(documents.widths[widest], 1, *(widest,) * documents.sequences)])
+        equal = Documents.of_groups([(documents.widths[widest], 1, widest)])
         return replace(self.micro_batch_geometry(plan, equal, plan.rows), layout=Layout.EQUAL)
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:

@@ -215,4 +215,4 @@ def test_online_dpo_pads_completions_of_vllm_to_the_most_that_they_may_have(vllm
     # A completion has up to 64 tokens, and half of that on average.
     found = trainer.geometry(plan, of.dataset.documents)
     assert found.typical.tokens == tokens
-    assert found.tokens == 8 * (100 + 32)
+    assert found.tokens == 8 * 2 * (100 + 32)

@@ -140,6 +140,8 @@ def test_rows_of_a_format_are_tokenised_and_described(trainer: Trainer, form: Da
     # Long-tailed rows are required: with one length, most of this suite would be meaningless.
     assert len(counted) > len(TEXTS) // 4
     assert profile.documents.rows == documents
+    # TRL's loader yields each prompt once, however many completions are generated.
+    assert not trainer.generates or profile.documents.tokens == lengths[:, 0].sum()
     if trainer.ordered:
         assert profile.documents.in_order(None).tolist() == [
             [max(one[0], least), *one[1:]] for one, least in zip(said, min_kept_length, strict=True)

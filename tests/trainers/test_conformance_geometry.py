@@ -190,7 +190,8 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
     kept = documents.tokens * (limit.coverage if limit is not None else 1.0)
     generated = found.adapter.sizes(seen.built).generated
     if generated is not None:
-        kept = (kept + generated.sum()) * rows_yielded(found, plan, seen.built)
+        # Each of a prompt's completions passes through the model with the prompt.
+        kept = (kept * generated.shape[1] + generated.sum()) * rows_yielded(found, plan, seen.built)
     assert seen.tokens == pytest.approx(kept, rel=1e-9)
     assert said.tokens * seen.rows / rows == pytest.approx(seen.tokens, rel=1e-9)
 
