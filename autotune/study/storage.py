@@ -181,8 +181,8 @@ def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, st
         )
         raise StudyMismatchError(
             f"The study {name!r} was made for another search: {differences}.",
-            hint="Resume or join it with the same options, --memory-budget included, or choose another --output or"
-            " --study.",
+            hint="To resume or join it, restore what differs: options (--memory-budget included), files of the model,"
+            " the data, the rewards or the base, versions, the machine. Otherwise choose another --output or --study.",
         )
 
 

@@ -135,7 +135,8 @@ def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
     changed = {**FINGERPRINT, "dataset": "other", "choices": "new"}
     with pytest.raises(
         StudyMismatchError,
-        match="another search: dataset is other here and b there; choices is new here and not given there",
+        match=r"another search: dataset is other here and b there; choices is new here and not given there\. "
+        r"To resume or join it, restore what differs: options \(.*\), files of the model, the data, the rewards",
     ):
         durable(ReplayedTable(), resume=True, fingerprint=changed)
     with pytest.raises(StudyMismatchError, match="dataset is other here and b there"):
