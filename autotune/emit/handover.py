@@ -110,8 +110,8 @@ def _launch_sentences(handover: Handover) -> Iterator[str]:
     plan = handover.plan
     if plan.in_group:
         processes = plural(plan.launch.processes, "process", "processes")
-        note = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
-        yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{note}"
+        moved = f" {ACCELERATE} has the path of {DEEPSPEED}; change that if you move it."
+        yield f"`accelerate launch` starts {processes}.{moved if plan.args.get('deepspeed') else ''}"
     if handover.threads is None and optimizer_on_host(plan):
         yield (
             f"The optimizer runs on the host, and without {THREADS} a launcher gives each process one thread: set it to"

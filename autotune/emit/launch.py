@@ -20,10 +20,6 @@ PRECISION = "mixed_precision"
 """The precision key of ``accelerate launch``; the trainer's arguments set the precision."""
 FROM_TRAINER_ARGUMENTS = "no"
 """Value that leaves the precision to the trainer's arguments."""
-# TRL's own file for a single process (`trl/accelerate_configs`), whose precision is bf16: its name is the same on every
-# machine. Without a named file, `accelerate launch` takes engine, precision and GPUs from the file that
-# `accelerate config` wrote to the user's home (accelerate 1.15, `_validate_launch_command`).
-_SINGLE_PROCESS_KEYS: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: FROM_TRAINER_ARGUMENTS}
 _EMPTY: Mapping[str, object] = {}
 _KEYS_SET_BY_AUTOTUNE = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
 # Keys that the trainer's arguments, such as `torch_compile`, or DeepSpeed's document replace.
@@ -45,9 +41,13 @@ def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
     Args:
         directory: directory of the files of :func:`launch_files`.
     """
-    return (
-        {"accelerate_config": str(directory.absolute() / ACCELERATE)} if plan.in_group else dict(_SINGLE_PROCESS_KEYS)
-    )
+    if plan.args.get("deepspeed") or plan.parallelism or plan.launch.machines > 1:
+        return {"accelerate_config": str(directory.absolute() / ACCELERATE)}
+    # TRL's own files (`trl/accelerate_configs`), whose precision is bf16: their names are valid on every machine and
+    # in every directory. Without a named file, `accelerate launch` takes engine, precision and GPUs from the file that
+    # `accelerate config` wrote to the user's home (accelerate 1.15, `_validate_launch_command`).
+    name = "multi_gpu" if plan.launch.processes > 1 else "single_gpu"
+    return {"accelerate_config": name, PRECISION: FROM_TRAINER_ARGUMENTS}
 
 
 def launch_files(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _EMPTY) -> dict[str, str]:

@@ -17,7 +17,8 @@ def recommending(plan: TrainingPlan, **changes: Any) -> Result:
     """Return the result of a run that recommends a plan."""
     result = a_result(**{"trainer": plan.trainer, "workload": a_workload(trainer=plan.trainer), **changes})
     assert result.recommended is not None
-    return replace(result, recommended=replace(result.recommended, plan=plan))
+    hardware = replace(result.hardware, processes=plan.launch.processes)
+    return replace(result, hardware=hardware, recommended=replace(result.recommended, plan=plan))
 
 
 def text_of(file: Path) -> str:

@@ -10,11 +10,12 @@ import pytest
 import yaml
 from accelerate.commands import launch
 from accelerate.commands.config import config_args
-from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
 from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.plan import Completions, Launch, TrainingPlan
 from autotune.emit.bundle import write_bundle
+from autotune.emit.launch import ACCELERATE
 from autotune.trainers import find_trainer
 from tests.emit.bundles import recommending, text_of
 
@@ -106,8 +107,12 @@ def started(config: Path) -> Any:
     parser = importlib.import_module("trl.scripts.sft").make_parser()
     words = ["--config", str(config), "--output_dir", str(config.parent)]
     *_, further = parser.parse_args_and_config(words, return_remaining_strings=True)
-    words = [*resolve_accelerate_config_argument(further), "sft.py"]
-    return launch._validate_launch_command(launch.launch_command_parser().parse_args(words))[0]
+    return of_accelerate(*resolve_accelerate_config_argument(further))
+
+
+def of_accelerate(*words: str) -> Any:
+    """Return the options of ``accelerate launch``, as it reads them."""
+    return launch._validate_launch_command(launch.launch_command_parser().parse_args([*words, "sft.py"]))[0]
 
 
 @pytest.mark.usefixtures("users_default")
@@ -121,3 +126,13 @@ def test_one_process_is_started_as_it_was_measured_whatever_the_user_s_default_i
     assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
     assert environment["ACCELERATE_DYNAMO_BACKEND"] == "NO"
     assert read.gpu_ids == "all"
+
+
+@pytest.mark.usefixtures("users_default")
+def test_several_processes_are_started_from_any_directory_as_by_the_bundle_s_own_file(tmp_path: Path) -> None:
+    write_bundle(recommending(TrainingPlan("sft", {"use_cpu": True, "bf16": False}, launch=Launch(3))), tmp_path)
+    assert str(tmp_path) not in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    by_name, by_file = started(tmp_path / "config.yaml"), of_accelerate("--config_file", str(tmp_path / ACCELERATE))
+    environment = prepare_multi_gpu_env(by_name)
+    assert environment == prepare_multi_gpu_env(by_file)
+    assert (by_name.nproc_per_node, environment["ACCELERATE_MIXED_PRECISION"]) == ("3", "no")

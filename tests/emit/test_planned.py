@@ -104,7 +104,7 @@ def test_trl_reads_the_configuration_and_hands_on_the_launch(served: Path, tmp_p
     assert model.model_name_or_path == MODEL
     assert (config.use_vllm, config.vllm_mode) == (True, "server")
     assert config.vllm_server_timeout == SERVER_TIMEOUT
-    assert further == ["--num_processes", "2", "--accelerate_config", str(served / "accelerate.yaml")]
+    assert further == ["--num_processes", "2", "--accelerate_config", "multi_gpu", "--mixed_precision", "no"]
 
 
 def test_accelerate_reads_how_many_processes_train(served: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_trainer_without_a_command_is_started_by_its_script(processes: int, tm
 
 def test_the_script_has_the_same_arguments_and_says_which_gpus_train(served: Path) -> None:
     config = yaml.safe_load((served / "config.yaml").read_text(encoding="utf-8"))
-    launch = {"num_processes", "accelerate_config"}
+    launch = {"num_processes", "accelerate_config", "mixed_precision"}
     assert arguments_in(served / "train.py") == {key: value for key, value in config.items() if key not in launch}
     assert "export CUDA_VISIBLE_DEVICES=2,3" in text_of(served / "train.py")
 
