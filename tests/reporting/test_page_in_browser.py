@@ -180,6 +180,17 @@ def test_the_charts_follow_the_theme_of_the_system(shown: Any) -> None:
     assert shown.get_log("browser") == []
 
 
+def test_paper_has_each_table_and_difference_whole(browser: Any, page: str) -> None:
+    # US letter within the margins that Chromium chooses.
+    browser.set_window_size(740, 1000)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.get(page)
+    tables = "return [...document.querySelectorAll('.wide')].map(one => one.scrollWidth - one.clientWidth)"
+    hidden = browser.execute_script(tables)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert hidden == [0] * 6
+
+
 @pytest.mark.usefixtures("reloaded")
 def test_the_page_of_a_plan_is_drawn_and_filtered_as_well(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.html"
