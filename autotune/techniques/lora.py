@@ -22,7 +22,8 @@ _GRAMMAR = re.compile(
 _ATTENTION_MODULES = frozenset(
     {
         "q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv",
-        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "query", "key", "value", "query_proj", "key_proj",
+        "value_proj",
     }
 )  # fmt: skip
 WITH_NEW_HEAD = frozenset({"reward"})
@@ -139,7 +140,7 @@ def _targets(match: re.Match[str], model: ModelProfile) -> list[str] | str:
         return "all-linear"
     # TRL's ModelConfig turns a list of one into a string, which PEFT treats as a regular expression on a module's full
     # name.
-    return modules if len(modules) > 1 else rf".*\.{modules[0]}"
+    return modules if len(modules) > 1 else rf".*\.{''.join(modules)}"
 
 
 def _modules(match: re.Match[str], model: ModelProfile) -> list[str]:

@@ -130,7 +130,17 @@ def test_lora_on_a_language_model_names_its_modules_and_needs_a_tower_beside_it(
 
 def test_lora_on_attention_needs_projections_that_are_known() -> None:
     here = setting(of=workload(linear_modules=("mystery",)), allowed=frozenset({"lora"}))
-    assert "mystery" in str(SFT.illegal(candidate(here, lora="r16-attention"), here))
+    adapted = candidate(here, lora="r16-attention")
+    assert "mystery" in str(SFT.illegal(adapted, here))
+    # A check compares a user's configuration with the plan of every choice, illegal ones included.
+    assert not re.fullmatch(str(SFT.plan(adapted, here).model["lora_target_modules"]), "layers.0.mystery")
+
+
+@pytest.mark.parametrize("modules", [("query", "key", "value"), ("query_proj", "key_proj", "value_proj")])
+def test_lora_on_attention_knows_the_projections_of_encoders(modules: tuple[str, ...]) -> None:
+    here = setting(of=workload(linear_modules=(*modules, "dense")), allowed=frozenset({"lora"}))
+    plan = SFT.plan(candidate(here, lora="r16-attention"), here)
+    assert plan.model["lora_target_modules"] == sorted(modules)
 
 
 def test_activations_are_not_offloaded_twice() -> None:
