@@ -112,8 +112,8 @@ def _values(base: UserBase, wanted: EditTarget, trainer: Trainer, setting: Setti
     if wanted.evaluates and not base.config.evaluates_between_steps:
         yield from _entry(base, "args.eval_strategy", wanted.plan)
     changed = _changed(base, wanted, trainer, setting)
-    # Rows that are trained in order, such as a curriculum, are packed in order.
-    kept = {f"args.{SHUFFLED}"} if keeps_order(base.config) else set()
+    # Rows that are trained in order, such as a curriculum, are packed in order. Only packing needs shuffled rows.
+    kept = {f"args.{SHUFFLED}"} if keeps_order(base.config) or not wanted.plan.args.get("packing") else set()
     for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes - kept)):
         yield from _entry(base, path, wanted.plan)
     searched = {path for technique in trainer.techniques for path in technique.writes}

@@ -175,13 +175,20 @@ def test_the_precision_that_the_file_hands_on_to_accelerate_is_left_to_the_train
     assert "mixed_precision: 'no' # m\n" in after(search, search.problem.baseline)
 
 
-@pytest.mark.parametrize(("order", "shuffled"), [("random", True), ("sequential", None)])
+@pytest.mark.parametrize(
+    ("text", "shuffled"),
+    [
+        ("packing: true\n", True),
+        ("packing: true\ntrain_sampling_strategy: sequential\n", None),
+        ("shuffle_dataset: true\n", True),
+    ],
+)
 def test_rows_are_shuffled_before_packing_unless_the_file_trains_on_them_in_order(
-    order: str, shuffled: bool | None, tmp_path: Path
+    text: str, shuffled: bool | None, tmp_path: Path
 ) -> None:
-    search = started(a_base(tmp_path, f"packing: true\ntrain_sampling_strategy: {order}\n"))
+    search = started(a_base(tmp_path, text))
     plan = search.problem.trainer.plan(search.problem.baseline, search.problem.setting)
-    assert plan.args["shuffle_dataset"] is True
+    assert plan.args.get("shuffle_dataset", False) is plan.args["packing"]
     assert yaml.safe_load(after(search, search.problem.baseline)).get("shuffle_dataset") is shuffled
 
 
