@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.core.files.json_text import read_json
 from autotune.core.workload import Init, ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import local_path, unreadable
 
 CONFIG_FILE = "config.json"
@@ -74,7 +74,7 @@ def _directory(path: Path) -> Path:
     has_model = (path / CONFIG_FILE).is_file()
     if (path / _ADAPTER_FILE).is_file():
         if has_model:  # `maybe_load_adapters` of transformers
-            raise InputError(
+            raise UnreadError(
                 f"{path} has a model and a PEFT adapter. transformers would load both, which autotune does not plan or"
                 " probe.",
                 hint=f"Give the model alone, without {_ADAPTER_FILE}.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.workload import ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 
@@ -100,7 +100,7 @@ def test_a_directory_without_a_config_is_refused(directory: Path) -> None:
 def test_an_adapter_is_not_taken_for_a_model_and_not_overlooked_beside_one(directory: Path) -> None:
     (directory / "adapter_config.json").write_text("{}", encoding="utf-8")
     for named in (directory, directory / "config.json"):
-        with pytest.raises(InputError, match="has a model and a PEFT adapter"):
+        with pytest.raises(UnreadError, match="has a model and a PEFT adapter"):
             model_source(str(named), "random")
     (directory / "config.json").unlink()
     with pytest.raises(InputError, match="PEFT adapter"):
