@@ -59,7 +59,7 @@ class SupervisedFineTuning(Adapter):
                 hint="Write the token ids to train on as labels.",
             )
         if DOCUMENT_LENGTHS in rows.column_names:
-            _check_documents(np.array([_sum(lengths) for lengths in rows[DOCUMENT_LENGTHS]]), tokens, dataset)
+            _check_documents(rows[DOCUMENT_LENGTHS], tokens, dataset)
         return rows
 
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
@@ -120,31 +120,27 @@ class SupervisedFineTuning(Adapter):
         return Dataset.from_dict({"input_ids": tokens, "labels": labels})
 
 
-def _check_documents(held: Counts, tokens: Counts, dataset: str) -> None:
+def _check_documents(documents: Sequence[Any], tokens: Counts, dataset: str) -> None:
     """Check that the documents of each row have as many tokens together as the row.
 
     Args:
-        held: tokens of the documents of each row; shape (rows,).
+        documents: for each row, the tokens of its documents.
         tokens: tokens of each row; shape (rows,).
         dataset: the user's name of the dataset.
 
     Raises:
         UnreadError: a row has more or fewer.
     """
-    (uneven,) = np.nonzero(held != tokens)
-    if len(uneven):
-        row = uneven[0]
-        raise UnreadError(
-            f"Row {row + 1:,} (counted from 1) of {dataset} has {tokens[row]:,} tokens, and documents of {held[row]:,}"
-            f" together ({DOCUMENT_LENGTHS}): with padding_free, TRL ends at such a row, or takes tokens for those of"
-            " another document.",
-            hint=f"Write the length of each document of a row, or leave {DOCUMENT_LENGTHS} out.",
-        )
-
-
-def _sum(lengths: Any) -> int:
-    """Return the sum of a list of numbers; 0 for anything else, which TRL cannot add up."""
-    return sum(lengths) if isinstance(lengths, list) and None not in lengths else 0
+    for row, (lengths, whole) in enumerate(zip(documents, tokens.tolist(), strict=True), start=1):
+        # TRL cannot add up anything but a list of numbers.
+        held = sum(lengths) if isinstance(lengths, list) and None not in lengths else 0
+        if held != whole:
+            raise UnreadError(
+                f"Row {row:,} (counted from 1) of {dataset} has {whole:,} tokens, and documents of {held:,} together"
+                f" ({DOCUMENT_LENGTHS}): with padding_free, TRL ends at such a row, or takes tokens for those of"
+                " another document.",
+                hint=f"Write the length of each document of a row, or leave {DOCUMENT_LENGTHS} out.",
+            )
 
 
 def _cut(rows: pa.Table, copied_rows: Callable[..., pa.RecordBatch], length: int) -> pa.Table:
