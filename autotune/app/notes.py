@@ -50,9 +50,7 @@ def notes_on_workload(workload: Workload, packages: Mapping[str, str]) -> Iterat
     yield from trainer.peculiarities
     if not workload.has_images:
         yield from trainer.text_peculiarities
-    positions, longest = workload.model.max_positions, workload.dataset.documents.longest
-    if positions is not None and longest > positions:
-        yield f"The longest row has {longest:,} tokens; the model was made for {positions:,} positions."
+    yield from filter(None, [workload.model.beyond_positions(workload.dataset.documents.longest)])
     if workload.evaluation is not None:
         yield "Speeds and times of an epoch leave evaluations out."
 

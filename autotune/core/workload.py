@@ -138,6 +138,7 @@ class ModelProfile:
         layers: number of transformer layers.
         vocabulary: rows of the embedding.
         max_positions: largest number of positions that the model supports, or None if it has no limit.
+        embeds_positions: whether each position has a learned embedding, so that training fails on longer rows.
         linear_modules: last names of the linear modules in the layers, such as ``q_proj``.
         has_weights: whether there are loadable weights next to the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.
@@ -177,6 +178,15 @@ class ModelProfile:
     largest_weight: int = 0
     bidirectional_images: bool = False
     language_modules: tuple[str, ...] = ()
+    embeds_positions: bool = False
+
+    def beyond_positions(self, tokens: float) -> str:
+        """Return a sentence on rows of ``tokens`` tokens if the model has fewer positions; else an empty one."""
+        if self.max_positions is None or tokens <= self.max_positions:
+            return ""
+        limit = f"{self.max_positions:,} positions"
+        limit = f"embeds {limit}: training fails on longer rows" if self.embeds_positions else f"was made for {limit}"
+        return f"Rows have up to {tokens:,.0f} tokens, and the model {limit}."
 
 
 @dataclass(frozen=True)

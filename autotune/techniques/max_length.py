@@ -145,8 +145,13 @@ class MaxLength(Technique):
         if setting.users_entry(f"args.{TRUNCATION}") == KEEP_END and setting.workload.has_images:
             whole = is_unlimited(choice, candidate, setting)
             return None if whole else CrashReason(f"TRL refuses {TRUNCATION}={KEEP_END} for images with a max_length")
+        length, packing = int(choice), candidate.get(PACKING, NONE)
+        longest = length if packing == WRAPPED else min(length, setting.workload.longest)
+        model = setting.workload.model
+        if model.embeds_positions and (beyond := model.beyond_positions(longest)):
+            return CrashReason(f"{beyond[:1].lower()}{beyond[1:-1]}")
         for whose, documents in setting.workload.cut_by_length.items():
-            length_limit = limit_with(documents, int(choice), candidate.get("packing", NONE))
+            length_limit = limit_with(documents, length, packing)
             kept, rows = length_limit.coverage, length_limit.row_coverage
             if not kept:
                 return (

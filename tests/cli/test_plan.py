@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
     said = f"Traces are not cached: {in_the_way} cannot be written: File exists."
     # A long path is broken in its middle.
     assert said.replace(" ", "") in out.replace(" ", "")
-    assert "The longest row has 128 tokens; the model was made for 64 positions." in out
+    assert "Rows have up to 128 tokens, and the model was made for 64 positions." in out
     assert "1 candidate: 1 fitting." in out
     assert "The speed of 24GiB is not known" in out
 

@@ -1,16 +1,18 @@
-"""Copies of models with fewer layers, and kinds of layers, compared with the layers that transformers builds."""
+"""Copies of models with fewer layers, kinds of layers, and positions, compared with the models of transformers."""
 
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from autotune.planning.single import traced_depths
-from autotune.step.data.profile import layer_kinds
+from autotune.step.data.profile import embedded_positions, layer_kinds, positions
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import _select_layers, first_layers, shrunken_model
 from tests.small import small_config
@@ -170,3 +172,31 @@ def test_a_model_whose_copies_have_other_layers_is_traced_whole() -> None:
     # The last layer, and so that of every copy, has a bias.
     config = config_of("gpt_neox_japanese", 6)
     assert traced_depths(layer_kinds(config, built(config))) == (6,)
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        (None, 2048),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 2048}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        ({"rope_type": "yarn", "factor": 4.0}, 8192),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+    ],
+)
+def test_yarn_adds_positions(rope: dict[str, object] | None, expected: int) -> None:
+    assert positions(SimpleNamespace(max_position_embeddings=2048, rope_parameters=rope)) == expected
+    assert positions(SimpleNamespace()) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "works"), [("gpt2", 32), ("opt", 32), ("bert", 32), ("roberta", 31), ("llama", None)]
+)
+def test_rows_beyond_the_positions_that_a_model_embeds_make_it_fail(model_type: str, works: int | None) -> None:
+    heads = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "word_embed_proj_dim": 64}
+    config = small_config(model_type, **heads, max_position_embeddings=32, num_key_value_heads=4)
+    model = AutoModel.from_config(config)
+    assert embedded_positions(model, 32) == works
+    model(torch.full((1, works or 33), 5))
+    with pytest.raises((IndexError, RuntimeError)) if works is not None else nullcontext():
+        model(torch.full((1, (works or 33) + 1), 5))

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
-from autotune.step.data.profile import model_profile, positions
+from autotune.step.data.profile import model_profile
 from autotune.trainers import find_trainer
 from tests.small import (
     long_tailed_texts,
@@ -339,18 +338,3 @@ def test_where_a_tokenizer_was_read_does_not_change_the_models_fingerprint(
         tokenizer.init_kwargs["local_files_only"] = offline
         found.add(model_profile(source, config, tokenizer, tmp_path).fingerprint)
     assert len(found) == 1
-
-
-@pytest.mark.parametrize(
-    ("rope", "expected"),
-    [
-        (None, 2048),
-        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 2048}, 2048),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
-        ({"rope_type": "yarn", "factor": 4.0}, 8192),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
-    ],
-)
-def test_yarn_adds_positions(rope: dict[str, object] | None, expected: int) -> None:
-    assert positions(SimpleNamespace(max_position_embeddings=2048, rope_parameters=rope)) == expected
-    assert positions(SimpleNamespace()) is None

@@ -55,6 +55,19 @@ def test_a_length_that_cuts_too_much_of_the_answers_is_illegal(packing: str) -> 
     assert SFT.illegal(candidate(here, max_length=599, packing=packing), here) is None
 
 
+@pytest.mark.parametrize(("packing", "length"), [("none", 600), ("bfd", 4096), ("wrapped", 600)])
+def test_rows_are_no_longer_than_the_positions_that_a_model_embeds(packing: str, length: int) -> None:
+    of = workload(lengths={512: 90, 513: 10} if packing == "bfd" else {600: 100})
+    allowed = frozenset({"packing", GLOBAL_BATCH})
+    here = setting(of=replace(of, model=replace(of.model, max_positions=512)), allowed=allowed, token_coverage=0.5)
+    assert SFT.illegal(candidate(here, max_length=length, packing=packing), here) is None
+    here = replace(here, workload=replace(of, model=replace(here.workload.model, embeds_positions=True)))
+    assert "the model embeds 512 positions" in str(
+        SFT.illegal(candidate(here, max_length=length, packing=packing), here)
+    )
+    assert SFT.illegal(candidate(here, max_length=512, packing=packing), here) is None
+
+
 def test_wrapped_rows_drop_nothing_at_any_length() -> None:
     here = setting(allowed=frozenset({"packing", GLOBAL_BATCH}))
     assert SFT.illegal(candidate(here, packing="wrapped", max_length=512), here) is None

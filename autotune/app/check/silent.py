@@ -77,7 +77,7 @@ def silent_findings(
     yield from _weights(plan, keys_set, setting.workload.model.dtype)
     yield from _of_engine(plan)
     yield from _without_switch(plan, keys_set)
-    yield from _positions(geometry, setting)
+    yield from _positions(geometry, trainer, setting)
     images = notes_on_images(plan.model.get("attn_implementation"), setting.workload)
     yield from (Finding(Severity.NOTE, note) for note in images)
     yield from _rules(plan, trainer, setting, nearest)
@@ -297,17 +297,14 @@ def _weights(plan: TrainingPlan, keys_set: Mapping[str, object], stored: str) ->
         yield Finding(Severity.NOTE, f"{message} memory.")
 
 
-def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
-    most = setting.workload.model.max_positions
-    longest = geometry.worst.tokens
+def _positions(geometry: BatchGeometry, trainer: Trainer, setting: Setting) -> Iterator[Finding]:
+    model, longest = setting.workload.model, geometry.worst.tokens
     if geometry.worst.rows == 1:
-        longest = min(longest, max(profile.lengths.longest for profile in setting.workload.profiles))
-    if most is not None and longest > most:
-        yield Finding(
-            Severity.SILENT,
-            f"Rows have up to {longest:,.0f} tokens, and the model was made for {most:,} positions.",
-            "max_length",
-        )
+        longest = min(longest, setting.workload.longest)
+    if message := model.beyond_positions(longest):
+        # Completions may be shorter.
+        fails = model.embeds_positions and not trainer.generates
+        yield Finding(Severity.ERROR if fails else Severity.SILENT, message, "max_length")
 
 
 def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, nearest: NearestCandidate) -> Iterator[Finding]:
@@ -324,9 +321,6 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, nearest: Near
             severity = Severity.ERROR if fails else Severity.SILENT
             yield Finding(severity, f"{technique.name}={choice}: {reason}.", technique.name)
     # The candidate may differ from the plan: it is the nearest one.
-    refused = trainer.refused(plan, setting.workload)
-    if refused:
-        yield Finding(Severity.ERROR, f"{refused[:1].upper()}{refused[1:]}.")
-    spoilt = trainer.unintended(nearest.candidate, setting)
-    if spoilt:
-        yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")
+    refused, spoilt = trainer.refused(plan, setting.workload), trainer.unintended(nearest.candidate, setting)
+    found = ((Severity.ERROR, refused), (Severity.SILENT, spoilt))
+    yield from (Finding(severity, f"{why[:1].upper()}{why[1:]}.") for severity, why in found if why)

@@ -34,6 +34,8 @@ from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+_POSITIONS = re.compile(r"(wpe|position[^.]*)$")
+"""The end of the name of a table of positions in transformers' modeling files."""
 _FINGERPRINT_DIGITS = 16
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # Keys of that file with the location from which transformers loaded the tokenizer (``from_pretrained``).
@@ -45,6 +47,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
     text = config.get_text_config()
     architecture = model_class(config)
     model = meta_model(architecture, config)
+    embedded = embedded_positions(model, positions(text))
     directory = Path(source.name)
     return ModelProfile(
         name=source.name,
@@ -53,7 +56,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=text.num_hidden_layers,
         vocabulary=model.get_input_embeddings().weight.shape[0],
-        max_positions=positions(text),
+        max_positions=embedded or positions(text),
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
         fingerprint=_model_fingerprint(config, processor, folder),
@@ -70,6 +73,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         largest_weight=max(parameter.numel() for parameter in model.parameters()),
         bidirectional_images=bidirectional_images(architecture, text),
         language_modules=linear_modules(model, LANGUAGE_MODEL),
+        embeds_positions=embedded is not None,
     )
 
 
@@ -80,6 +84,21 @@ def positions(text: Any) -> int | None:
     if maximum is None or rope.get("rope_type") != "yarn":
         return maximum
     return max(maximum, int(rope["factor"] * (rope.get("original_max_position_embeddings") or maximum)))
+
+
+def embedded_positions(model: Any, maximum: int | None) -> int | None:
+    """Return the number of positions with a learned embedding; None if the model's class computes any position.
+
+    Args:
+        maximum: the model's maximum length; vision towers have embeddings for other numbers of positions.
+    """
+    for name, module in model.named_modules():
+        if maximum is None or not isinstance(module, torch.nn.Embedding) or not _POSITIONS.search(name):
+            continue
+        # OPT adds two rows, and RoBERTa counts positions from the one after that of padding.
+        if maximum <= (rows := int(module.num_embeddings)) <= maximum + 2:
+            return min(maximum, rows - (0 if module.padding_idx is None else module.padding_idx + 1))
+    return None
 
 
 def bidirectional_images(architecture: type[Any], text: Any) -> bool:

@@ -72,6 +72,17 @@ def test_half_precision_weights_lose_updates_unless_an_engine_keeps_them_in_floa
     assert ("rounded away" in findings(plan, here)) is rounded
 
 
+@pytest.mark.parametrize("trainer", ["sft", "grpo"])
+def test_rows_beyond_the_positions_that_a_model_embeds_end_a_training_unless_some_tokens_are_generated(
+    trainer: str,
+) -> None:
+    of = workload(lengths={100: 100})
+    here = setting(of=replace(of, trainer=trainer, model=replace(of.model, max_positions=64, embeds_positions=True)))
+    plan = plan_with(here, {}, trainer)
+    (found,) = (item for item in findings_of(plan, here) if "64 positions" in item.message)
+    assert found.severity is (Severity.ERROR if trainer == "sft" else Severity.SILENT)
+
+
 SHARDED: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}}
 
 
