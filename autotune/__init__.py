@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from autotune.app.plan import plan
     from autotune.app.rent import rent
     from autotune.app.report import report
+    from autotune.core.documents.catalogue import CatalogueRow
     from autotune.core.documents.dry_run import DryRun
     from autotune.core.documents.estimate import Estimate, MemoryEstimate, Plan
+    from autotune.core.documents.length_report import LengthReport
     from autotune.core.documents.rent import Rent
     from autotune.core.documents.verdict import Verdict, WillNotFit
     from autotune.errors import AutotuneError, InputError
 
 __all__ = [
     "AutotuneError",
+    "CatalogueRow",
     "DryRun",
     "Estimate",
     "InputError",
+    "LengthReport",
     "MemoryEstimate",
     "Plan",
     "PreflightCallback",
@@ -58,8 +62,10 @@ _NAMES = {
     "autotune.api.check": ("check",),
     "autotune.api.preflight": ("PreflightCallback",),
     "autotune.api.probe": ("ProbeResult", "probe"),
+    "autotune.core.documents.catalogue": ("CatalogueRow",),
     "autotune.core.documents.dry_run": ("DryRun",),
     "autotune.core.documents.estimate": ("Estimate", "MemoryEstimate", "Plan"),
+    "autotune.core.documents.length_report": ("LengthReport",),
     "autotune.core.documents.rent": ("Rent",),
     "autotune.core.documents.verdict": ("Verdict", "WillNotFit"),
     "autotune.errors": ("AutotuneError", "InputError"),
