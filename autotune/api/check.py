@@ -36,7 +36,7 @@ def will_not_fit(verdict: Verdict) -> WillNotFit:
     """Return the error for a verdict, with the reason and a remedy."""
     # The headline has the reason already.
     errors = (item.message for item in verdict.findings if item.severity is Severity.ERROR)
-    hints = [hint for error in errors if (hint := error.removeprefix(verdict.reason).strip())]
+    hints = [error for error in errors if error != verdict.reason]
     if verdict.remedy is not None:
         hints.append(f"It would fit with {', '.join(verdict.remedy.lines)}.")
     elif verdict.outcome in _UNSURE:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autotune.app.arguments import CatalogueArguments
 from autotune.app.public import signature_from
 from autotune.core.documents.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.space_file import default_file, load
-from autotune.techniques.base import (
-    Effect,
-    Option,
-    Technique,
-    default_with,
-    effect_with,
-    how_changes,
-    refused_or_ignored,
-)
+from autotune.techniques.base import Option, Technique, default_with, effect_with, how_changes, refused_or_ignored
 from autotune.trainers import Trainer, find_trainer
 
 
@@ -43,16 +37,13 @@ def _row(technique: Technique, trainer: Trainer, machine: Machine, in_default_sp
         writes=tuple(sorted(technique.writes)),
         in_default_space=in_default_space,
         default=str(default_with(technique, trainer.name)),
-        options=tuple(
-            _option(technique, option, machine, trainer, effect_with(technique, option, trainer.name, depends))
-            for option in technique.options
-        ),
+        options=tuple(_option(technique, option, machine, trainer.name, depends) for option in technique.options),
     )
 
 
 def _option(
-    technique: Technique, option: Option, machine: Machine, trainer: Trainer, effect: Effect
+    technique: Technique, option: Option, machine: Machine, trainer: str, depends: Mapping[str, str]
 ) -> CatalogueOption:
-    refused = refused_or_ignored(technique, option.choice, trainer.name)
-    reason = refused or technique.unavailable(option.choice, machine) or ""
-    return CatalogueOption(option.choice, option.summary, effect.value, not reason, reason)
+    reason = refused_or_ignored(technique, option.choice, trainer) or technique.unavailable(option.choice, machine)
+    effect = effect_with(technique, option, trainer, depends)
+    return CatalogueOption(option.choice, option.summary, effect.value, not reason, reason or "")

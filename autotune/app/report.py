@@ -12,7 +12,7 @@ from autotune.confidential import hidden_values
 from autotune.core.documents.bundle import Basis
 from autotune.core.documents.estimate import Plan
 from autotune.core.documents.result import Result, Timelines
-from autotune.core.files.codec import DecodeError, decode
+from autotune.core.files.codec import DecodeError, decode, decoded
 from autotune.core.files.json_text import read_json
 from autotune.emit.bundle import PLAN, RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
@@ -21,7 +21,6 @@ from autotune.inspection.paths import user_path
 from autotune.reporting.document import Document
 from autotune.reporting.plan import plan_report
 from autotune.reporting.probe import probe_report
-from autotune.userconfig.bundle import decoded
 
 PAGE = "report.html"
 _GIVE, _AGAIN = "Give the directory that `autotune probe` wrote.", "Run `autotune probe` with this version."

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 from autotune.core.configuration import Configuration
 from autotune.core.documents.bundle import Basis, PlannedBundle
 from autotune.core.documents.verdict import Finding, Severity
-from autotune.core.files.codec import DecodeError, decode
-from autotune.core.files.json_text import read_json
+from autotune.core.files.codec import decoded
 from autotune.core.files.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.emit.bundle import PLAN, RESULT, UNFINISHED
 from autotune.techniques.traits import MEASURED_FIELDS
 
-_Document = TypeVar("_Document")
 DOCUMENTS = (RESULT, PLAN)
 """The documents of a bundle: of a search, and of a plan."""
 # Fields that TRL's and transformers' classes fill in from other defaults (__post_init__).
@@ -27,14 +24,13 @@ _DERIVED_FIELDS = frozenset({
 
 def trainer_in(folder: Path) -> str | None:
     """Return the trainer of the bundle in a folder, or None without a bundle."""
-    named = (mapping(_read(folder / name)).get("trainer") for name in DOCUMENTS)
+    named = (mapping(decoded(dict, folder / name)).get("trainer") for name in DOCUMENTS)
     return next((name for name in named if isinstance(name, str)), None)
 
 
 def holds_planned_bundle(folder: Path) -> bool:
     """Return whether a folder has a planned bundle, of any version, finished or not."""
-    bases = (mapping(_read(folder / name)).get("basis") for name in (PLAN, UNFINISHED))
-    return any(basis == Basis.PLANNED for basis in bases)
+    return Basis.PLANNED in [mapping(decoded(dict, folder / name)).get("basis") for name in (PLAN, UNFINISHED)]
 
 
 def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) -> Iterator[Finding]:
@@ -57,18 +53,3 @@ def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) 
         and all(plan.model.get(name) == value for name, value in model.items())
         and plan.env == known.env
     )
-
-
-def decoded(kind: type[_Document], file: Path) -> _Document | None:
-    """Return the document in a file, or None if the file is absent or has another document."""
-    try:
-        return decode(kind, _read(file))
-    except DecodeError:
-        return None
-
-
-def _read(file: Path) -> Any:
-    try:
-        return read_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

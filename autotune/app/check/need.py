@@ -12,6 +12,7 @@ from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.documents.result import MeasuredCandidate, Result
 from autotune.core.documents.verdict import Need, Outcome, Source, outcome_for
 from autotune.core.effort import EFFORTS
+from autotune.core.files.codec import decoded
 from autotune.core.files.nested import merge
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
@@ -27,7 +28,7 @@ from autotune.probing import JobServer, probe
 from autotune.techniques.packing import NAME as PACKING
 from autotune.trainers import find_trainer
 from autotune.units import MIB, format_duration
-from autotune.userconfig.bundle import decoded, trains_like
+from autotune.userconfig.bundle import trains_like
 
 CPU_PROCESS_BYTES = 160 * MIB
 """Memory of a process on a CPU outside its tensors: allocations of libraries, and freed blocks that malloc keeps. By

@@ -9,8 +9,7 @@ from autotune.cli.arguments import add_json, add_options, options_of, trainer_na
 
 SUMMARY = "list the knobs, their choices, and which of them can be used here"
 DESCRIPTION = (
-    "Lists every knob: its choices, their effect on training, their requirements, and why the trainer or this machine"
-    " does not support a choice."
+    "Lists every knob: its choices, their effect on training, their requirements, and why a choice cannot be used here."
 )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
 import msgspec
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.files.json_text import read_json
 from autotune.core.rows.table import Table
 
 T = TypeVar("T")
@@ -42,6 +44,14 @@ def decode(kind: type[T], document: Any) -> T:
             msgspec.json.Decoder(kind, dec_hook=_decode_other)
             _prepared.add(kind)
     return msgspec.convert(document, kind, str_keys=True, dec_hook=_decode_other)
+
+
+def decoded(kind: type[T], file: Path) -> T | None:
+    """Return the document in a file, or None if the file cannot be read or has another document."""
+    try:
+        return decode(kind, read_json(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 # msgspec does not support candidates, tables, and subclasses of str and float such as numpy.float64.

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.core.files.atomic import cache_directory
-from autotune.core.files.codec import decode, encode
-from autotune.core.files.json_text import read_json
+from autotune.core.files.codec import decoded, encode
 from autotune.core.jobs.exchange import write_document
 from autotune.errors import InputError
 from autotune.units import MIB, parse_size
@@ -78,10 +77,7 @@ class Cache:
         if not self.limit_bytes:
             return None
         file = self._directory / f"{key}.json"
-        try:
-            document = decode(kind, read_json(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return None
+        document = decoded(kind, file)
         with suppress(OSError):  # another process has just removed it, or the directory is read-only
             os.utime(file)
         return document
