@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import lcm
+from math import ceil, lcm
 
 from autotune.core.documents.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
@@ -15,8 +15,9 @@ from autotune.core.program import EVALUATE, MICRO_BATCH, PRECOMPUTE
 from autotune.core.rows.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.rows.images import ChosenRows
 from autotune.core.setting import Setting
+from autotune.core.workload import ModelProfile
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.forecast import LAYERS_AT_EDGES, Forecast, mean_times, memory_estimate
+from autotune.planning.extrapolation.forecast import Forecast, mean_times, memory_estimate
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
@@ -32,6 +33,11 @@ _NEAR_SHARE = 0.02
 tokens. The error is at most 2 %, if both are host-bound."""
 # A trace needs a first and a last layer, which have different live tensors.
 _MIN_DEPTH = 2
+# DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends.
+_FEWEST_AT_EDGES = 2
+# More would make traces of few layers as slow as one of all. Memory of smaller layers is then extrapolated too high,
+# until they are traced with all layers.
+_MOST_AT_EDGES = 5
 
 
 class UntraceableError(Exception):
@@ -42,19 +48,32 @@ class VllmError(Exception):
     """vLLM cannot run next to the training; the message has the reason."""
 
 
-def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str], *, for_memory: bool = True) -> tuple[int, ...]:
+def edges_of(plan: TrainingPlan, model: ModelProfile) -> int:
+    """Return the periods of layers at either end that differ from those between, since weights are gathered ahead.
+
+    Prefetching that runs ahead of use stops at its limit, of which the output head takes a part.
+    """
+    impact, weights = plan_impact(plan), max(1, model.quantizable)
+    ahead = ceil((impact.most_ahead - model.largest_weight) * len(model.layer_kinds) / weights)
+    return min(max(_FEWEST_AT_EDGES, ahead), _MOST_AT_EDGES) if impact.gathers_ahead else 0
+
+
+def depths_of(
+    plan: TrainingPlan, layer_kinds: Sequence[str], *, edges: int = 0, for_memory: bool = True
+) -> tuple[int, ...]:
     """Return the depths at which a plan is traced.
 
     Args:
+        edges: see :func:`edges_of`.
         for_memory: whether memory is needed; else only the time of a step, which is a sum over layers.
     """
     impact = plan_impact(plan)
     if impact.needs_all_layers or (impact.uneven and for_memory):
         return (len(layer_kinds),)
-    return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
+    return traced_depths(layer_kinds, impact.layer_period, edges=edges)
 
 
-def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: bool = False) -> tuple[int, ...]:
+def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: int = 0) -> tuple[int, ...]:
     """Return the one or two depths from which the full depth can be extrapolated; the full depth if they reach it.
 
     Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern.
@@ -64,13 +83,13 @@ def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: bool = 
     Args:
         kinds: the kind of each layer, in order.
         extra_period: period that a technique adds, such as 2 for checkpointing every second layer.
-        edges: whether the first and last periods differ from those between, which needs more periods.
+        edges: periods at either end that differ from those between.
     """
     layers = len(kinds)
     start, period = _repetition(kinds)
     period = lcm(period, extra_period)
     first = start + (layers - start) % period
-    while first < max(_MIN_DEPTH, start + period * (2 * LAYERS_AT_EDGES if edges else 1)):
+    while first < max(_MIN_DEPTH, start + period * max(1, 2 * edges)):
         first += period
     return (layers,) if first + period >= layers else (first, first + period)
 
@@ -323,10 +342,11 @@ class PlanTracer:
         """Return the requests of a plan by size and depth; sizes for time alone neither evaluate nor save."""
         plan = sized.plan
         requests: dict[tuple[Size, int], TraceRequest] = {}
+        edges = edges_of(plan, self._setting.workload.model)
         for_memory = {size: None for each in self._heaviest(sized) for size in each.sizes(timed=False)}
         for size in {**for_memory, **sized.sizes(timed=timed)}:
             steps_alone = size not in for_memory
-            for depth in depths_of(plan, self._layer_kinds, for_memory=not steps_alone):
+            for depth in depths_of(plan, self._layer_kinds, edges=edges, for_memory=not steps_alone):
                 requests[size, depth] = replace(self._request(plan, *size, layers=depth), steps_alone=steps_alone)
         return requests
 
@@ -337,7 +357,7 @@ class PlanTracer:
             if isinstance(reply, Untraceable):
                 return reply
             traces.setdefault(size, {})[depth] = reply
-        layers, edges = len(self._layer_kinds), plan_impact(plan).gathers_ahead
+        layers, edges = len(self._layer_kinds), edges_of(plan, self._setting.workload.model)
         fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
         forecasts = [
             (each.forecast(fits, size), each, size)

@@ -31,6 +31,8 @@ ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
+LIVE_PARAMETERS = 1_000_000_000
+"""DeepSpeed's default of ``stage3_max_live_parameters``."""
 _AUTO = "auto"
 # `auto` takes the value of the trainer's own argument, and bucket sizes by the model's width
 # (transformers/integrations/deepspeed.py); DeepSpeed's default buckets hold 5e8 elements, too many for a small model.
@@ -96,13 +98,17 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     grows in jumps with the depth. ZeRO-1 and ZeRO-2 with offload first copy the part of each gradient in the process's
     share in float32 (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): the last process
     holds the whole output head of a large model, but only a part of it with few layers. With ZeRO-3, each process has
-    an equal part of every tensor.
+    an equal part of every tensor. At each module, ZeRO-3 fetches at least one further weight
+    (``partitioned_param_coordinator.py``): adapters are many small modules, so it runs ahead up to its limit.
     """
-    stage, several, on_host = zero_stage(plan), plan.launch.processes > 1, offloads(zero_of(plan))
+    zero, stage, several = zero_of(plan), zero_stage(plan), plan.launch.processes > 1
+    on_host, adapts = offloads(zero), bool(plan.peft or plan.model.get("use_peft"))
+    live = zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)
     return PlanImpact(
         uneven=several and stage == ZERO_STAGES["zero2"] and not on_host,
         needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,
         gathers_ahead=bool(plan.args.get("fsdp")) or stage == ZERO_STAGES["zero3"],
+        most_ahead=int(live) if stage == ZERO_STAGES["zero3"] and adapts and isinstance(live, (int, float)) else 0,
     )
 
 

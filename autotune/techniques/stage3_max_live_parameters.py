@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, Distributed, Option
+from autotune.techniques.sharding import LIVE_PARAMETERS
 from autotune.techniques.trace_impact import TraceImpact
 
-_DEFAULT = 1_000_000_000
 _LIVE = "args.deepspeed.zero_optimization.stage3_max_live_parameters"
 _REUSE = "args.deepspeed.zero_optimization.stage3_max_reuse_distance"
 
@@ -21,19 +21,19 @@ class MaxLiveParameters(Distributed):
     """
 
     summary = "Number of gathered parameters that ZeRO-3 keeps; fewer means more communication."
-    options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
+    options = (Option(LIVE_PARAMETERS, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})
     # Fewer parameters stay gathered than by default.
-    impact = TraceImpact(monotonic=True, frees_weights=lambda choice: choice != _DEFAULT)
+    impact = TraceImpact(monotonic=True, frees_weights=lambda choice: choice != LIVE_PARAMETERS)
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default without ZeRO-3, or if the model has no more parameters than the limit."""
         enough = int(choice) >= setting.workload.model.parameters
-        return _DEFAULT if candidate.get("sharding") != "zero3" or enough else choice
+        return LIVE_PARAMETERS if candidate.get("sharding") != "zero3" or enough else choice
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
-        if candidate.get("sharding") != "zero3" or choice == _DEFAULT:
+        if candidate.get("sharding") != "zero3" or choice == LIVE_PARAMETERS:
             return {}
         return {_LIVE: int(choice), _REUSE: int(choice)}

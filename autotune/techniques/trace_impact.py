@@ -34,6 +34,7 @@ class PlanImpact:
             process's share of the weights starts, or adapters on layer numbers.
         gathers_ahead: whether layers' weights are prefetched, so that the first and the last layers differ from the
             others.
+        most_ahead: number of weights up to which prefetching runs ahead of their use; 0 if it does not.
         untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.
     """
 
@@ -41,6 +42,7 @@ class PlanImpact:
     uneven: bool = False
     needs_all_layers: bool = False
     gathers_ahead: bool = False
+    most_ahead: int = 0
     untimed: bool = False
 
     @classmethod
@@ -52,6 +54,7 @@ class PlanImpact:
             any(each.uneven for each in every),
             any(each.needs_all_layers for each in every),
             any(each.gathers_ahead for each in every),
+            max(each.most_ahead for each in every),
             any(each.untimed for each in every),
         )
 

@@ -32,10 +32,10 @@ def test_traced_depths_end_as_the_model_does(kinds: list[str], every: int, depth
     assert traced_depths(kinds, every) == depths
 
 
-def test_where_weights_are_gathered_ahead_there_are_two_layers_at_either_end() -> None:
-    assert traced_depths(["full"] * 32, edges=True) == (4, 5)
-    assert traced_depths(["full"] * 32, 2, edges=True) == (8, 10)
-    assert traced_depths(["full"] * 5, edges=True) == (5,)
+def test_where_weights_are_gathered_ahead_layers_at_either_end_differ() -> None:
+    assert traced_depths(["full"] * 32, edges=2) == (4, 5)
+    assert traced_depths(["full"] * 32, 2, edges=2) == (8, 10)
+    assert traced_depths(["full"] * 5, edges=2) == (5,)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_tha
     assert len(aligned.course()) == 7 + 5 * 5
 
 
-@pytest.mark.parametrize("edges", [False, True])
-def test_no_moment_of_a_course_is_above_the_highest_one(edges: bool) -> None:
+@pytest.mark.parametrize("edges", [0, 2, 5])
+def test_no_moment_of_a_course_is_above_the_highest_one(edges: int) -> None:
     numbers = np.random.default_rng(0)
     layer_moments = (0, *(3,) * 15, 0)
     start, end = (numbers.integers(0, 9, (2, 17)).astype(float) for _ in range(2))

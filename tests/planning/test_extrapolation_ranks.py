@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.planning.single import depths_of
+from autotune.planning.single import depths_of, edges_of
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.techniques.sharding import zero_stage
-from autotune.techniques.traits import plan_impact
+from tests.settings import setting
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 
@@ -90,13 +91,18 @@ def test_a_full_trace_is_what_small_ones_foretell(
         pytest.param({**zero(1), **CHECKPOINTED}, id="zero1-checkpointed"),
         pytest.param({**zero(1, **TO_HOST), **CHECKPOINTED}, id="zero1-offloaded"),
         pytest.param({**zero(2, **TO_HOST), **CHECKPOINTED}, id="zero2-offloaded"),
+        pytest.param({**zero(3), **CHECKPOINTED}, id="zero3-adapters"),
     ],
 )
 def test_the_need_of_a_large_model_is_what_the_layers_that_are_traced_foretell(
-    args: dict[str, Any], worker: Worker, tmp_path: Path
+    args: dict[str, Any], request: pytest.FixtureRequest, worker: Worker, tmp_path: Path
 ) -> None:
-    """A rank's share of 8 billion weights has tensors of many layers; that of few layers has a part of one."""
-    foretold, full = _foretold(args, LARGE, LARGE["num_hidden_layers"], worker, tmp_path)
+    """A rank's share of 8 billion weights has tensors of many layers; that of few layers has a part of one.
+
+    With adapters, ZeRO-3 prefetches further ahead.
+    """
+    adapts = "adapters" in request.node.callspec.id
+    foretold, full = _foretold(args, LARGE, LARGE["num_hidden_layers"], worker, tmp_path, adapts=adapts)
 
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
@@ -109,16 +115,20 @@ def plan_of(args: dict[str, Any]) -> TrainingPlan:
 
 
 def _foretold(
-    args: dict[str, Any], shape: dict[str, Any], layers: int, worker: Worker, folder: Path
+    args: dict[str, Any], shape: dict[str, Any], layers: int, worker: Worker, folder: Path, *, adapts: bool = False
 ) -> tuple[Forecast, TraceReply]:
     """Return what traces of few layers foretell of a model, and a trace of all of its layers."""
-    plan, kinds = plan_of(args), ["layer"] * layers
-    wanted = depths_of(plan, kinds)
+    kinds = ("layer",) * layers
+    adapters = {"use_peft": True, "lora_target_modules": ["all-linear"]} if adapts else {}
+    plan = replace(plan_of(args), model={"dtype": "bfloat16", **adapters} if adapts else {})
+    profile = replace(setting().workload.model, layer_kinds=kinds, quantizable=layers * 218_103_808)
+    edges = edges_of(plan, replace(profile, largest_weight=shape["hidden_size"] * shape["vocab_size"]))
+    wanted = depths_of(plan, kinds, edges=edges)
     source = ModelSource(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
     *small, full = _traced(worker, folder, source, plan, [*wanted, layers])
-    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=plan_impact(plan).gathers_ahead)
+    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=edges)
     return fit.forecast(2), full
 
 

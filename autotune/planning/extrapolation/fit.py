@@ -31,7 +31,7 @@ class Fit:
     Args:
         replies: the traces, by number of layers.
         layers: number of layers of the whole model.
-        edges: whether the first and last layers differ from those between; see ``forecast.Aligned``.
+        edges: periods of layers at either end that differ from those between; see ``forecast.Aligned``.
 
     Attributes:
         assumptions: those of the traces, in sentences.
@@ -40,7 +40,7 @@ class Fit:
             moments. Saving with an engine is excluded: only its peak is needed.
     """
 
-    def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: bool = False) -> None:
+    def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: int = 0) -> None:
         self._edges = edges
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
@@ -57,7 +57,7 @@ class Fit:
         self.stretches: dict[Stretch, Aligned] = {}
         for part, sections in self._sections.items():
             # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
-            is_saving = edges and part.occurrence is Occurrence.AFTER
+            is_saving = edges > 0 and part.occurrence is Occurrence.AFTER
             places = None if is_saving else matching_moments(sections)
             self.aligned = self.aligned and (is_saving or places is not None)
             for backward in (False, True):

@@ -33,10 +33,6 @@ def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
 
 
 Figures = NDArray[np.float64]
-LAYERS_AT_EDGES = 2
-"""Layers, or periods of layers, at either end that differ from those between if an engine prefetches weights.
-
-DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends."""
 Levels = Mapping[str, int]
 """Bytes by category at one moment, without those that have none."""
 Indices = NDArray[np.intp]
@@ -58,8 +54,8 @@ class Aligned:
         layer_moments: number of moments of the additional layers, by which both alignments differ in the deeper trace;
             0 for a moment outside the layers.
         insertions: number of repetitions of the additional layers in the whole model.
-        edges: whether the first and last layers differ from those between, because weights are prefetched. If so, the
-            first are aligned from the start only, and the last from the end.
+        edges: periods of layers at either end that differ from those between, because weights are prefetched. The first
+            are aligned from the start only, and the last from the end.
     """
 
     names: Sequence[str]
@@ -68,7 +64,7 @@ class Aligned:
     end: Figures
     layer_moments: Sequence[int]
     insertions: int
-    edges: bool = False
+    edges: int = 0
 
     @cached_property
     def highest(self) -> tuple[str, Levels]:
@@ -106,7 +102,7 @@ class Aligned:
             period = max(self.layer_moments[moment] for moment in moments)
             # Align at least one period from either side.
             most = max(0, len(moments) // period - 1)
-            last, first = (min(LAYERS_AT_EDGES, most),) * 2 if self.edges else (0, min(1, most))
+            last, first = min(self.edges, most), min(max(1, self.edges), most)
             start, end = moments[: len(moments) - last * period], moments[first * period :]
             yield start, start, np.zeros(len(start))
             if interpolated:
