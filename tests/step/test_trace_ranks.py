@@ -125,6 +125,12 @@ def test_fsdp2_trains_weights_in_bf16_as_float32_where_products_are_mixed(traced
             assert held[category] == pytest.approx(copies * bytes_each * PARAMETERS / RANKS, rel=0.02)
 
 
+@pytest.mark.nightly
+def test_frozen_weights_that_fsdp2_shards_are_parameters(traced: Any) -> None:
+    held = at_rest(traced({**fsdp2(), "bf16": False}, {"dtype": "bfloat16", **LORA}))
+    assert held["parameter"] == pytest.approx(2 * PARAMETERS / RANKS, rel=0.2)
+
+
 @needs_deepspeed
 def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any) -> None:
     # Weights and gradients in bfloat16, weights in float32, two states. The bucket that it reduces in has as many

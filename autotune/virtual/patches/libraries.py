@@ -104,6 +104,16 @@ def movable_modules(ledger: Ledger) -> Patches:
     yield mock.patch.object(FakeTensor, "data", property(_get_data, _set_data_on_any_device))
     yield mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
     yield mock.patch.object(FakeTensor, "__deepcopy__", _copied)
+    sharded = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param")
+    if sharded is not None:
+        # It bypasses the registration hooks, and the optimizer has no frozen weights.
+        replace = sharded.FSDPParam._setattr_on_modules
+
+        def replaced(parameter: Any, tensor: torch.Tensor) -> None:
+            ledger.tag(tensor, Category.PARAMETER)
+            replace(parameter, tensor)
+
+        yield mock.patch.object(sharded.FSDPParam, "_setattr_on_modules", replaced)
 
 
 def _copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
