@@ -53,9 +53,9 @@ def edges_of(plan: TrainingPlan, model: ModelProfile) -> int:
 
     Prefetching that runs ahead of use stops at its limit, of which the output head takes a part.
     """
-    impact, weights = plan_impact(plan), max(1, model.quantizable)
-    ahead = ceil((impact.most_ahead - model.largest_weight) * len(model.layer_kinds) / weights)
-    return min(max(_FEWEST_AT_EDGES, ahead), _MOST_AT_EDGES) if impact.gathers_ahead else 0
+    ahead = plan_impact(plan).gathers_ahead
+    layers = ceil((ahead - model.largest_weight) * len(model.layer_kinds) / max(1, model.quantizable))
+    return min(max(_FEWEST_AT_EDGES, layers), _MOST_AT_EDGES) if ahead else 0
 
 
 def depths_of(

@@ -102,13 +102,15 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     (``partitioned_param_coordinator.py``): adapters are many small modules, so it runs ahead up to its limit.
     """
     zero, stage, several = zero_of(plan), zero_stage(plan), plan.launch.processes > 1
-    on_host, adapts = offloads(zero), bool(plan.peft or plan.model.get("use_peft"))
+    on_host, in_3 = offloads(zero), stage == ZERO_STAGES["zero3"]
     live = zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)
+    ahead = int(in_3 or bool(plan.args.get("fsdp")))
+    if in_3 and isinstance(live, int | float) and (plan.peft or plan.model.get("use_peft")):
+        ahead = int(live)
     return PlanImpact(
         uneven=several and stage == ZERO_STAGES["zero2"] and not on_host,
         needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,
-        gathers_ahead=bool(plan.args.get("fsdp")) or stage == ZERO_STAGES["zero3"],
-        most_ahead=int(live) if stage == ZERO_STAGES["zero3"] and adapts and isinstance(live, (int, float)) else 0,
+        gathers_ahead=ahead,
     )
 
 

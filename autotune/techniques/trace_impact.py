@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from math import lcm
 
@@ -32,31 +32,23 @@ class PlanImpact:
             but memory is not.
         needs_all_layers: whether a step can only be traced with all layers, since its moments depend on where a
             process's share of the weights starts, or adapters on layer numbers.
-        gathers_ahead: whether layers' weights are prefetched, so that the first and the last layers differ from the
-            others.
-        most_ahead: number of weights up to which prefetching runs ahead of their use; 0 if it does not.
+        gathers_ahead: number of weights up to which prefetching runs ahead of their use, so that the first and the last
+            layers differ from the others: 1 if it stays within a layer, 0 without prefetching.
         untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.
     """
 
     layer_period: int = 1
     uneven: bool = False
     needs_all_layers: bool = False
-    gathers_ahead: bool = False
-    most_ahead: int = 0
+    gathers_ahead: int = 0
     untimed: bool = False
 
     @classmethod
     def of_all(cls, impacts: Iterable[PlanImpact]) -> PlanImpact:
         """Return the combined impact of several techniques; periods of 2 and 3 layers combine to 6."""
         every = tuple(impacts)
-        return cls(
-            lcm(*(each.layer_period for each in every)),
-            any(each.uneven for each in every),
-            any(each.needs_all_layers for each in every),
-            any(each.gathers_ahead for each in every),
-            max(each.most_ahead for each in every),
-            any(each.untimed for each in every),
-        )
+        others = (max(getattr(each, field.name) for each in every) for field in fields(cls)[1:])
+        return cls(lcm(*(each.layer_period for each in every)), *others)
 
 
 @dataclass(frozen=True)
