@@ -138,6 +138,7 @@ class ModelProfile:
         layers: number of transformer layers.
         vocabulary: rows of the embedding.
         max_positions: largest number of positions that the model supports, or None if it has no limit.
+        lacks_attention: parts of the names of attention implementations that the architecture does not support.
         embeds_positions: whether each position has a learned embedding, so that training fails on longer rows.
         linear_modules: last names of the linear modules in the layers, such as ``q_proj``.
         has_weights: whether there are loadable weights next to the configuration (None: on the hub, not looked up).
@@ -179,6 +180,7 @@ class ModelProfile:
     bidirectional_images: bool = False
     language_modules: tuple[str, ...] = ()
     embeds_positions: bool = False
+    lacks_attention: tuple[str, ...] = ()
 
     def beyond_positions(self, tokens: float) -> str:
         """Return a sentence on rows of ``tokens`` tokens if the model has fewer positions; else an empty one."""

@@ -110,6 +110,9 @@ class Attention(Technique):
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
+        model = setting.workload.model
+        if any(kind in str(choice) for kind in model.lacks_attention):
+            return f"transformers has no attention={choice} for {model.model_type}"
         own = self.name in setting.fixed or setting.is_users_choice(self.name, choice)
         if choice == EAGER and not own and self.default(setting) != EAGER and uneven_images(setting.workload):
             return UNEVEN_IMAGES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from autotune.core.workload import ModelSource
 from autotune.planning.single import traced_depths
-from autotune.step.data.profile import embedded_positions, layer_kinds, positions
+from autotune.step.data.profile import embedded_positions, layer_kinds, model_profile, positions
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import _select_layers, first_layers, shrunken_model
-from tests.small import small_config
+from tests.small import small_config, small_tokenizer
 from tests.vision import small_vision_config
 
 SHARED = {"gemma3n_text": 8, "gemma4_text": 10}
@@ -172,6 +174,19 @@ def test_a_model_whose_copies_have_other_layers_is_traced_whole() -> None:
     # The last layer, and so that of every copy, has a bias.
     config = config_of("gpt_neox_japanese", 6)
     assert traced_depths(layer_kinds(config, built(config))) == (6,)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "lacks"), [("gpt2", ("flex_attention",)), ("bloom", ("flex_attention", "flash"))]
+)
+def test_attention_that_an_architecture_lacks_is_refused_by_transformers(
+    model_type: str, lacks: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = small_config(model_type, hidden_size=64, n_head=4)
+    profile = model_profile(ModelSource("small"), config, small_tokenizer(), tmp_path)
+    assert profile.lacks_attention == lacks
+    with pytest.raises(ValueError, match="flex_attention"):
+        model_class(config)._from_config(config, attn_implementation="flex_attention")
 
 
 @pytest.mark.parametrize(

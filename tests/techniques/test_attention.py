@@ -150,3 +150,12 @@ def test_kernels_of_the_hub_need_the_versions_of_the_installed_transformers(
     for technique, choice in (("hub_kernels", "on"), ("attention", "kernels-community/flash-attn2")):
         reason = find(technique, SFT.techniques).unavailable(choice, machine)
         assert reason == (None if there else f"kernels{versions} is needed, and {kernels} is installed")
+
+
+@pytest.mark.parametrize(("lacks", "left"), [("flex_attention", "flash_attention_2"), ("flash", "flex_attention")])
+def test_attention_that_an_architecture_lacks_is_no_choice(lacks: str, left: str) -> None:
+    of = workload()
+    here = setting(machine=GPU, of=replace(of, model=replace(of.model, lacks_attention=(lacks,))))
+    for choice in ("flex_attention", "flash_attention_2", "sdpa"):
+        reason = find("attention", SFT.techniques).unsuitable(choice, here)
+        assert (reason is None) is (choice in ("sdpa", left))

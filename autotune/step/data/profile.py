@@ -34,6 +34,8 @@ from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+_SUPPORTED = {"flex_attention": "_supports_flex_attn", "flash": "_supports_flash_attn"}
+"""Attributes of a model's class without which ``from_pretrained`` refuses attention implementations."""
 _POSITIONS = re.compile(r"(wpe|position[^.]*)$")
 """The end of the name of a table of positions in transformers' modeling files."""
 _FINGERPRINT_DIGITS = 16
@@ -74,6 +76,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         bidirectional_images=bidirectional_images(architecture, text),
         language_modules=linear_modules(model, LANGUAGE_MODEL),
         embeds_positions=embedded is not None,
+        lacks_attention=tuple(kind for kind, flag in _SUPPORTED.items() if not getattr(architecture, flag)),
     )
 
 
