@@ -33,8 +33,6 @@ _NEAR_SHARE = 0.02
 tokens. The error is at most 2 %, if both are host-bound."""
 # A trace needs a first and a last layer, which have different live tensors.
 _MIN_DEPTH = 2
-# DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends.
-_FEWEST_AT_EDGES = 2
 # More would make traces of few layers as slow as one of all. Memory of smaller layers is then extrapolated too high,
 # until they are traced with all layers.
 _MOST_AT_EDGES = 5
@@ -49,13 +47,14 @@ class VllmError(Exception):
 
 
 def edges_of(plan: TrainingPlan, model: ModelProfile) -> int:
-    """Return the periods of layers at either end that differ from those between, since weights are gathered ahead.
+    """Return the periods of layers at either end that differ from those between.
 
     Prefetching that runs ahead of use stops at its limit, of which the output head takes a part.
     """
-    ahead = plan_impact(plan).gathers_ahead
-    layers = ceil((ahead - model.largest_weight) * len(model.layer_kinds) / max(1, model.quantizable))
-    return min(max(_FEWEST_AT_EDGES, layers), _MOST_AT_EDGES) if ahead else 0
+    impact = plan_impact(plan)
+    ahead = ceil((impact.gathers_ahead - model.largest_weight) * len(model.layer_kinds) / max(1, model.quantizable))
+    _, period = _repetition(model.layer_kinds)
+    return ceil(max(impact.edges, min(ahead, _MOST_AT_EDGES)) / lcm(period, impact.layer_period))
 
 
 def depths_of(
@@ -358,7 +357,9 @@ class PlanTracer:
                 return reply
             traces.setdefault(size, {})[depth] = reply
         layers, edges = len(self._layer_kinds), edges_of(plan, self._setting.workload.model)
-        fits = {size: Fit(by_depth, layers, edges=edges) for size, by_depth in traces.items()}
+        # Where prefetching stops at its limit, other weights are live at the same place of each layer.
+        peaks_alone = plan_impact(plan).gathers_ahead > 0 and len(traces[_size_of(geometry)]) > 1
+        fits = {size: Fit(by_depth, layers, edges=edges, peaks_alone=peaks_alone) for size, by_depth in traces.items()}
         forecasts = [
             (each.forecast(fits, size), each, size)
             for each in self._heaviest(sized)

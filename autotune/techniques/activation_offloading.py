@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.attention import FLEX
 from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option
-from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
+from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE, period
 from autotune.techniques.lora import WITH_NEW_HEAD
-from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.trace_impact import PlanImpact, TraceImpact
+
+_HELD = 5
+"""Activations that stay on the device while they are copied: ``max_fwd_stash_size`` of TRL's ``OffloadActivations``."""
 
 
 class ActivationOffloading(Equipped):
@@ -22,7 +26,7 @@ class ActivationOffloading(Equipped):
     # TRL 1.16 fails there.
     without_gpu = "it moves activations from an accelerator to the host, and there is no accelerator"
     needs = "an accelerator, and host memory for the activations"
-    impact = NO_PATCHES
+    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: PlanImpact(edges=_edges(plan)))
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if checkpointing offloads too, or if FlexAttention or a fused head fails.
@@ -54,3 +58,9 @@ class ActivationOffloading(Equipped):
                 " tensor in place of its weight, which DeepSpeed cannot gather"
             )
         return None
+
+
+def _edges(plan: TrainingPlan) -> int:
+    """Return the layers at the end of the forward pass whose inputs stay on the device, if all are checkpointed."""
+    checkpoints = plan.args.get("gradient_checkpointing") is not False and period(plan) == 1
+    return _HELD if plan.args.get("activation_offloading") and checkpoints else 0

@@ -64,7 +64,7 @@ class GradientCheckpointing(Technique):
             )
         ),
     )
-    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=_period(plan)))
+    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=period(plan)))
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason for offloading on a CPU, where memory cannot be pinned, or with an early transformers."""
@@ -110,7 +110,7 @@ class GradientCheckpointing(Technique):
         return {"args.gradient_checkpointing": True, "args.gradient_checkpointing_kwargs": keys}
 
 
-def _period(plan: TrainingPlan) -> int:
-    """Return n for ``every_n``."""
+def period(plan: TrainingPlan) -> int:
+    """Return n for ``every_n``, else 1."""
     every = plan.entry("args.gradient_checkpointing_kwargs.every_n_layers")
     return every if isinstance(every, int) else 1

@@ -31,6 +31,8 @@ ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
+# DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends.
+_EDGES = 2
 LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's default of ``stage3_max_live_parameters``."""
 _AUTO = "auto"
@@ -104,13 +106,12 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     zero, stage, several = zero_of(plan), zero_stage(plan), plan.launch.processes > 1
     on_host, in_3 = offloads(zero), stage == ZERO_STAGES["zero3"]
     live = zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)
-    ahead = int(in_3 or bool(plan.args.get("fsdp")))
-    if in_3 and isinstance(live, int | float) and (plan.peft or plan.model.get("use_peft")):
-        ahead = int(live)
+    runs_ahead = in_3 and bool(plan.peft or plan.model.get("use_peft"))
     return PlanImpact(
         uneven=several and stage == ZERO_STAGES["zero2"] and not on_host,
         needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,
-        gathers_ahead=ahead,
+        edges=_EDGES if in_3 or plan.args.get("fsdp") else 0,
+        gathers_ahead=int(live) if runs_ahead and isinstance(live, int | float) else 0,
     )
 
 

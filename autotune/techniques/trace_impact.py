@@ -32,14 +32,16 @@ class PlanImpact:
             but memory is not.
         needs_all_layers: whether a step can only be traced with all layers, since its moments depend on where a
             process's share of the weights starts, or adapters on layer numbers.
-        gathers_ahead: number of weights up to which prefetching runs ahead of their use, so that the first and the last
-            layers differ from the others: 1 if it stays within a layer, 0 without prefetching.
+        edges: layers at either end that differ from those between, in a model of any size.
+        gathers_ahead: number of weights up to which prefetching runs ahead of their use, which adds edges if layers are
+            small; 0 if it stays within :attr:`edges`.
         untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.
     """
 
     layer_period: int = 1
     uneven: bool = False
     needs_all_layers: bool = False
+    edges: int = 0
     gathers_ahead: int = 0
     untimed: bool = False
 

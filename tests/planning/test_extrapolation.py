@@ -16,13 +16,14 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast
-from autotune.planning.single import traced_depths
+from autotune.planning.single import depths_of, edges_of, traced_depths
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.step.data.profile import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.trainers import find_trainer
 from autotune.trainers.distillation import TEACHER, TRAINER
+from tests.settings import setting
 from tests.small import small_config, write_small_model
 
 pytestmark = pytest.mark.slow
@@ -31,18 +32,16 @@ LAYERS = 6
 TOKENS, ROWS = 128, 6
 MODELS = ("llama", "qwen2", "gemma2", "mistral", "gpt2", "qwen3_moe", "ernie4_5_moe")
 FIRST_DIFFER = ("ernie4_5_moe",)
-PLANS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
-    "stored": ({"gradient_checkpointing": False}, {}, 1),
-    "checkpointed": ({"gradient_checkpointing": True}, {}, 1),
-    "every second": (
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}, {}, 2,
-    ),
-    "offloaded": ({"gradient_checkpointing": False, "activation_offloading": True}, {}, 1),
-    "lora": (
-        {"gradient_checkpointing": False}, {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}, 1,
-    ),
-}  # fmt: skip
-BY_DAY = (("llama", "lora"), ("qwen3_moe", "checkpointed"))
+PLANS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "stored": ({"gradient_checkpointing": False}, {}),
+    "checkpointed": ({"gradient_checkpointing": True}, {}),
+    "every second": ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2}}, {}),
+    "offloaded": ({"gradient_checkpointing": False, "activation_offloading": True}, {}),
+    # The inputs of the last layers stay on the device.
+    "checkpointed, offloaded": ({"gradient_checkpointing": True, "activation_offloading": True}, {}),
+    "lora": ({"gradient_checkpointing": False}, {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}),
+}
+BY_DAY = (("llama", "lora"), ("llama", "checkpointed, offloaded"), ("qwen3_moe", "checkpointed"))
 CASES = [
     pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly)
     for case in dict.fromkeys([*((model, "checkpointed") for model in MODELS), *(("llama", plan) for plan in PLANS)])
@@ -79,14 +78,17 @@ def seconds_of(found: Forecast | TraceReply) -> float | None:
 
 @pytest.mark.parametrize(("model", "plan"), CASES)
 def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, worker: Worker, tmp_path: Path) -> None:
-    args, words, every = PLANS[plan]
-    directory = write_small_model(tmp_path / "model", model, weights=False, num_hidden_layers=LAYERS)
+    args, words = PLANS[plan]
     sizes = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 2, "max_length": TOKENS, "bf16": True}
-    run = runs(worker, tmp_path, directory, TrainingPlan("sft", {**args, **sizes}, words), ((TOKENS,),) * ROWS)
-    config = small_config(model, num_hidden_layers=LAYERS)
+    planned = TrainingPlan("sft", {**args, **sizes}, words)
+    edges = edges_of(planned, setting().workload.model)
+    layers = max(LAYERS, 2 * edges + 2)
+    directory = write_small_model(tmp_path / "model", model, weights=False, num_hidden_layers=layers)
+    run = runs(worker, tmp_path, directory, planned, ((TOKENS,),) * ROWS)
+    config = small_config(model, num_hidden_layers=layers)
     kinds = layer_kinds(config, meta_model(model_class(config), config))
-    small = Fit({depth: run(depth) for depth in traced_depths(kinds, every)}, LAYERS)
-    foretold, full = small.forecast(2), run(LAYERS)
+    small = Fit({depth: run(depth) for depth in depths_of(planned, kinds, edges=edges)}, layers, edges=edges)
+    foretold, full = small.forecast(2), run(layers)
 
     assert small.aligned
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)

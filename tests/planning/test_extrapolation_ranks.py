@@ -128,7 +128,7 @@ def _foretold(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
     *small, full = _traced(worker, folder, source, plan, [*wanted, layers])
-    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=edges)
+    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=edges, peaks_alone=adapts)
     return fit.forecast(2), full
 
 

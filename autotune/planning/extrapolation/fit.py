@@ -32,6 +32,7 @@ class Fit:
         replies: the traces, by number of layers.
         layers: number of layers of the whole model.
         edges: periods of layers at either end that differ from those between; see ``forecast.Aligned``.
+        peaks_alone: whether moments cannot be matched, so that only the highest ones of the traces are extrapolated.
 
     Attributes:
         assumptions: those of the traces, in sentences.
@@ -40,7 +41,9 @@ class Fit:
             moments. Saving with an engine is excluded: only its peak is needed.
     """
 
-    def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: int = 0) -> None:
+    def __init__(
+        self, replies: Mapping[int, TraceReply], layers: int, *, edges: int = 0, peaks_alone: bool = False
+    ) -> None:
         self._edges = edges
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
@@ -58,7 +61,7 @@ class Fit:
         for part, sections in self._sections.items():
             # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
             is_saving = edges > 0 and part.occurrence is Occurrence.AFTER
-            places = None if is_saving else matching_moments(sections)
+            places = None if is_saving or peaks_alone else matching_moments(sections)
             self.aligned = self.aligned and (is_saving or places is not None)
             for backward in (False, True):
                 self._add_stretch((part, backward), places)
