@@ -15,6 +15,16 @@ _HELD = 5
 """Activations that stay on the device while they are copied: ``max_fwd_stash_size`` of TRL's ``OffloadActivations``."""
 
 
+def _impact_in(plan: TrainingPlan) -> PlanImpact:
+    """Return the effect on the extrapolation: activations of some layers are on the device while they are copied.
+
+    A checkpointed layer has its input to copy, another one has more than are held.
+    """
+    checkpointed = plan.args.get("gradient_checkpointing") is not False and period(plan) == 1
+    layers = _HELD if checkpointed else 1
+    return PlanImpact(edges=layers if plan.args.get("activation_offloading") else 0)
+
+
 class ActivationOffloading(Equipped):
     """TRL's activation offloading (``trl/models/activation_offloading.py``)."""
 
@@ -26,7 +36,7 @@ class ActivationOffloading(Equipped):
     # TRL 1.16 fails there.
     without_gpu = "it moves activations from an accelerator to the host, and there is no accelerator"
     needs = "an accelerator, and host memory for the activations"
-    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: PlanImpact(edges=_edges(plan)))
+    impact = TraceImpact(patches_libraries=False, in_plan=_impact_in)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason if checkpointing offloads too, or if FlexAttention or a fused head fails.
@@ -58,9 +68,3 @@ class ActivationOffloading(Equipped):
                 " tensor in place of its weight, which DeepSpeed cannot gather"
             )
         return None
-
-
-def _edges(plan: TrainingPlan) -> int:
-    """Return the layers at the end of the forward pass whose inputs stay on the device, if all are checkpointed."""
-    checkpoints = plan.args.get("gradient_checkpointing") is not False and period(plan) == 1
-    return _HELD if plan.args.get("activation_offloading") and checkpoints else 0

@@ -35,6 +35,18 @@ _WITH_REFERENCE = TrainerFacts(
 _GENERATING = TrainerFacts(refused=dict.fromkeys((_EVERY_2, SELECTIVE, OFFLOAD), f"after a generation, {_TO_PYTORCH}"))
 
 
+def period(plan: TrainingPlan) -> int:
+    """Return n for ``every_n``, else 1."""
+    every = plan.entry("args.gradient_checkpointing_kwargs.every_n_layers")
+    return every if isinstance(every, int) else 1
+
+
+def _impact_in(plan: TrainingPlan) -> PlanImpact:
+    """Return the effect on the extrapolation: of offloaded inputs, those of a few layers are still on the device."""
+    offloads = bool(plan.entry(f"args.gradient_checkpointing_kwargs.{OFFLOAD}"))
+    return PlanImpact(layer_period=period(plan), edges=1 if offloads else 0)
+
+
 class GradientCheckpointing(Technique):
     """Activation checkpointing of transformers and TRL."""
 
@@ -64,7 +76,7 @@ class GradientCheckpointing(Technique):
             )
         ),
     )
-    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=period(plan)))
+    impact = TraceImpact(patches_libraries=False, in_plan=_impact_in)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason for offloading on a CPU, where memory cannot be pinned, or with an early transformers."""
@@ -108,9 +120,3 @@ class GradientCheckpointing(Technique):
         every = _EVERY.fullmatch(str(choice))
         keys = {"every_n_layers": int(every.group(1))} if every else {str(choice): True}
         return {"args.gradient_checkpointing": True, "args.gradient_checkpointing_kwargs": keys}
-
-
-def period(plan: TrainingPlan) -> int:
-    """Return n for ``every_n``, else 1."""
-    every = plan.entry("args.gradient_checkpointing_kwargs.every_n_layers")
-    return every if isinstance(every, int) else 1

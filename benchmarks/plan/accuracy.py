@@ -1,8 +1,9 @@
 """Planned estimates of Llama-3.1-8B's shape, compared with traces of all its layers.
 
-Run ``python -m benchmarks.plan.accuracy [--samples 30]``: it draws candidates of the default space by chance, no two of
-which train in the same way, plans each, traces each of them whole, and prints a Markdown table. No GPU is needed, and
-none is compared with: this is what following few layers costs, and nothing else.
+Run ``python -m benchmarks.plan.accuracy [--samples 30] [--allow lora,quantization] [--num-processes 2] [--tokens
+1024]``: it draws candidates of the space by chance, no two of which train in the same way, plans each, traces each of
+them whole, and prints a Markdown table. No GPU is needed, and none is compared with: this is what following few layers
+costs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 from benchmarks.shapes import LLAMA_8B, write_model
 
-_TOKENS = 1024
 _SEED = 5
 
 
@@ -83,12 +83,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of planning.")
     parser.add_argument("--gpu", default="H100-80GB")
     parser.add_argument("--samples", type=int, default=30)
+    parser.add_argument("--allow", default="", help="techniques that change training, separated by commas")
+    parser.add_argument("--num-processes", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of every row")
     asked = parser.parse_args()
     print("| need | off by | time off by | stated | choices |")
     print("|--:|--:|--:|--:|---|", flush=True)
     found: list[Compared] = []
     with tempfile.TemporaryDirectory() as folder:
-        for problem, compared in _compared(Path(folder), asked.gpu, asked.samples):
+        for problem, compared in _compared(Path(folder), asked):
             found.append(compared)
             print(_line(problem, compared), flush=True)
     timed = [item.time_error for item in found if item.time_error is not None]
@@ -96,20 +99,22 @@ def main() -> None:
           f"{len(timed)} timed; {_summary('time', timed)}")  # fmt: skip
 
 
-def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
+def _compared(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[TrainerProblem, Compared]]:
     source = model_source(str(write_model(folder / "model", LLAMA_8B)), "random")
-    planned = planned_machine(gpu)
-    options = checked_options(SearchArguments(trainer="sft", max_length=_TOKENS))
+    planned, allow = planned_machine(asked.gpu, asked.num_processes), tuple(filter(None, asked.allow.split(",")))
+    options = checked_options(
+        SearchArguments(trainer="sft", max_length=asked.tokens, allow=allow, num_processes=asked.num_processes)
+    )
     batch = global_batch_of(options, planned)
     with ServerTracer(planned.hardware.cores, ignore) as tracer:
         cache = Cache(folder / "cache")
         workload = planned_workload(options, source, None, tracer, cache, ignore)
-        problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned, batch)
+        problem = problem_of(options, rows_of_length(workload, asked.tokens, batch), planned, batch)
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, planned.hardware.memory_bytes, traces)
-        drawn = list(_drawn(problem, samples))
+        drawn = list(_drawn(problem, asked.samples))
         for candidate, estimate in zip(drawn, evaluator.run(drawn), strict=True):
-            rows = ((_TOKENS,),) * int(candidate["per_device_train_batch_size"])
+            rows = ((asked.tokens,),) * int(candidate["per_device_train_batch_size"])
             plan = problem.trainer.plan(candidate, problem.setting)
             request = TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu)
             try:

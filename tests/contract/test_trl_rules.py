@@ -6,6 +6,7 @@ rule in the catalogue can be removed.
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from packaging.version import Version
 from autotune.core.candidate import Choice
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.techniques.activation_offloading import ActivationOffloading
 from autotune.techniques.liger import _supported_models
 from autotune.techniques.versions import accepted_versions
 from autotune.trainers import find_trainer
@@ -305,3 +307,11 @@ def test_adafactor_factors_no_flat_tensor() -> None:
 def test_the_architectures_of_liger_are_those_that_it_changes() -> None:
     monkey_patch = pytest.importorskip("liger_kernel.transformers.monkey_patch")
     assert _supported_models() == monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.keys()
+
+
+def test_trl_holds_as_many_offloaded_activations_as_the_extrapolation_assumes() -> None:
+    from trl.models.activation_offloading import OffloadActivations
+
+    plan = TrainingPlan("sft", {"activation_offloading": True})
+    held = inspect.signature(OffloadActivations).parameters["max_fwd_stash_size"].default
+    assert ActivationOffloading.impact.in_plan(plan).edges == held

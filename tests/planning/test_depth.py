@@ -123,6 +123,17 @@ def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_tha
     assert len(aligned.course()) == 7 + 5 * 5
 
 
+@pytest.mark.parametrize(("edges", "highest"), [(0, 9.0), (1, 3.0)])
+def test_an_outer_layer_is_aligned_from_its_side_alone_though_its_neighbour_shares_a_part_of_its_moments(
+    edges: int, highest: float
+) -> None:
+    """The run of layers is three moments longer than a layer, of six moments."""
+    start, end = np.full((1, 11), 3.0), np.full((1, 11), 3.0)
+    end[0, 1:4], start[0, 7:10] = 99.0, 9.0
+    aligned = Aligned("m" * 11, ["activation"], start, end, (0, *(6,) * 9, 0), insertions=30, edges=edges)
+    assert sum(aligned.highest[1].values()) == highest
+
+
 @pytest.mark.parametrize("edges", [0, 2, 5])
 def test_no_moment_of_a_course_is_above_the_highest_one(edges: int) -> None:
     numbers = np.random.default_rng(0)

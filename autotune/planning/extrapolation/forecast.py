@@ -101,9 +101,9 @@ class Aligned:
                 continue
             period = max(self.layer_moments[moment] for moment in moments)
             # Align at least one period from either side.
-            most = max(0, len(moments) // period - 1)
-            last, first = min(self.edges, most), min(max(1, self.edges), most)
-            start, end = moments[: len(moments) - last * period], moments[first * period :]
+            most = max(0, len(moments) - period)
+            last, first = (min(layers * period, most) for layers in (self.edges, max(1, self.edges)))
+            start, end = moments[: len(moments) - last], moments[first:]
             yield start, start, np.zeros(len(start))
             if interpolated:
                 added = np.arange(max(0, self.insertions * period + len(moments) - len(start) - len(end)))
