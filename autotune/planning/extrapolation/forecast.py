@@ -54,8 +54,9 @@ class Aligned:
         layer_moments: number of moments of the additional layers, by which both alignments differ in the deeper trace;
             0 for a moment outside the layers.
         insertions: number of repetitions of the additional layers in the whole model.
-        edges: periods of layers at either end that differ from those between, because weights are prefetched. The first
-            are aligned from the start only, and the last from the end.
+        edges: periods of layers at either end that differ from those between, because weights are prefetched, or
+            because activations stay until they are copied to the host. The first are aligned from the start only, and
+            the last from the end.
     """
 
     names: Sequence[str]
