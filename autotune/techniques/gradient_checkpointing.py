@@ -42,7 +42,7 @@ def period(plan: TrainingPlan) -> int:
 
 
 def _impact_in(plan: TrainingPlan) -> PlanImpact:
-    """Return the effect on the extrapolation: of offloaded inputs, those of a few layers are still on the device."""
+    """Return the effect on the extrapolation: some layers' offloaded inputs are still on the device."""
     offloads = bool(plan.entry(f"args.gradient_checkpointing_kwargs.{OFFLOAD}"))
     return PlanImpact(layer_period=period(plan), edges=1 if offloads else 0)
 

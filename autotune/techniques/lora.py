@@ -139,8 +139,8 @@ def _targets(match: re.Match[str], model: ModelProfile) -> list[str] | str:
     if not match["attention"]:
         return "all-linear"
     # TRL's ModelConfig turns a list of one into a string, which PEFT treats as a regular expression on a module's full
-    # name.
-    return modules if len(modules) > 1 else rf".*\.{''.join(modules)}"
+    # name. With no known module it matches none.
+    return modules if len(modules) > 1 else rf".*\.({'|'.join(modules)})"
 
 
 def _modules(match: re.Match[str], model: ModelProfile) -> list[str]:

@@ -60,10 +60,13 @@ def techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
     return tuple(
         technique
         for technique in catalogue()
-        if not facts(technique, trainer.name).without_effect
-        and own.intersection(path.split(".")[1] for path in technique.writes if path.startswith("args."))
-        <= trainer.fields
+        if not facts(technique, trainer.name).without_effect and _arguments(technique) & own <= trainer.fields
     )
+
+
+def _arguments(technique: Technique) -> frozenset[str]:
+    """Return the fields of a trainer's configuration that a technique writes."""
+    return frozenset(path.split(".")[1] for path in technique.writes if path.startswith("args."))
 
 
 def limits_rows(trainer: Trainer) -> bool:

@@ -32,7 +32,7 @@ class Fit:
         replies: the traces, by number of layers.
         layers: number of layers of the whole model.
         edges: periods of layers at either end that differ from those between; see ``forecast.Aligned``.
-        peaks_alone: whether moments cannot be matched, so that only the highest ones of the traces are extrapolated.
+        peaks_alone: whether moments of two depths cannot be matched, so that only the highest ones are extrapolated.
 
     Attributes:
         assumptions: those of the traces, in sentences.
@@ -61,7 +61,8 @@ class Fit:
         for part, sections in self._sections.items():
             # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
             is_saving = edges > 0 and part.occurrence is Occurrence.AFTER
-            places = None if is_saving or peaks_alone else matching_moments(sections)
+            unmatched = is_saving or (peaks_alone and len(sections) > 1)
+            places = None if unmatched else matching_moments(sections)
             self.aligned = self.aligned and (is_saving or places is not None)
             for backward in (False, True):
                 self._add_stretch((part, backward), places)

@@ -107,14 +107,12 @@ def _load(source: DatasetSource) -> Dataset:
         mixture = DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture])
         rows = get_dataset(mixture)["train"]
     else:
-        file = Path(source.data_files or "")
         rows = load_dataset(
             source.path,
             source.config,
             data_files=source.data_files,
             split=source.split,
-            # datasets never empties its own cache.
-            cache_dir=str(file.parent / "datasets") if is_temporary(file) else None,
+            cache_dir=_cache_folder(source.data_files),
         )
         empty = [name for name, split in (rows.info.splits or {}).items() if not split.num_examples]
         if empty and source.all_splits:
@@ -126,6 +124,14 @@ def _load(source: DatasetSource) -> Dataset:
         # Checks that the split is possible; its rows are random.
         rows.train_test_split(test_size=source.test_size)
     return rows
+
+
+def _cache_folder(file: str | None) -> str | None:
+    """Return the folder for what datasets makes of a file; None: its cache, which it never empties.
+
+    What it makes of a temporary file is kept with the file, and ends with it.
+    """
+    return str(Path(file).parent / "datasets") if file is not None and is_temporary(Path(file)) else None
 
 
 @contextmanager
