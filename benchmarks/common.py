@@ -1,4 +1,4 @@
-"""Helpers of several benchmarks: choose cases, cache rows, run autotune's command, restart on a null GPU."""
+"""Helpers of several benchmarks: cases, cached rows, the command, a null GPU, and the time of a traced step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from autotune.core.jobs.traced import TraceReply
+from autotune.core.plan import TrainingPlan
+from autotune.core.step_time import StepTime
 from autotune.nullgpu.devices import null_device
 from autotune.nullgpu.environment import environment
+from autotune.planning.extrapolation.fit import Fit
+from autotune.planning.extrapolation.forecast import mixed_times
 
 
 class Named(Protocol):
@@ -85,3 +90,10 @@ def run_autotune(words: Sequence[str], cache: Path) -> Ran:
         raise SystemExit(f"{' '.join(words)} ended with exit status {done.returncode}.")
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Ran(json.loads(done.stdout), wall_seconds, processor, after.ru_maxrss << 10)
+
+
+def whole_step(plan: TrainingPlan, whole: TraceReply) -> StepTime | None:
+    """Return the time of an optimizer step by a trace of all layers; None where speeds are not known."""
+    forecast = Fit({1: whole}, 1).forecast(plan.micro_batches)
+    terms = [(time, float(forecast.repeats(part, plan.micro_batches))) for part, time in forecast.times.items()]
+    return mixed_times(terms) if terms else None

@@ -111,7 +111,7 @@ def write_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     # The model that Qwen's tokenizers have, whatever is in the file: transformers loads no other for its architectures.
-    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL), **(further or {})}, []))
+    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL), **(further or {})}, [], unk_token="<unknown>"))
     tokenizer.add_special_tokens([*(further or {})])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", extra_special_tokens=dict(names or {})

@@ -16,11 +16,11 @@ from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.operators import Measure, OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing.tracing import Traced, Untraceable
+from benchmarks.common import whole_step
 from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.prepared import Prepared
 from benchmarks.gpu.trace_pool import NO_TIME, TracePool
-from benchmarks.plan.accuracy import whole_step
 
 Told = Callable[[Case, str, Prediction | str], None]
 """Is told of a case, a kind of prediction, and the prediction or why there is none."""

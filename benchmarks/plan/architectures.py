@@ -36,8 +36,7 @@ from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
-from benchmarks.common import read_rows
-from benchmarks.plan.accuracy import whole_step
+from benchmarks.common import read_rows, whole_step
 
 FOLDER = Path(__file__).resolve().parent
 VOCABULARY = 512

@@ -25,7 +25,7 @@ from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
-from benchmarks.plan.accuracy import whole_step
+from benchmarks.common import whole_step
 from benchmarks.shapes import LLAMA_8B, write_model
 
 _GPU, _PROCESSES, _MACHINES, _DOCUMENTS, _TOKENS = "H100-80GB", 32, 4, 128, 2048

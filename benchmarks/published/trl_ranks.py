@@ -26,7 +26,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.inspection.model import model_source
 from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace
-from benchmarks.plan.accuracy import whole_step
+from benchmarks.common import whole_step
 from benchmarks.published.tables import Outcome
 from benchmarks.shapes import write_model
 
