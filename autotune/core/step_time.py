@@ -80,7 +80,15 @@ TIME_ERROR, HOST_BOUND_ERROR = 0.25, 0.5
 assumed. `docs/accuracy.md` has the shares of measured steps within them."""
 
 USUAL_PACE = Pace()
-"""The pace of transformers' Trainer in eager mode, without TF32."""
+"""The pace of transformers' Trainer in eager mode, without TF32, next to a GPU."""
+CPU_PACE = Pace(hooked=1.6, selective=4.2, engine=0.58, plain=0.8)
+"""The same on a CPU, where the host is never ahead of the operators, and hooks cost what they take: least squares over
+the steps of tiny models on two AMD EPYC (`benchmarks/gpu/results/host.md`)."""
+
+
+def usual_pace(device: str) -> Pace:
+    """Return the usual pace of a training on that kind of device."""
+    return CPU_PACE if device == "cpu" else USUAL_PACE
 
 
 @dataclass(frozen=True)

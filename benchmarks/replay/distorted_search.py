@@ -5,7 +5,7 @@ python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick] [--by
 Three tables hold every candidate of three spaces of an 8B shape, traced. What a probe would measure is drawn, since no
 GPU measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
 (10 %) and the noise of a probe (4 %). A search knows the predictions of its own traces, and nothing of these errors;
-memory is as predicted. Three further tables were measured on CPUs. It prints Markdown: the share of the best rate that
+memory is as predicted. Four further tables were measured on CPUs. It prints Markdown: the share of the best rate that
 the fastest candidate so far has, without noise, after so many probes, TRL's default included.
 """
 
@@ -29,7 +29,7 @@ from benchmarks.replay.tables import RECORDED, Row, Table, read_table
 
 DRAWN, MEASURED = (
     ("8b_full.json.gz", "8b_dpo.json.gz", "8b_lora.json.gz"),
-    ("small.json.gz", "long.json.gz", "dpo.json.gz"),
+    ("small.json.gz", "long.json.gz", "short.json.gz", "dpo.json.gz"),
 )
 PROBES = (8, 16)
 BY_CHOICE, BY_COMBINATION, NOISE = 0.2, 0.1, 0.04

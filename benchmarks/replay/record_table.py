@@ -2,11 +2,11 @@
 
 OMP_NUM_THREADS=1 python -m benchmarks.replay.record_table [--table long]
 
-Three tables: SFT of the small example's Llama; SFT of a Qwen3 on long rows, with LoRA and optimizers; DPO of a Gemma 3
-on long pairs. One thread, the schedule of `--effort quick`. The order is shuffled, so that a machine that slows down on
-the way does not look like a technique. There are three rounds, since a machine that others use as well slows down
-without a warning, and since memory on a CPU is not the same twice. Rows are written as they come; a second call goes on
-where the first ended.
+Four tables: SFT of the small example's Llama; SFT of a Qwen3 on long rows, with LoRA and optimizers; SFT of an OLMo 2
+on short rows; DPO of a Gemma 3 on long pairs. One thread, the schedule of `--effort quick`. The order is shuffled, so
+that a machine that slows down on the way does not look like a technique. There are three rounds, since a machine that
+others use as well slows down without a warning, and since memory on a CPU is not the same twice. Rows are written as
+they come; a second call goes on where the first ended.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "small": Part(600 * MIB),
     "long": Part(1000 * MIB, case=Case("sft", "qwen3", "500MiB", "long")),
+    "short": Part(100 * MIB, case=Case("sft", "olmo2", "100MiB", "short")),
     "dpo": Part(1000 * MIB, "dpo", Case("dpo", "gemma3_text", "1000MiB", "long")),
 }
 

@@ -155,9 +155,8 @@ def test_the_figures_of_measured_spaces_are_those_of_their_page() -> None:
     )
     assert f"a rank correlation of {listed(correlations)} with the measured ones" in accuracy
     assert f"a median error of {listed(f'{error} %' for error in errors)} after one probe" in accuracy
-    assert all(
-        f"{size} of {kind}" in accuracy for size, kind in zip(sizes, ("SFT", "SFT with LoRA", "DPO"), strict=True)
-    )
+    kinds = ("SFT", "SFT with LoRA", "SFT with short rows", "DPO")
+    assert all(f"{size} of {kind}" in accuracy for size, kind in zip(sizes, kinds, strict=True))
     assert f"after {with_them} probes in the median, and after {without} without predictions" in accuracy
 
 

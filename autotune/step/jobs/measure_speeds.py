@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.jobs.protocol import SpeedsRequest
 from autotune.core.machine import DeviceKind
-from autotune.core.step_time import Pace
+from autotune.core.step_time import usual_pace
 from autotune.step.distributed.group import select_device
 from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS
@@ -34,13 +34,12 @@ _TINY_LLAMA = {
 }
 _TOKENS = 4
 _MIN_STEPS = 15
-_UNIT_PACE = Pace(launch_seconds=1.0)
 
 
 def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
     """Return the speeds of a CPU, or those of a GPU with the host's measured launch time.
 
-    For a CPU, the fastest of repeated products and copies counts, since other load on the machine only slows them.
+    For a CPU, the fastest of repeated products, copies and steps counts, since other load only slows them.
     """
     if request.gpu is not None:
         select_device("cuda")
@@ -108,5 +107,6 @@ def _launch_seconds(device: DeviceKind, seconds: float) -> float:
     times = list[float]()
     while len(times) < _MIN_STEPS or sum(times) < seconds:
         times.append(step())
-    units = sum(count * _UNIT_PACE.host_seconds(caller) for caller, count in calls.counts.items())
-    return float(median(times) / units)
+    unit = replace(usual_pace(device), launch_seconds=1.0)
+    units = sum(count * unit.host_seconds(caller) for caller, count in calls.counts.items())
+    return float((min if device == "cpu" else median)(times) / units)

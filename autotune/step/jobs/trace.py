@@ -16,7 +16,7 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.jobs.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
-from autotune.core.step_time import Pace
+from autotune.core.step_time import Pace, usual_pace
 from autotune.core.timeline import Occurrence, Section
 from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.job import JobContext
@@ -176,7 +176,7 @@ def _operators(
     gpu = request.gpu
     if not request.operators or gpu is None or gpu.speeds is None:
         return (), ({},) * len(timed_operators)
-    pace = _pace(request.plan, gpu.speeds)
+    pace = _pace(request, gpu.speeds)
     operators: dict[str, tuple[int, TracedOperator]] = {}
     counts: list[Counter[int]] = []
     for records in timed_operators:
@@ -213,13 +213,13 @@ def _gpu_figures(
         if gpu is None or gpu.speeds is None:
             yield GpuFigures(capability, None, replays[workspace], (None,) * len(timed_operators))
             continue
-        launch, pace = request.plan.launch, _pace(request.plan, gpu.speeds)
+        launch, pace = request.plan.launch, _pace(request, gpu.speeds)
         times = tuple(None if each is None else step_seconds(each, gpu, pace, launch) for each in works)
         yield GpuFigures(capability, gpu.speeds, replays[workspace], times)
 
 
-def _pace(plan: TrainingPlan, speeds: GpuSpeeds) -> Pace:
-    pace = Pace(allow_tf32=bool(plan.args.get("tf32")))
+def _pace(request: TraceRequest, speeds: GpuSpeeds) -> Pace:
+    pace = replace(usual_pace(request.target), allow_tf32=bool(request.plan.args.get("tf32")))
     return replace(pace, launch_seconds=speeds.launch_seconds) if speeds.launch_seconds else pace
 
 
