@@ -115,6 +115,7 @@ class _RepairingLock(JournalFileSymlinkLock):
 
         Raises:
             OSError: the journal cannot be read or written.
+            ValueError: that line is not one of a journal.
         """
         acquired = super().acquire()
         try:
@@ -134,9 +135,11 @@ def _remove_torn_line(journal: Path) -> None:
             return
         file.seek(0)
         whole, end, torn = file.read().rpartition(b"\n")
-        # Leave files alone that are not journals.
-        if torn.startswith(_ENTRY[: len(torn)]):
-            file.truncate(len(whole + end))
+        # A machine that lost power may leave zeros where it had not written yet.
+        begun = torn.rstrip(b"\0")
+        if not begun.startswith(_ENTRY[: len(begun)]):
+            raise ValueError("its last line is not an entry of Optuna")
+        file.truncate(len(whole + end))
 
 
 def _journal(url: str) -> BaseStorage:
@@ -147,11 +150,34 @@ def _journal(url: str) -> BaseStorage:
     try:
         # Absolute, because the lock is a symbolic link to the file.
         file = str(path.absolute())
-        return optuna.storages.JournalStorage(JournalFileBackend(file, _RepairingLock(file)))
+        lock = _RepairingLock(file)
+        backend = JournalFileBackend(file, lock)
+        # Repairs the journal, or refuses another file before anything is appended to it.
+        lock.acquire()
+        lock.release()
+        return optuna.storages.JournalStorage(backend)
     except OSError as error:
         raise _unusable(url, cause_of(error, url)) from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE) from error
+        raise _no_journal(path) from error
+
+
+def _no_journal(path: Path) -> InputError:
+    """Return the error for a file that is no journal, or a damaged one."""
+    with path.open("rb") as file:
+        number = next((number for number, line in enumerate(file, 1) if not _is_entry(line)), 1)
+    if number == 1:
+        return InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE)
+    hint = "Restore it from a copy, or choose another --storage."
+    return InputError(f"The journal {path} is damaged: line {number} is not an entry of Optuna.", hint=hint)
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return line.startswith(_ENTRY)
 
 
 def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:

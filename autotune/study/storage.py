@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ from autotune.study.trial_documents import RATE
 from autotune.units import format_duration
 
 _FINGERPRINT = "autotune:fingerprint"
+_HASH = re.compile(r"[0-9a-f]{16,}")
+"""A part of a fingerprint that is too long to be shown."""
 
 _RETURN_SECONDS = 30.0
 """Time that the restart of a database may take."""
@@ -176,14 +179,18 @@ def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, st
     differing = [part for part in {**expected, **found} if found.get(part) != expected.get(part)]
     if differing:
         differences = "; ".join(
-            f"{part} is {expected.get(part, 'not given')} here and {found.get(part, 'not given')} there"
-            for part in differing
+            _difference(part, expected.get(part, "not given"), found.get(part, "not given")) for part in differing
         )
         raise StudyMismatchError(
             f"The study {name!r} was made for another search: {differences}.",
             hint="To resume or join it, restore what differs: options (--memory-budget included), files of the model,"
             " the data, the rewards or the base, versions, the machine. Otherwise choose another --output or --study.",
         )
+
+
+def _difference(part: str, here: str, there: str) -> str:
+    hashed = any(map(_HASH.fullmatch, (here, there)))
+    return f"different {part}" if hashed else f"{part}: {here} here, {there} there"
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.core.files.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
+from autotune.errors import AutotuneError
 from autotune.study.problem import Purpose, Record, ShortRun
 from autotune.units import GIB
 
@@ -99,21 +101,43 @@ def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def candidate_of(trial: FrozenTrial) -> Candidate | None:
-    """Return the candidate of a trial, or None if the trial is not autotune's."""
-    document = trial.user_attrs.get(_CANDIDATE)
-    return None if document is None else decode(Candidate, document)
+@contextmanager
+def _readable(trial: FrozenTrial) -> Iterator[None]:
+    """Name the trial whose attributes another program has changed.
+
+    Raises:
+        AutotuneError: an attribute is missing, or has another structure.
+    """
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else f"has an attribute that cannot be read: {error}"
+        hint = "Restore the study from a copy, or begin another one with another --output or --study."
+        raise AutotuneError(f"Trial {trial.number} of the study {what}.", hint=hint) from error
+
+
+def is_own(trial: FrozenTrial) -> bool:
+    """Whether autotune added a trial."""
+    return _CANDIDATE in trial.user_attrs
+
+
+def candidate_of(trial: FrozenTrial) -> Candidate:
+    """Return the candidate of a trial of autotune."""
+    with _readable(trial):
+        return decode(Candidate, trial.user_attrs[_CANDIDATE])
 
 
 def purpose_of(trial: FrozenTrial) -> Purpose:
     """Return the purpose of a trial."""
-    return Purpose(trial.user_attrs[_PURPOSE])
+    with _readable(trial):
+        return Purpose(trial.user_attrs[_PURPOSE])
 
 
 def prediction_of(trial: FrozenTrial) -> Prediction | None:
     """Return the prediction of a trial, or None; studies of early versions have none."""
     document = trial.user_attrs.get(_PREDICTION)
-    return None if document is None else decode(Prediction, document)
+    with _readable(trial):
+        return None if document is None else decode(Prediction, document)
 
 
 def record_of(trial: FrozenTrial, study_attrs: Mapping[str, Any]) -> Record:
@@ -125,15 +149,16 @@ def record_of(trial: FrozenTrial, study_attrs: Mapping[str, Any]) -> Record:
     number, attributes = trial.number, trial.user_attrs
     confirmation = study_attrs.get(confirmation_key(number))
     keys = itertools.takewhile(study_attrs.__contains__, (comparison_key(number, index) for index in itertools.count()))
-    return Record(
-        number=number,
-        candidate=decode(Candidate, attributes[_CANDIDATE]),
-        purpose=purpose_of(trial),
-        measurement=decode(Measurement, attributes[MEASUREMENT]),
-        confirmation=None if confirmation is None else decode(Measurement, confirmation),
-        prediction=prediction_of(trial),
-        comparison=tuple(decode(ShortRun, study_attrs[key]) for key in keys),
-    )
+    with _readable(trial):
+        return Record(
+            number=number,
+            candidate=candidate_of(trial),
+            purpose=purpose_of(trial),
+            measurement=decode(Measurement, attributes[MEASUREMENT]),
+            confirmation=None if confirmation is None else decode(Measurement, confirmation),
+            prediction=prediction_of(trial),
+            comparison=tuple(decode(ShortRun, study_attrs[key]) for key in keys),
+        )
 
 
 def confirmation_key(number: int) -> str:
@@ -146,13 +171,11 @@ def comparison_key(winner: int, index: int) -> str:
     return f"autotune:comparison:{winner}:{index}"
 
 
-def running(trial: FrozenTrial) -> list[Running]:
-    """Return the probe of an open trial; empty if the trial is not autotune's."""
-    candidate = candidate_of(trial)
-    if candidate is None:
-        return []
+def running(trial: FrozenTrial) -> Running:
+    """Return the probe of an open trial of autotune."""
     system = trial.system_attrs
-    return [Running(trial.number, candidate, purpose_of(trial), system[WORKER], system[PLAN])]
+    with _readable(trial):
+        return Running(trial.number, candidate_of(trial), purpose_of(trial), system[WORKER], system[PLAN])
 
 
 def unfinished_probes(trials: Sequence[FrozenTrial], known: Collection[Candidate]) -> list[Unfinished]:
@@ -164,8 +187,10 @@ def unfinished_probes(trials: Sequence[FrozenTrial], known: Collection[Candidate
     purposes: dict[Candidate, Purpose] = {}
     deaths: Counter[Candidate] = Counter()
     for trial in trials:
-        candidate = candidate_of(trial) if trial.state is TrialState.FAIL else None
-        if candidate is not None and candidate not in known and WITHDRAWN not in trial.system_attrs:
+        if trial.state is not TrialState.FAIL or WITHDRAWN in trial.system_attrs or not is_own(trial):
+            continue
+        candidate = candidate_of(trial)
+        if candidate not in known:
             purposes[candidate] = purpose_of(trial)
             deaths[candidate] += LOST in trial.system_attrs
     return [Unfinished(candidate, purpose, deaths[candidate]) for candidate, purpose in purposes.items()]

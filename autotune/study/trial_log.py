@@ -78,7 +78,7 @@ class TrialLog:
     def refresh(self) -> None:
         """Read the trials of all workers, and close those of lost workers."""
         study_attrs = self._opened.study.user_attrs
-        trials = self._opened.study.get_trials(deepcopy=False)
+        trials = self._own_trials()
         # Read after the trials: a worker signs in before it claims a trial.
         alive = {self._roster.me.key, *(worker.key for worker in self._roster.others())}
         open_trials = [trial for trial in trials if not trial.state.is_finished()]
@@ -86,15 +86,19 @@ class TrialLog:
         if lost:
             for number in lost:
                 self._close_lost(number, study_attrs)
-            trials = self._opened.study.get_trials(deepcopy=False)
+            trials = self._own_trials()
         for trial in trials:
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and documents.MEASUREMENT in trial.user_attrs:
                 self._add_record(trial, study_attrs)
         open_trials = [trial for trial in trials if not trial.state.is_finished()]
-        self.running = [probe for trial in open_trials for probe in documents.running(trial)]
+        self.running = [documents.running(trial) for trial in open_trials]
         self.others_running = [trial for trial in self.running if trial.worker != self._roster.me.key]
         probed = {record.candidate for record in self._records.values()}
         self.unfinished = documents.unfinished_probes(trials, probed | {trial.candidate for trial in self.running})
+
+    def _own_trials(self) -> list[FrozenTrial]:
+        """Return the trials of all workers; a user may add trials to the study, which stay as they are."""
+        return [trial for trial in self._opened.study.get_trials(deepcopy=False) if documents.is_own(trial)]
 
     def claim(
         self, candidate: Candidate, plan: str, purpose: Purpose, prediction: Prediction | None, max_probes: int
@@ -153,7 +157,7 @@ class TrialLog:
         if lost.number in self._records:
             return self._records[lost.number]
         plan, candidate = lost.system_attrs[documents.PLAN], documents.candidate_of(lost)
-        if candidate is None or plan in self._probed_plans or any(trial.plan == plan for trial in self.running):
+        if plan in self._probed_plans or any(trial.plan == plan for trial in self.running):
             return None
         self._create(candidate, documents.purpose_of(lost), documents.prediction_of(lost), plan, measurement)
         self.refresh()

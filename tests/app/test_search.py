@@ -63,7 +63,7 @@ def test_a_study_of_another_budget_is_refused_before_anything_is_traced(tmp_path
     check_study(asked, out, storage_of(run).fingerprint)
     begin(storage_of(run), lambda _: None)
     check_study(asked, out, storage_of(run).fingerprint)
-    with pytest.raises(StudyMismatchError, match=r"memory limit is 40\.00 GiB .* here and 80\.00 GiB .* there"):
+    with pytest.raises(StudyMismatchError, match=r"memory limit: 40\.00 GiB .* here, 80\.00 GiB .* there"):
         check_study(asked, out, storage_of(replace(run, limit_bytes=40 * GIB)).fingerprint)
 
 

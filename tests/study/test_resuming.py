@@ -132,14 +132,14 @@ def test_a_finished_study_goes_on_with_more_trials(durable: Run) -> None:
 
 def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
     durable(ReplayedTable(), trials=1)
-    changed = {**FINGERPRINT, "dataset": "other", "choices": "new"}
+    changed = {**FINGERPRINT, "model": "0123456789abcdef", "dataset": "other", "choices": "new"}
     with pytest.raises(
         StudyMismatchError,
-        match=r"another search: dataset is other here and b there; choices is new here and not given there\. "
+        match=r"another search: different model; dataset: other here, b there; choices: new here, not given there\. "
         r"To resume or join it, restore what differs: options \(.*\), files of the model, the data, the rewards",
     ):
         durable(ReplayedTable(), resume=True, fingerprint=changed)
-    with pytest.raises(StudyMismatchError, match="dataset is other here and b there"):
+    with pytest.raises(StudyMismatchError, match="dataset: other here, b there"):
         check_storage(durable.url, "s", resume=True, fingerprint=changed)
     check_storage(durable.url, "s", resume=True, fingerprint=FINGERPRINT)
     check_storage(durable.url, "none", resume=True, fingerprint=changed)

@@ -6,7 +6,7 @@ import resource
 import sqlite3
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +191,57 @@ def test_a_journal_goes_on_after_a_full_disk(room_bytes: int, tmp_path: Path) ->
     assert optuna.load_study(storage=connected(url)[0], study_name="s").user_attrs == {"before": 1, "after": 2}
 
 
-def test_a_line_that_no_journal_has_is_not_removed(tmp_path: Path) -> None:
+def test_a_journal_goes_on_after_a_loss_of_power_that_left_zeros_at_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "study.log"
+    journal = Run(f"journal://{file}")
+    first = journal(ReplayedTable(), trials=3)
+    file.write_bytes(file.read_bytes() + bytes(4096))
+    table = ReplayedTable()
+    again = journal(table, trials=4, resume=True)
+    assert again.records[: len(first.records)] == first.records
+    assert b"\0" not in file.read_bytes()
+
+
+def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "study.log"
+    journal = Run(f"journal://{file}")
+    journal(ReplayedTable(), trials=1)
+    lines = file.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([*lines[:3], bytes(9) + lines[3], *lines[4:]])
+    file.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"study\.log is damaged: line 4 is not an entry of Optuna.*from a copy"):
+        journal(ReplayedTable(), trials=2, resume=True)
+    assert file.read_bytes() == damaged
+
+
+def test_a_file_of_one_line_that_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("a word")
-    with suppress(AssertionError):  # Optuna's, which misses the study that it has appended to that line
-        optuna.create_study(storage=connected(f"journal://{tmp_path / 'mine'}")[0])
-    assert (tmp_path / "mine").read_text().startswith("a word")
+    with pytest.raises(InputError, match="mine is not a journal of Optuna"):
+        Run(f"journal://{tmp_path / 'mine'}")(ReplayedTable())
+    assert (tmp_path / "mine").read_text() == "a word"
+
+
+def test_an_edited_trial_is_named(durable: Run, tmp_path: Path) -> None:
+    durable(ReplayedTable(), trials=3)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as other:
+        other.execute("UPDATE trial_user_attributes SET value_json = '{}' WHERE key = 'measurement' AND trial_id = 2")
+        other.commit()
+    with pytest.raises(AutotuneError, match=r"Trial 1 of the study has an attribute that cannot be read: .*status"):
+        durable(ReplayedTable(), trials=4, resume=True)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as other:
+        other.execute("DELETE FROM trial_user_attributes WHERE key = 'purpose' AND trial_id = 1")
+        other.commit()
+    with pytest.raises(AutotuneError, match=r"Trial 0 of the study has no 'purpose'\. Restore the study from a copy"):
+        durable(ReplayedTable(), trials=4, resume=True)
+
+
+def test_trials_that_a_user_adds_to_the_study_stay_as_they_are(durable: Run) -> None:
+    first = durable(ReplayedTable(), trials=3)
+    mine = optuna.load_study(storage=durable.url, study_name="s")
+    asked = mine.ask()
+    mine.add_trial(optuna.trial.create_trial(value=1.0))
+    assert durable(ReplayedTable(), trials=3, resume=True).records == first.records
+    mine.tell(asked, 1.0)
 
 
 def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
