@@ -28,14 +28,16 @@ _CONFIG_HINT = "`autotune plan --seq-len` takes a configuration alone, in a file
 _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 
 
-def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> ModelSource:
+def model_source(text: str | Path, init: Init, *, tokenizes: bool = True, loads_adapters: bool = False) -> ModelSource:
     """Return the source of a model named by a local directory, a ``config.json``, or a hub id (not checked here).
 
     Args:
         tokenizes: whether rows will be tokenised. If not, no tokenizer is needed, and the configuration may be a file
             of any name.
+        loads_adapters: whether TRL loads an adapter's directory, with the model that it names.
 
     Raises:
+        UnreadError: TRL would load a PEFT adapter.
         InputError: the path does not exist, or has no model or no tokenizer.
     """
     text = str(text)
@@ -43,15 +45,15 @@ def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> Mod
     if path is None:
         return ModelSource(name=text, init=init)
     try:
-        return _local_source(path, init, tokenizes=tokenizes)
+        return _local_source(path, init, tokenizes=tokenizes, loads_adapters=loads_adapters)
     except OSError as error:
         raise unreadable("model", text, error) from error
 
 
-def _local_source(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
+def _local_source(path: Path, init: Init, *, tokenizes: bool, loads_adapters: bool) -> ModelSource:
     if not tokenizes and path.is_file() and path.name != CONFIG_FILE:
         return ModelSource(name=str(path), init=init, tokenizer=False)
-    directory = _directory(path)
+    directory = _directory(path, loads_adapters=loads_adapters)
     tokenizer = any((directory / name).is_file() for name in TOKENIZER_FILES)
     if tokenizes and not tokenizer:
         raise InputError(
@@ -61,7 +63,7 @@ def _local_source(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
     return ModelSource(name=str(directory), init=init, tokenizer=tokenizer)
 
 
-def _directory(path: Path) -> Path:
+def _directory(path: Path, *, loads_adapters: bool) -> Path:
     if path.is_file():
         if path.name != CONFIG_FILE:
             raise InputError(
@@ -79,17 +81,22 @@ def _directory(path: Path) -> Path:
                 " probe.",
                 hint=f"Give the model alone, without {_ADAPTER_FILE}.",
             )
-        raise adapter_alone(str(path), path / _ADAPTER_FILE)
+        raise adapter_alone(str(path), path / _ADAPTER_FILE, loads=loads_adapters)
     if not has_model:
         raise InputError(f"{path} has no {CONFIG_FILE}.", hint="Give the directory that the model was saved in.")
     return path
 
 
-def adapter_alone(name: str, file: Path) -> InputError:
-    """Return the error for an adapter without its model; ``file`` is the adapter's configuration."""
+def adapter_alone(name: str, file: Path, *, loads: bool) -> InputError:
+    """Return the error for an adapter without its model.
+
+    Args:
+        file: the adapter's configuration.
+        loads: whether TRL loads it, with the model that it names.
+    """
     base_model = _read_config(file).get("base_model_name_or_path")
     hint = f"It was trained on {base_model}: give that." if base_model else "Give the model that it was trained on."
-    return InputError(f"{name} holds a PEFT adapter, not a model.", hint=hint)
+    return (UnreadError if loads else InputError)(f"{name} holds a PEFT adapter, not a model.", hint=hint)
 
 
 def _read_config(file: Path) -> Mapping[str, object]:

@@ -96,6 +96,8 @@ class Declared:
         module: the TRL module of its classes.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
+        loads_adapters: whether TRL loads its model by an auto class of transformers, which takes an adapter's directory
+            for the model that it names.
         document_noun: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
         text_peculiarities: further ones, which rows with images do not have.
@@ -129,6 +131,7 @@ class Declared:
     takes_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
+    loads_adapters: ClassVar[bool] = False
     document_noun: ClassVar[str] = "documents"
     peculiarities: ClassVar[tuple[str, ...]] = ()
     text_peculiarities: ClassVar[tuple[str, ...]] = ()

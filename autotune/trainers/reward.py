@@ -31,6 +31,7 @@ class RewardModelling(Trainer):
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected")),
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
+    loads_adapters = True
     optional_columns = ("margin",)
     parts = ("chosen", "rejected")
     config_fields = ConfigFields(

@@ -18,7 +18,7 @@ from autotune.inspection.paths import exists, is_file
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.trainers.prompts import NO_REWARD
-from autotune.userconfig.fields import reading_of
+from autotune.userconfig.fields import reading_of, trainer_of
 
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
@@ -68,7 +68,8 @@ def sources(
     revision = loading.get("revision") or model.get("model_revision") if named == own else None
     if name is None:
         _check_unexpanded("model_name_or_path", named)
-    source = replace(model_source(named, "random"), revision=str(revision or "main"))
+    source = model_source(named, "random", loads_adapters=trainer_of(config).loads_adapters)
+    source = replace(source, revision=str(revision or "main"))
     rows, test, streams = _rows(read, dataset, evaluates=config.evaluates)
     if streams:
         _check_streamed(rows, config)

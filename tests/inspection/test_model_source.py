@@ -109,6 +109,8 @@ def test_an_adapter_is_not_taken_for_a_model_and_not_overlooked_beside_one(direc
     with pytest.raises(InputError, match="PEFT adapter") as caught:
         model_source(str(directory), "random")
     assert caught.value.hint == "It was trained on org/model: give that."
+    with pytest.raises(UnreadError, match="PEFT adapter"):
+        model_source(str(directory), "random", loads_adapters=True)
 
 
 def test_a_directory_without_a_tokenizer_is_refused(directory: Path) -> None:

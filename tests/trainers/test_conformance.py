@@ -90,6 +90,7 @@ def test_its_classes_are_those_of_trl_that_its_adapter_builds(trainer: Trainer) 
     known = adapters()[trainer.name]
     assert issubclass(known.config, of_trl(trainer.config_class, trainer.name))
     assert issubclass(known.trainer, of_trl(trainer.trainer_class, trainer.name))
+    assert trainer.loads_adapters == (known.head.auto_class is not None)
 
 
 @EVERY

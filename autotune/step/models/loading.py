@@ -68,7 +68,7 @@ def load_config(source: ModelSource, head: Head) -> Any:
             ) from error
         with suppress(OSError):  # there is no such repository
             if adapter := find_adapter_config_file(source.name, revision=source.revision):
-                raise adapter_alone(source.name, Path(adapter)) from error
+                raise adapter_alone(source.name, Path(adapter), loads=head.auto_class is not None) from error
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
         raise loading_error(error, message, "" if Path(source.name).is_dir() else _OFFLINE_HINT) from error
     except (StrictDataclassError, ArithmeticError, AttributeError, RecursionError, TypeError) as error:
