@@ -139,7 +139,7 @@ class ModelProfile:
         vocabulary: rows of the embedding.
         max_positions: largest number of positions that the model supports, or None if it has no limit.
         lacks_attention: parts of the names of attention implementations that the architecture does not support.
-        embeds_positions: whether each position has a learned embedding, so that training fails on longer rows.
+        embeds_positions: whether it looks positions up in a table, so that training fails on longer rows.
         linear_modules: last names of the linear modules in the layers, such as ``q_proj``.
         has_weights: whether there are loadable weights next to the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.

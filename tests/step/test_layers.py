@@ -202,13 +202,26 @@ def test_attention_that_an_architecture_lacks_is_refused_by_transformers(
 def test_yarn_adds_positions(rope: dict[str, object] | None, expected: int) -> None:
     assert positions(SimpleNamespace(max_position_embeddings=2048, rope_parameters=rope)) == expected
     assert positions(SimpleNamespace()) is None
+    assert positions(SimpleNamespace(max_seq_len=2048)) == 2048  # MPT
 
 
 @pytest.mark.parametrize(
-    ("model_type", "works"), [("gpt2", 32), ("opt", 32), ("bert", 32), ("roberta", 31), ("llama", None)]
+    ("model_type", "works"),
+    [
+        ("gpt2", 32),
+        ("opt", 32),
+        ("bert", 32),
+        ("roberta", 31),
+        ("gptj", 32),
+        ("codegen", 32),
+        ("ctrl", 32),
+        ("xglm", None),
+        ("llama", None),
+    ],
 )
 def test_rows_beyond_the_positions_that_a_model_embeds_make_it_fail(model_type: str, works: int | None) -> None:
     heads = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "word_embed_proj_dim": 64}
+    heads["rotary_dim"] = 8
     config = small_config(model_type, **heads, max_position_embeddings=32, num_key_value_heads=4)
     model = AutoModel.from_config(config)
     assert embedded_positions(model, 32) == works

@@ -36,7 +36,7 @@ from autotune.trainers import Trainer, find_trainer
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _SUPPORTED = {"flex_attention": "_supports_flex_attn", "flash": "_supports_flash_attn"}
 """Attributes of a model's class without which ``from_pretrained`` refuses attention implementations."""
-_POSITIONS = re.compile(r"(wpe|position[^.]*)$")
+_POSITIONS = re.compile(r"(wpe|position[^.]*|pos_encoding)$")
 """The end of the name of a table of positions in transformers' modeling files."""
 _FINGERPRINT_DIGITS = 16
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -82,7 +82,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
 
 def positions(text: Any) -> int | None:
     """Return the model's maximum length, extended by YaRN, as vLLM computes it (``_get_and_verify_max_len``)."""
-    maximum: int | None = getattr(text, "max_position_embeddings", None)
+    maximum: int | None = getattr(text, "max_position_embeddings", getattr(text, "max_seq_len", None))
     rope = getattr(text, "rope_parameters", None) or {}
     if maximum is None or rope.get("rope_type") != "yarn":
         return maximum
@@ -90,17 +90,21 @@ def positions(text: Any) -> int | None:
 
 
 def embedded_positions(model: Any, maximum: int | None) -> int | None:
-    """Return the number of positions with a learned embedding; None if the model's class computes any position.
+    """Return the number of positions in a table of a model, learned or fixed; None if it computes any position.
 
     Args:
-        maximum: the model's maximum length; vision towers have embeddings for other numbers of positions.
+        maximum: the model's maximum length; vision towers have tables of other numbers of positions.
     """
-    for name, module in model.named_modules():
-        if maximum is None or not isinstance(module, torch.nn.Embedding) or not _POSITIONS.search(name):
-            continue
+    padding = {name: each.padding_idx for name, each in model.named_modules() if isinstance(each, torch.nn.Embedding)}
+    for name, table in (*model.named_parameters(), *model.named_buffers()):
+        owner = name.removesuffix(".weight")
         # OPT adds two rows, and RoBERTa counts positions from the one after that of padding.
-        if maximum <= (rows := int(module.num_embeddings)) <= maximum + 2:
-            return min(maximum, rows - (0 if module.padding_idx is None else module.padding_idx + 1))
+        if maximum is None or not _POSITIONS.search(owner) or table.dim() != 2:
+            continue
+        if not maximum <= len(table) <= maximum + 2:
+            continue
+        index = padding.get(owner)
+        return min(maximum, len(table) - (0 if index is None else index + 1))
     return None
 
 
