@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
+from autotune.cli.encoding import show_in_any_encoding
 from autotune.cli.parser import read_arguments
 from autotune.cli.programs import resume_command
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
@@ -45,10 +45,7 @@ def run(argv: Sequence[str]) -> int:
     by SIGHUP, Ctrl-C or SIGTERM; 141: the reader of the output closed the pipe.
     """
     _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # Do not fail in a terminal whose encoding lacks a character.
-            stream.reconfigure(errors="replace")
+    show_in_any_encoding((sys.stdout, sys.stderr))
     with Signals() as signals:
         code = _exit_code(argv)
         if code != INTERRUPTED:

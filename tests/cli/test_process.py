@@ -114,7 +114,10 @@ def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(with_an_api(["probe", "M", "D"]), check=False, capture_output=True, env=environment)
     assert (done.returncode, b"2.30x (95 % CI 2.11 to 2.51) the speed" in done.stdout) == (0, True), done.stderr
-    assert "? recommended   ? TRL's default" in done.stdout.decode("ascii")
+    shown = done.stdout.decode("ascii")
+    assert "@ recommended   o TRL's default" in shown
+    assert "####" in shown
+    assert "?" not in shown.replace("Gr??e", "")
 
 
 def test_a_document_is_utf8_whatever_the_locale() -> None:
