@@ -190,8 +190,13 @@ def mentioned(written: WrittenConfig, text: str) -> str:
 
 def _deprecates_written_key(written: WrittenConfig, warning: str) -> bool:
     """Return whether a warning deprecates a key of a technique; every supported release still accepts these keys."""
-    paths = {path for technique in find_trainer(written.trainer).techniques for path in technique.writes}
-    return any(f"`{path.removeprefix('args.')}` is deprecated" in warning for path in paths)
+    names = "|".join(map(re.escape, _technique_keys(written)))
+    return re.search(rf"`({names})(=\w+)?` is deprecated", warning) is not None
+
+
+def _technique_keys(written: WrittenConfig) -> set[str]:
+    techniques = find_trainer(written.trainer).techniques
+    return {path.removeprefix("args.") for technique in techniques for path in technique.writes}
 
 
 def _of_warning(written: WrittenConfig, key: str, warning: str) -> Finding:
@@ -254,10 +259,11 @@ def similar_to(key: str, names: Sequence[str]) -> str:
 
 def _legacy(written: WrittenConfig, read: ReadCommand) -> Iterator[Finding]:
     """Yield keys that the installed classes accept but that were removed, are deprecated, or changed meaning."""
-    wrong = {fault.key for fault in read.faults}
+    wrong, ours = {fault.key for fault in read.faults}, _technique_keys(written)
     for key, value in written.values.items():
         old = legacy_of(written.trainer, key, value) if key not in wrong else None
-        if old is not None and not old.same:
+        # autotune itself writes a key that is deprecated without an equivalent, as it measured it.
+        if old is not None and not old.same and not (key in ours and old.accepted and old.by_hand):
             taken = Severity.SILENT if old.no_effect else Severity.NOTE
             # The parser accepts any text for a text field; the trainer fails later.
             fails = old.of_value and not old.accepted

@@ -53,7 +53,10 @@ def test_what_trl_warns_of_is_told_once_though_its_parser_and_its_trainer_both_s
 
 
 def test_a_key_by_which_autotune_writes_a_choice_is_not_told_as_deprecated(write: Write, checked: Checked) -> None:
-    file = write("sft", "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {every_n_layers: 2}\n")
+    file = write(
+        "sft",
+        "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {every_n_layers: 2}\nuse_liger_kernel: true\n",
+    )
     assert "deprecated" not in told(checked(config=str(file), trainer="sft", gpu=GPU))
 
 
