@@ -66,7 +66,7 @@ def estimate(
 
     Raises:
         InputError: an argument cannot be used.
-        AutotuneError: the step cannot be traced; the message names the operator. A probe can measure it.
+        AutotuneError: the step cannot be traced; the message names the operator. A probe shows whether it trains.
     """
     check_type("model", model, str | Path)
     check_type("gpu", gpu, str | int)
@@ -108,7 +108,7 @@ def estimate(
             memory = steps.memory(sized, whole=True)
         except UntraceableError as error:
             raise AutotuneError(
-                f"{model} cannot be traced: {error}", hint="`autotune probe` can measure it."
+                f"{model} cannot be traced: {error}", hint="`autotune probe` shows whether it trains."
             ) from error
         except VllmError as error:
             raise AutotuneError(

@@ -244,7 +244,7 @@ def headline(plan: Plan) -> str:
     """Return the candidate predicted to be best in one sentence."""
     best, alone = plan.best, len(plan.estimates) == 1
     if best is None or best.memory is None:
-        return "Nothing can be predicted here: autotune probe can measure it."
+        return "Nothing can be predicted here: autotune probe shows whether it trains."
     if not best.fits:
         traced = " that was traced" if plan.settings.get("timeout") else ""
         what, which = ("It does not fit", "it") if alone else (f"Nothing{traced} is predicted to fit", "the least")

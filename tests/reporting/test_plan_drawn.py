@@ -134,7 +134,7 @@ def test_bars_of_far_less_than_the_budget_are_drawn_against_one_another() -> Non
 
 def test_a_plan_without_estimates_says_so_and_draws_no_table_of_memory() -> None:
     text = drawn(a_plan(estimates=(UNKNOWN,), baseline=UNKNOWN, changes=()), 80)
-    assert "autotune probe can measure it" in text
+    assert "autotune probe shows whether it trains" in text
     assert "strange_attention gives no shape" in words(text)
     assert "memory at peak" not in text
 
