@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.core.files.atomic import reason_of
 from autotune.core.files.json_text import read_json
 from autotune.core.files.text import decodable, printable
 from autotune.emit.arguments import short_name
@@ -145,7 +146,7 @@ def open_output(directory: str | Path) -> Output:
         # A run that is killed may leave a part of a file.
         names = {entry.name for entry in path.iterdir() if not entry.match(".*.part")}
     except OSError as error:
-        raise InputError(f"The output directory {path} cannot be used: {error.strerror}.", hint=hint) from error
+        raise InputError(f"The output directory {path} cannot be used: {reason_of(error)}.", hint=hint) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"The output directory {path} is not writable.", hint=hint)
     output = Output(path, is_new)

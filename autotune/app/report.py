@@ -15,7 +15,7 @@ from autotune.core.documents.result import Result, Timelines
 from autotune.core.files.codec import DecodeError, decode, decoded
 from autotune.core.files.json_text import read_json
 from autotune.emit.bundle import PLAN, RESULT, TIMELINE, write_bundle
-from autotune.emit.files import write_text
+from autotune.emit.files import check_file, write_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.paths import user_path
 from autotune.reporting.document import Document
@@ -47,6 +47,8 @@ def report(
     check_type("output", output, str | Path | None)
     check_type("format", format, Literal["html", "markdown"])
     target = user_path(output) if output is not None else None
+    if target is not None:
+        check_file(target, "--output")
     if isinstance(directory, Plan):
         if target is None:
             raise InputError("A plan has no directory to write its page to.", hint="Give output='plan.html'.")
@@ -109,7 +111,8 @@ def read_result(file: Path) -> Result:
     except OSError as error:
         raise InputError(f"There is no result: {file} cannot be read ({error.strerror}).", hint=_GIVE) from error
     except ValueError as error:
-        raise InputError(f"{file} is not JSON: {error}.", hint=_GIVE) from error
+        hint = "Run `autotune probe` again with --resume, which writes it anew." if file.name == RESULT else _GIVE
+        raise InputError(f"{file} is not JSON: {error}.", hint=hint) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema is None:
         raise InputError(f"{file} is not a result of `autotune probe`.", hint=_GIVE)
@@ -124,7 +127,7 @@ def read_result(file: Path) -> Result:
         # Earlier versions wrote secrets into the file.
         found = decode(Result, hidden_values(document))
     except DecodeError as error:
-        raise InputError(f"{file} was written by another version: {error}.", hint=_AGAIN) from error
+        raise InputError(f"{file} is damaged, or was written by another version: {error}.", hint=_AGAIN) from error
     # The directory may have been moved since.
     found = replace(found, output_directory=str(file.parent.absolute()))
     # The page does not require timelines.

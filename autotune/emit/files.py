@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,17 @@ def check_writable(directory: Path, option: str = "--output") -> None:
             pass
     except OSError as error:
         raise _cannot_write(directory, error, option) from error
+
+
+def check_file(file: Path, option: str) -> None:
+    """Check that a file can be written, before the work whose result it is to have.
+
+    Raises:
+        InputError: it cannot; the hint names ``option``.
+    """
+    if os.path.isdir(file):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+        raise InputError(f"{file} is a directory.", hint=f"Give the name of a file with {option}.")
+    check_writable(file.absolute().parent, option)
 
 
 def remove(file: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_name_that_no_directory_can_have_is_refused(name: str, tmp_path: Path)
 
 def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be used"):
+    with pytest.raises(InputError, match=r"file cannot be used: it is not a directory\. Choose another --output"):
         open_output(tmp_path / "file")
 
 

@@ -182,7 +182,7 @@ def test_a_plan_whose_folder_cannot_be_written_in_the_end_is_not_lost(
     model: str, rows: str, planned: Plan, tmp_path: Path
 ) -> None:
     in_the_way = tmp_path / "bundle"
-    with pytest.raises(UnwrittenError, match="cannot be written: File exists") as caught:
+    with pytest.raises(UnwrittenError, match="cannot be written: it is not a directory") as caught:
         autotune.plan(
             model, rows, gpu="RTX4090", fix=ONE_WAY, max_length=CUT, output=in_the_way,
             listener=lambda _: in_the_way.touch(),

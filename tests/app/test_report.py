@@ -107,12 +107,12 @@ def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "is not JSON: .*Run `autotune probe` again with --resume, which writes it anew"),
         ("[]", "is not a result of `autotune probe`"),
         ('{"schema": 1, "estimates": []}', "is a plan, and `autotune report` reads the results of probes"),
         ('{"schema": 1, "basis": "planned"}', "is a plan, and `autotune report` reads the results of probes"),
         ('{"schema": 7}', "has schema 7, not 1"),
-        ('{"schema": 1}', "was written by another version: Object missing required field"),
+        ('{"schema": 1}', "is damaged, or was written by another version: Object missing required field"),
     ],
 )
 def test_what_is_no_result_is_told_apart(text: str, message: str, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
     put_tracer(monkeypatch, AnalyticTracer())
     assert plan(model, "--seq-len", 2 * POSITIONS, "--gpu", "24GiB", *fixing(per_device_train_batch_size="2")) == 0
     out = " ".join(capsys.readouterr().out.split())
-    said = f"Traces are not cached: {in_the_way} cannot be written: File exists."
+    said = f"Traces are not cached: {in_the_way} cannot be written: it is not a directory."
     # A long path is broken in its middle.
     assert said.replace(" ", "") in out.replace(" ", "")
     assert "Rows have up to 128 tokens, and the model was made for 64 positions." in out
@@ -292,6 +292,6 @@ def test_what_cannot_be_traced_is_left_to_a_probe_with_the_operator_named(
     # Another length, so that the traces in the cache are of no use.
     assert plan(*asked, "--max-length", 20) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "Nothing can be predicted here: autotune probe can measure it." in out
+    assert "Nothing can be predicted here: autotune probe shows whether it trains." in out
     assert "unknown: aten.nonzero gives a shape that depends on data" in out
     assert "memory at peak" not in out

@@ -64,8 +64,11 @@ def test_a_plan_is_shown_though_its_bundle_cannot_be_written(
 def test_a_page_that_cannot_be_written_is_a_note_beside_the_plan(
     api: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "plan.html" / "in the way").mkdir(parents=True)
-    api(plan=lambda **_: a_plan())
+    def plan(**_: object) -> Plan:
+        (tmp_path / "plan.html").mkdir()
+        return a_plan()
+
+    api(plan=plan)
     assert run(["autotune", "plan", "M", "D", "--html", str(tmp_path / "plan.html"), "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["model"] == a_plan().model

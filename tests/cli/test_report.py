@@ -33,3 +33,16 @@ def test_where_there_is_no_result_it_ends_with_2(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().err
     assert "There is no result: " in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "."], ["plan", "M", "D", "--html", "."], ["check", "--fix-legacy", "a.yaml"]]
+)
+def test_a_directory_in_the_place_of_a_file_to_write_is_refused_before_any_work(
+    command: list[str], bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundle)
+    words = command if "--html" in command else [*command, "--output", "."]
+    option = words[-2]
+    assert run(["autotune", *words]) == 2
+    assert capsys.readouterr().err == f"autotune: . is a directory. Give the name of a file with {option}.\n"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from autotune.core.documents.verdict import Fixed, Severity
 from autotune.core.files.nested import mapping
-from autotune.emit.files import write_text
-from autotune.errors import InputError
+from autotune.emit.files import check_file, write_text
 from autotune.inspection.legacy import legacy_of
 from autotune.inspection.paths import user_path
 from autotune.inspection.yaml_edit import Edit, apply_edits, unified_diff
@@ -27,6 +26,8 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     Raises:
         InputError: the file cannot be read or written, or does not determine its trainer.
     """
+    if output is not None:
+        check_file(user_path(output), "--output")
     text = read_written(str(config), trainer)
     file = text.file
     assert file is not None
@@ -58,8 +59,6 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     if after == unmasked.text:
         return Fixed(str(file.path), "", tuple(left))
     target = user_path(output) if output is not None else file.path
-    if target.is_dir():
-        raise InputError(f"{target} is a directory.", hint="Give the name of a file with --output.")
     write_text(target, after)
     diff = unified_diff(file.text, mask_secrets(parse_yaml(after, file.path)).text, str(file.path), str(target))
     return Fixed(str(target), diff, tuple(left))

@@ -91,13 +91,13 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
     """Plan for one GPU, show the estimates, and return the exit code."""
     from autotune.app.plan import plan
     from autotune.cli.console import stderr_console, write_result
-    from autotune.emit.files import check_writable
+    from autotune.emit.files import check_file
     from autotune.inspection.paths import user_path
     from autotune.reporting.plan import plan_report
     from autotune.reporting.watch import watching
 
     if page is not None:
-        check_writable(user_path(page).absolute().parent, "--html")
+        check_file(user_path(page), "--html")
     result: Plan
     with watching(stderr_console()) as listener:
         try:

@@ -34,6 +34,12 @@ def cache_directory() -> Path:
         raise InputError("There is no home directory.", hint="Set XDG_CACHE_HOME to a directory.") from error
 
 
+def reason_of(error: OSError) -> str:
+    """Return why a path cannot be used, for messages that name the path."""
+    # Of making a directory, whose name a file or a broken link has.
+    return "it is not a directory" if error.errno == errno.EEXIST else error.strerror or str(error)
+
+
 def unwritten(path: Path, error: OSError, advice: str) -> InputError:
     """Return the error to show for a path that cannot be written.
 
@@ -41,7 +47,7 @@ def unwritten(path: Path, error: OSError, advice: str) -> InputError:
         advice: what helps on any disk, such as ``choose another directory``.
     """
     hint = f"free some space, or {advice}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else advice
-    return InputError(f"{path} cannot be written: {error.strerror or error}.", hint=f"{hint[:1].upper()}{hint[1:]}.")
+    return InputError(f"{path} cannot be written: {reason_of(error)}.", hint=f"{hint[:1].upper()}{hint[1:]}.")
 
 
 @contextmanager

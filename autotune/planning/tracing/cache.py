@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.core.files.atomic import cache_directory
+from autotune.core.files.atomic import cache_directory, reason_of
 from autotune.core.files.codec import decoded, encode
 from autotune.core.jobs.exchange import write_document
 from autotune.errors import InputError
@@ -96,7 +96,7 @@ class Cache:
                 self._unscanned_bytes = 0
                 self._evict()
         except OSError as error:
-            self.failure = f"{self._directory} cannot be written: {error.strerror}"
+            self.failure = f"{self._directory} cannot be written: {reason_of(error)}"
 
     def _evict(self) -> None:
         """Remove the least recently read documents, and partial files of killed writers, until the rest fits."""
