@@ -106,8 +106,11 @@ def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.V
     if chosen is None or baseline is None:
         return {}, {}
     compared, documents = (chosen, baseline), find_trainer(plan.trainer).document_noun
-    ours, theirs = (sections.epoch_values(one, compared, documents) for one in compared)
-    return {**_cost(plan, plan.best, chosen), **ours}, {**_cost(plan, plan.baseline, baseline), **theirs}
+    ours, theirs = (
+        {**_cost(plan, estimate, one), **sections.epoch_values(one, compared, documents, estimate)}
+        for estimate, one in ((plan.best, chosen), (plan.baseline, baseline))
+    )
+    return ours, theirs
 
 
 def _cost(plan: Plan, estimate: Estimate | None, epoch: Epoch) -> dict[str, sections.Value]:
@@ -122,7 +125,7 @@ def _cost(plan: Plan, estimate: Estimate | None, epoch: Epoch) -> dict[str, sect
     if seconds is None:
         unit, seconds = "1e9 tokens", BILLION / rate
     cost = cost_of(seconds, plan.price, plan.processes) if estimate.fits else None
-    return {f"cost per {unit}": sections.Value(words.cost_text(cost))}
+    return {f"cost per {unit}": sections.Value(words.predicted_rate(estimate, words.cost_text(cost)))}
 
 
 def _values(plan: Plan, estimate: Estimate) -> dict[str, sections.Value]:
@@ -133,7 +136,9 @@ def _values(plan: Plan, estimate: Estimate) -> dict[str, sections.Value]:
         "to spare": sections.Value(spare),
         "memory may be off by": sections.Value(_percent_or_dash(memory.error if memory is not None else None)),
         "host memory of a machine": sections.Value(host),
-        "speed": sections.Value(words.rate_or_dash(estimate.tokens_per_second), estimate.tokens_per_second),
+        "speed": sections.Value(
+            words.predicted_rate(estimate, words.rate_or_dash(estimate.tokens_per_second)), estimate.tokens_per_second
+        ),
         "speed may be off by": sections.Value(_percent_or_dash(memory.time_error if memory is not None else None)),
     }
 

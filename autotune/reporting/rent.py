@@ -68,22 +68,19 @@ def offer_text(offer: Offer, unit: Unit) -> str:
     """Return an offer with its speed and cost in the unit of a table, or why nothing fits; without a full stop."""
     if not offer.fits:
         return f"{offer.gpus}: {offer.reason.rstrip('.')}"
-    cost = f" for {words.cost_text(offer.cost)}" if offer.cost is not None else ""
+    cost = f" for {words.predicted_rate(offer.estimate, words.cost_text(offer.cost))}" if offer.cost is not None else ""
     doubt = "" if offer.fits_with_error else ", which may not fit"
     rate = words.predicted_rate(offer.estimate, words.rate_or_dash(offer.tokens_per_second))
-    duration = words.duration_or_dash(offer.seconds)
+    duration = words.predicted_rate(offer.estimate, words.duration_or_dash(offer.seconds))
     return f"{offer.gpus}, {rate}, {duration} per {unit}{cost}{doubt}"
 
 
 def _cells(offer: Offer, *, several: bool, priced: bool) -> tuple[str, ...]:
     rates = (offer.tokens_per_second, *((offer.rate_of_each,) if several else ()))
-    return (
-        offer.gpus,
-        *words.memory_cells(offer.estimate),
-        *(words.predicted_rate(offer.estimate, words.number_or_dash(rate)) for rate in rates),
-        words.duration_or_dash(offer.seconds),
-        *((words.cost_text(offer.cost),) if priced else ()),
-    )
+    figures = (*map(words.number_or_dash, rates), words.duration_or_dash(offer.seconds))
+    figures = (*figures, *((words.cost_text(offer.cost),) if priced else ()))
+    marked = (words.predicted_rate(offer.estimate, figure) for figure in figures)
+    return offer.gpus, *words.memory_cells(offer.estimate), *marked
 
 
 def unfit_lines(rent: Rent) -> tuple[str, ...]:

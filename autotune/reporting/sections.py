@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.core.documents.estimate import Estimate
 from autotune.core.files.yaml_text import yaml_line
 from autotune.core.rows.epoch import Epoch
 from autotune.reporting.document import Bar, Cell, Facts, Medium, Section, Table, memory_axis
-from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash
+from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash, predicted_rate
 from autotune.units import format_bytes, format_share
 
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
@@ -49,17 +50,19 @@ def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) 
     return tuple(rows)
 
 
-def epoch_values(epoch: Epoch, compared: Sequence[Epoch], unit: str) -> dict[str, Value]:
+def epoch_values(
+    epoch: Epoch, compared: Sequence[Epoch], unit: str, estimate: Estimate | None = None
+) -> dict[str, Value]:
     """Return the batches, the steps and the time of an epoch by label.
 
     Args:
         unit: unit of the trainer's batches, such as ``documents``.
+        estimate: the estimate from which the time follows; None if it was measured.
     """
     dropped = any(each.row_coverage < 1 for each in compared)
+    duration = duration_or_dash(epoch.seconds_per_epoch, [each.seconds_per_epoch for each in compared])
     return {
-        "time per epoch": Value(
-            duration_or_dash(epoch.seconds_per_epoch, [each.seconds_per_epoch for each in compared])
-        ),
+        "time per epoch": Value(predicted_rate(estimate, duration)),
         "tokens covered": Value(format_share(epoch.token_coverage)),
         **({"rows covered": Value(format_share(epoch.row_coverage))} if dropped else {}),
         "max_length": Value(f"{epoch.max_length:,}" if epoch.max_length is not None else "none"),

@@ -78,7 +78,7 @@ def rate_or_dash(tokens_per_second: float | None) -> str:
 
 
 def predicted_rate(estimate: Estimate | None, text: str) -> str:
-    """Return the text of an estimate's rate, with a mark if the rate depends on an assumption about the host."""
+    """Return the text of a predicted rate, time or cost, with a mark if it depends on an assumption about the host."""
     return f"~{text}" if estimate is not None and estimate.host_bound and text != MISSING else text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.documents.estimate import Change
 from autotune.core.documents.length_report import LengthLimit
-from autotune.reporting.document import Candidates, Plane
+from autotune.reporting.document import Candidates, Plane, Table
 from autotune.reporting.plan import (
     candidate_counts_text,
     change_text,
@@ -24,6 +24,7 @@ from autotune.reporting.plan import (
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE
 from tests.reporting.plans import (
+    AN_EPOCH,
     BUDGET_BYTES,
     DEFAULT,
     FASTEST,
@@ -42,10 +43,14 @@ def test_the_headline_names_rate_and_spare_of_the_fastest_that_fits() -> None:
 def test_a_speed_that_depends_on_an_assumption_about_the_host_is_marked() -> None:
     assert FASTEST.memory is not None
     doubtful = replace(FASTEST, memory=replace(FASTEST.memory, time_error=0.5))
-    plan = a_plan(estimates=(doubtful, SECOND))
+    plan = a_plan(estimates=(doubtful, SECOND), trainer="sft", epoch=AN_EPOCH, baseline_epoch=AN_EPOCH, price=2.0)
     assert headline(plan) == "The fastest that fits: ~9,000 tok/s, with 4.00 GiB to spare"
     (candidates,) = plan_report(plan).blocks(Candidates)
     assert [row.cells[-1] for row in candidates.rows[:2]] == ["~9,000", "8,000"]
+    figures = {str(row[0]): str(row[1]) for table in plan_report(plan).blocks(Table) for row in table.rows}
+    assert figures["speed"] == "~9,000 tok/s"
+    assert figures["time per epoch"] == "~1 min 15 s"
+    assert figures["cost per epoch"] == "~0.042"
 
 
 def test_the_headline_says_how_much_each_of_several_gpus_trains() -> None:
