@@ -70,7 +70,8 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     if peft_config is None:
         return {}
     if type(peft_config).__name__ != "LoraConfig":
-        raise InputError(f"A {type(peft_config).__name__} is not supported.", hint="peft.LoraConfig is.")
+        name = type(peft_config).__name__
+        raise InputError(f"A peft_config of type {name} is not supported.", hint="peft.LoraConfig is.")
     config = configuration_of(peft_config)
     check_understood(config, fields_of_kind("lora") | fields_of_kind("lora", "traced"))
     given = {word: config.values[name] for name, word in tables()["lora"]["traced"].items()}
