@@ -152,24 +152,33 @@ def _journal(url: str) -> BaseStorage:
         file = str(path.absolute())
         lock = _RepairingLock(file)
         backend = JournalFileBackend(file, lock)
-        # Repairs the journal, or refuses another file before anything is appended to it.
+        # Before anything is appended to another file; Optuna reports a bad line only if others follow it.
         lock.acquire()
-        lock.release()
+        try:
+            _check_lines(path)
+        finally:
+            lock.release()
         return optuna.storages.JournalStorage(backend)
     except OSError as error:
         raise _unusable(url, cause_of(error, url)) from error
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
-        raise _no_journal(path) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE) from error
 
 
-def _no_journal(path: Path) -> InputError:
-    """Return the error for a file that is no journal, or a damaged one."""
-    with path.open("rb") as file:
-        number = next((number for number, line in enumerate(file, 1) if not _is_entry(line)), 1)
+def _check_lines(journal: Path) -> None:
+    """Check that every line of a file is an entry of a journal.
+
+    Raises:
+        InputError: a line after the first is not.
+        ValueError: the first line is not.
+    """
+    with journal.open("rb") as file:
+        number = next((number for number, line in enumerate(file, 1) if not _is_entry(line)), 0)
     if number == 1:
-        return InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE)
-    hint = "Restore it from a copy, or choose another --storage."
-    return InputError(f"The journal {path} is damaged: line {number} is not an entry of Optuna.", hint=hint)
+        raise ValueError("the first line is not an entry of Optuna")
+    if number:
+        hint = "Restore it from a copy, or choose another --storage."
+        raise InputError(f"The journal {journal} is damaged: line {number} is not an entry of Optuna.", hint=hint)
 
 
 def _is_entry(line: bytes) -> bool:

@@ -207,18 +207,21 @@ def test_a_damaged_line_of_a_journal_is_named(tmp_path: Path) -> None:
     journal = Run(f"journal://{file}")
     journal(ReplayedTable(), trials=1)
     lines = file.read_bytes().splitlines(keepends=True)
-    damaged = b"".join([*lines[:3], bytes(9) + lines[3], *lines[4:]])
-    file.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"study\.log is damaged: line 4 is not an entry of Optuna.*from a copy"):
-        journal(ReplayedTable(), trials=2, resume=True)
-    assert file.read_bytes() == damaged
+    for number in (4, len(lines)):
+        damaged = b"".join([*lines[: number - 1], bytes(9) + lines[number - 1], *lines[number:]])
+        file.write_bytes(damaged)
+        message = rf"study\.log is damaged: line {number} is not an entry of Optuna\. Restore it from a copy"
+        with pytest.raises(InputError, match=message):
+            journal(ReplayedTable(), trials=2, resume=True)
+        assert file.read_bytes() == damaged
 
 
-def test_a_file_of_one_line_that_is_no_journal_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("a word")
+@pytest.mark.parametrize("text", ["a word", "a word\n", "\n", "{}\n"])
+def test_a_file_of_one_line_that_is_no_journal_is_refused_and_left_as_it_is(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text(text)
     with pytest.raises(InputError, match="mine is not a journal of Optuna"):
         Run(f"journal://{tmp_path / 'mine'}")(ReplayedTable())
-    assert (tmp_path / "mine").read_text() == "a word"
+    assert (tmp_path / "mine").read_text() == text
 
 
 def test_an_edited_trial_is_named(durable: Run, tmp_path: Path) -> None:
