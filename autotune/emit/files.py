@@ -64,8 +64,10 @@ def check_file(file: Path, option: str) -> None:
     Raises:
         InputError: it cannot; the hint names ``option``.
     """
-    if os.path.isdir(file):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
-        raise InputError(f"{file} is a directory.", hint=f"Give the name of a file with {option}.")
+    # A rename would replace a device such as /dev/null. Methods of Path raise for a name that is too long.
+    if os.path.exists(file) and not os.path.isfile(file):  # noqa: PTH110, PTH113
+        what = "a directory" if os.path.isdir(file) else "not a regular file"  # noqa: PTH112
+        raise InputError(f"{file} is {what}.", hint=f"Give the name of a file with {option}.")
     check_writable(file.absolute().parent, option)
 
 
