@@ -333,7 +333,7 @@ def test_adapters_that_a_trace_cannot_follow_are_refused_by_name(options: dict[s
 
 @pytest.mark.parametrize("given", [PrefixTuningConfig(num_virtual_tokens=4), SimpleNamespace()])
 def test_peft_that_is_no_lora_is_refused(given: object) -> None:
-    with pytest.raises(InputError, match=f"A {type(given).__name__} is not supported"):
+    with pytest.raises(InputError, match=f"of type {type(given).__name__} is not supported"):
         plan_of(sft(), given)
 
 
