@@ -82,8 +82,8 @@ assumed. `docs/accuracy.md` has the shares of measured steps within them."""
 USUAL_PACE = Pace()
 """The pace of transformers' Trainer in eager mode, without TF32, next to a GPU."""
 CPU_PACE = Pace(hooked=1.6, selective=4.2, engine=0.58, plain=0.8)
-"""The same on a CPU, where the host is never ahead of the operators, and hooks cost what they take: least squares over
-the steps of tiny models on two AMD EPYC (`benchmarks/gpu/results/host.md`)."""
+"""The same on a CPU, where kernels hide none of the time of hooks and policies: least squares over the steps of tiny
+models on two AMD EPYC (`benchmarks/gpu/results/host.md`)."""
 
 
 def usual_pace(device: str) -> Pace:
