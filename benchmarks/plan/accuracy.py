@@ -3,7 +3,7 @@
 Run ``python -m benchmarks.plan.accuracy [--trainer dpo] [--model qwen2.5-1.5b] [--allow lora,quantization]
 [--num-processes 2] [--tokens 1024] [--samples 30] [--seed 5]``: it draws candidates of the space by chance, no two of
 which train in the same way, plans each, traces each of them whole, and prints a Markdown table. No GPU is needed, and
-none is compared with: this is what following few layers costs.
+none is compared with: this is what following few layers costs. Candidates that a plan traces whole are not compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from autotune.app.planned import planned_machine, planned_workload, rows_of_leng
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.documents.estimate import Estimate
 from autotune.core.events import ignore
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
@@ -45,7 +44,7 @@ _MODELS = {"llama-3.1-8b": LLAMA_8B, **CONFIGURATIONS}
 class Compared:
     """A candidate as it was planned and as it was traced whole."""
 
-    planned: Estimate
+    candidate: Candidate
     few: TracedPlan
     whole: TracedPlan
 
@@ -58,6 +57,12 @@ class Compared:
     def reserved_error(self) -> float:
         """Relative error of the planned reserved memory."""
         return (self.few.memory.reserved_bytes or 0) / (self.whole.memory.reserved_bytes or 1) - 1
+
+    @property
+    def least_error(self) -> float:
+        """Relative error of the planned reserved memory on a device that is short of it."""
+        few, whole = ((each.memory.reserved_bytes or 0) - each.memory.returned_bytes for each in (self.few, self.whole))
+        return few / whole - 1
 
     @property
     def time_error(self) -> float | None:
@@ -79,20 +84,21 @@ def main() -> None:
     parser.add_argument("--num-processes", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of every row")
     asked = parser.parse_args()
-    print("| need | allocated | reserved | time | stated | choices |")
-    print("|--:|--:|--:|--:|--:|---|", flush=True)
+    print("| need | allocated | reserved | at least | time | stated | choices |")
+    print("|--:|--:|--:|--:|--:|--:|---|", flush=True)
     found: list[Compared] = []
     with tempfile.TemporaryDirectory() as folder:
-        for problem, compared in _compared(Path(folder), asked):
-            found.append(compared)
-            print(_line(problem, compared), flush=True)
+        for problem, item in _traced(Path(folder), asked):
+            found.append(item)
+            print(_line(problem, item), flush=True)
     print(f"\n{len(found)} candidates")
-    for what in ("allocated", "reserved", "time"):
+    for what in ("allocated", "reserved", "least", "time"):
         errors = [error for each in found if (error := getattr(each, f"{what}_error")) is not None]
-        print(_summary(what, errors))
+        if errors:
+            print(_summary(what, errors))
 
 
-def _compared(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[TrainerProblem, Compared]]:
+def _traced(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[TrainerProblem, Compared]]:
     source = model_source(str(write_model(folder / "model", _MODELS[asked.model])), "random")
     planned = planned_machine(asked.gpu, asked.num_processes)
     options = checked_options(
@@ -111,14 +117,27 @@ def _compared(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[Trainer
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, planned.hardware.memory_bytes, traces)
         drawn = list(islice(_different(problem, random.Random(asked.seed)), asked.samples))
-        for candidate, estimate in zip(drawn, evaluator.run(drawn), strict=True):
-            few = evaluator.traced_plan(candidate)
-            evaluator.trace_full_depth([candidate], varied=False)
-            whole = evaluator.traced_plan(candidate)
-            if isinstance(few, Untraceable) or isinstance(whole, Untraceable):
-                print(f"| {estimate.reason} | | | | | {differences(candidate, problem.baseline)} |", flush=True)
+        evaluator.run(drawn)
+        for candidate in drawn:
+            found = compared(evaluator, candidate)
+            if isinstance(found, Compared):
+                yield problem, found
             else:
-                yield problem, Compared(estimate, few, whole)
+                print(f"| {found} | | | | | | {differences(candidate, problem.baseline)} |", flush=True)
+
+
+def compared(evaluator: Evaluator, candidate: Candidate) -> Compared | str:
+    """Return a planned candidate with its trace of all layers, or why there is nothing to compare."""
+    few = evaluator.traced_plan(candidate)
+    if isinstance(few, Untraceable):
+        return few.reason
+    if len(few.fit.weighted()) == 1:
+        return "planned from all layers"
+    evaluator.trace_full_depth([candidate], varied=False)
+    whole = evaluator.traced_plan(candidate)
+    if isinstance(whole, Untraceable) or len(whole.fit.weighted()) > 1:
+        return "all layers could not be traced"
+    return Compared(candidate, few, whole)
 
 
 def _different(problem: TrainerProblem, source: random.Random) -> Iterator[Candidate]:
@@ -131,13 +150,12 @@ def _different(problem: TrainerProblem, source: random.Random) -> Iterator[Candi
             yield candidate
 
 
-def _line(problem: TrainerProblem, compared: Compared) -> str:
-    candidate, memory = compared.planned.candidate, compared.planned.memory
-    stated = f"{memory.error:.0%}" if memory is not None else "unknown"
-    time = f"{compared.time_error:+.1%}" if compared.time_error is not None else "none"
+def _line(problem: TrainerProblem, item: Compared) -> str:
+    time = f"{item.time_error:+.1%}" if item.time_error is not None else "none"
     return (
-        f"| {format_bytes(compared.whole.memory.reserved_bytes or 0)} | {compared.allocated_error:+.2%} "
-        f"| {compared.reserved_error:+.1%} | {time} | {stated} | {differences(candidate, problem.baseline)} |"
+        f"| {format_bytes(item.whole.memory.reserved_bytes or 0)} | {item.allocated_error:+.2%} "
+        f"| {item.reserved_error:+.1%} | {item.least_error:+.1%} | {time} | {item.few.memory.error:.0%} "
+        f"| {differences(item.candidate, problem.baseline)} |"
     )
 
 

@@ -143,3 +143,17 @@ def test_no_moment_of_a_course_is_above_the_highest_one(edges: int) -> None:
     _, highest = aligned.highest
     assert highest in aligned.course()
     assert max(sum(levels.values()) for levels in aligned.course()) == sum(highest.values())
+
+
+def test_the_highest_moment_of_all_layers_is_found_though_another_is_the_highest_of_few() -> None:
+    def reply(layers: int) -> TraceReply:
+        """The head is the highest, and each layer adds more to the first one's backward pass than to the head."""
+        levels = {"parameter": (100 + layers, *(5 * (1 + done) for done in range(layers)))}
+        part = Part(OPTIMIZER_STEP, Occurrence.ONCE)
+        return TraceReply(
+            Peak(100), Peak(), 1, 1, 1.0, sections=(Section(part, ("head", *["layer"] * layers), levels),)
+        )
+
+    (stretch,) = Fit({4: reply(4), 5: reply(5)}, 32, peaks_alone=True).stretches.values()
+    assert stretch.highest == ("layer", {"parameter": 160})
+    assert stretch.course() == [{"parameter": 160}]

@@ -32,7 +32,8 @@ class Fit:
         replies: the traces, by number of layers.
         layers: number of layers of the whole model.
         edges: periods of layers at either end that differ from those between; see ``forecast.Aligned``.
-        peaks_alone: whether moments of two depths cannot be matched, so that only the highest ones are extrapolated.
+        peaks_alone: whether moments of two depths cannot be matched, so that of each operator only the highest moment
+            is extrapolated: the highest of few layers need not be the highest of all.
 
     Attributes:
         assumptions: those of the traces, in sentences.
@@ -110,12 +111,12 @@ class Fit:
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
     def _add_stretch(self, stretch: Stretch, places: Sequence[tuple[Sequence[int], Sequence[int]]] | None) -> None:
-        """Add a stretch, if it has moments: at the traces' :func:`matching_moments`; None: at the highest of each."""
+        """Add a stretch, if it has moments: at the traces' :func:`matching_moments`; None: at its highest moment."""
         part, backward = stretch
         sections = self._sections[part]
         if places is None:
-            first = last = [_highest(section, backward) for section in sections]
-            moved = [0]
+            first = last = _peaks(sections, backward)
+            moved = [0] * max(map(len, first))
         else:
             kept = _pass_slice(min(sections, key=lambda section: len(section.moments)), backward)
             first, last = ([indices[kept] for indices in side] for side in zip(*places, strict=True))
@@ -124,6 +125,9 @@ class Fit:
         if names:
             kinds = list(dict.fromkeys(name for section in sections for name in section.levels))
             start, end = (self._extrapolated(sections, kinds, indices) for indices in (first, last))
+            if places is None:
+                highest = int(end.sum(axis=0).argmax())
+                names, moved, start, end = [names[highest]], [0], start[:, [highest]], end[:, [highest]]
             self.stretches[stretch] = Aligned(names, kinds, start, end, moved, self._insertions, self._edges)
 
     def _extrapolated(
@@ -168,10 +172,21 @@ def _pass_slice(section: Section, in_backward: bool) -> slice:
     return slice(section.backward, None) if in_backward else slice(0, section.backward)
 
 
-def _highest(section: Section, in_backward: bool) -> list[int]:
-    """Return the index of the highest moment of a pass, if it has any."""
-    totals, moments = section.totals, range(len(section.moments))[_pass_slice(section, in_backward)]
-    return [max(moments, key=totals.__getitem__)] if moments else []
+def _peaks(sections: Sequence[Section], in_backward: bool) -> list[list[int]]:
+    """Return for each section the indices of the highest moment of a pass, and of that of each shared name."""
+    found: list[dict[str, int]] = []
+    for section in sections:
+        names, totals = _names(section), section.totals
+        highest: dict[str, int] = {}
+        for index in range(len(names))[_pass_slice(section, in_backward)]:
+            if names[index] not in highest or totals[index] > totals[highest[names[index]]]:
+                highest[names[index]] = index
+        found.append(highest)
+    shared = [name for name in found[0] if all(name in each for each in found)]
+    return [
+        [max(each.values(), key=section.totals.__getitem__), *(each[name] for name in shared)] if each else []
+        for section, each in zip(sections, found, strict=True)
+    ]
 
 
 def matching_moments(sections: Sequence[Section]) -> list[tuple[list[int], list[int]]] | None:
