@@ -12,8 +12,8 @@ from typing import Any
 
 SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
 _SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
-LETTER = "w"
-"""The only letter of the tokenizers' vocabulary: each is a token."""
+LETTER = "a"
+"""The only letter of the tokenizers' vocabulary: each is a token. Rows that stand in for a dataset have it, too."""
 
 
 def _qwen(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def write_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     # The model that Qwen's tokenizers have, whatever is in the file: transformers loads no other for its architectures.
-    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL), **(further or {})}, [], unk_token="<unknown>"))
+    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL), **(further or {})}, []))
     tokenizer.add_special_tokens([*(further or {})])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", extra_special_tokens=dict(names or {})

@@ -13,7 +13,7 @@ from autotune.core.step_time import CPU_PACE, Caller
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "results"
 HOSTS = sorted(RESULTS.glob("host-cpu-*.json"))
-CALLERS = (Caller.MODULE, Caller.HOOKED, Caller.SELECTIVE, Caller.ENGINE)
+CALLERS = (Caller.MODULE, Caller.HOOKED, Caller.SELECTIVE, Caller.ENGINE, Caller.PLAIN)
 
 
 @pytest.mark.parametrize("file", HOSTS, ids=[file.stem for file in HOSTS])
