@@ -356,10 +356,8 @@ class PlanTracer:
             if isinstance(reply, Untraceable):
                 return reply
             traces.setdefault(size, {})[depth] = reply
-        layers, edges = len(self._layer_kinds), edges_of(plan, self._setting.workload.model)
-        # Where prefetching stops at its limit, other weights are live at the same place of each layer.
-        peaks_alone = plan_impact(plan).gathers_ahead > 0
-        fits = {size: Fit(by_depth, layers, edges=edges, peaks_alone=peaks_alone) for size, by_depth in traces.items()}
+        layers, edges, impact = len(self._layer_kinds), edges_of(plan, self._setting.workload.model), plan_impact(plan)
+        fits = {size: Fit(by_depth, layers, edges=edges, impact=impact) for size, by_depth in traces.items()}
         forecasts = [
             (each.forecast(fits, size), each, size)
             for each in self._heaviest(sized)

@@ -14,6 +14,7 @@ from autotune.techniques.lora import has_adapters
 from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 from autotune.techniques.versions import installed
+from autotune.units import MIB
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
@@ -33,6 +34,9 @@ WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
 # DeepSpeed gathers the embedding, which is larger than its bucket, more than one layer before the backward pass ends.
 _EDGES = 2
+# DDP's constructor joins weights in buckets of 250 MiB, and sends two at a time (`broadcast_bucket_size` of
+# torch/nn/parallel/distributed.py, `broadcast_coalesced` of torch/csrc/distributed/c10d/comm.cpp).
+_BROADCAST_BYTES = 2 * 250 * MIB
 LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's default of ``stage3_max_live_parameters``."""
 _AUTO = "auto"
@@ -107,11 +111,13 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     on_host, in_3 = offloads(zero), stage == ZERO_STAGES["zero3"]
     live = zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)
     runs_ahead = in_3 and bool(plan.peft or plan.model.get("use_peft"))
+    is_replicated = several and not (plan.args.get("deepspeed") or plan.args.get("fsdp"))
     return PlanImpact(
         uneven=several and stage == ZERO_STAGES["zero2"] and not on_host,
         needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,
         edges=_EDGES if in_3 or plan.args.get("fsdp") else 0,
         gathers_ahead=int(live) if runs_ahead and isinstance(live, int | float) else 0,
+        broadcast_bytes=_BROADCAST_BYTES if is_replicated else 0,
     )
 
 

@@ -35,6 +35,8 @@ class PlanImpact:
         edges: layers at either end that differ from those between, in a model of any size.
         gathers_ahead: number of weights up to which prefetching runs ahead of their use, which adds edges if layers are
             small; 0 if it stays within :attr:`edges`.
+        broadcast_bytes: bytes of weights that an engine copies at a time, to send them when it is constructed, however
+            many weights there are; 0 if it copies none, or copies all.
         untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.
     """
 
@@ -43,6 +45,7 @@ class PlanImpact:
     needs_all_layers: bool = False
     edges: int = 0
     gathers_ahead: int = 0
+    broadcast_bytes: int = 0
     untimed: bool = False
 
     @classmethod

@@ -7,11 +7,12 @@ import pytest
 
 from autotune.core.jobs.traced import Peak, TraceReply
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import OPTIMIZER_STEP
+from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.fit import Fit, layer_weights, match_from_end, match_from_start
 from autotune.planning.extrapolation.forecast import Aligned
 from autotune.planning.single import depths_of, traced_depths
+from autotune.techniques.trace_impact import PlanImpact
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,25 @@ def test_no_moment_of_a_course_is_above_the_highest_one(edges: int) -> None:
     assert max(sum(levels.values()) for levels in aligned.course()) == sum(highest.values())
 
 
+def test_weights_that_are_joined_to_be_sent_do_not_grow_with_every_layer() -> None:
+    """DDP's constructor joins some of the weights at a time; the first update may need space for all of them."""
+
+    def reply(layers: int) -> TraceReply:
+        levels = {"parameter": (10 * layers,) * 2, "temporary": (10 * layers, 10 * layers)}
+        built = Section(Part(CONSTRUCTION, Occurrence.BEFORE), ("", ""), levels, backward=2)
+        return TraceReply(Peak(100), Peak(), 1, 1, 1.0, sections=(built,))
+
+    def temporary(layers: int, limit: int) -> list[int]:
+        fit = Fit({2: reply(2), 3: reply(3)}, layers, impact=PlanImpact(broadcast_bytes=limit))
+        return [levels["temporary"] for stretch in fit.stretches.values() for levels in stretch.course()]
+
+    assert temporary(32, 50) == [50, 320]
+    assert temporary(4, 50) == [40, 40]
+    # A bucket holds the tensor that fills it.
+    assert temporary(32, 25) == [30, 320]
+    assert temporary(32, 0) == [320, 320]
+
+
 def test_the_highest_moment_of_all_layers_is_found_though_another_is_the_highest_of_few() -> None:
     def reply(layers: int) -> TraceReply:
         """The head is the highest, and each layer adds more to the first one's backward pass than to the head."""
@@ -154,6 +174,6 @@ def test_the_highest_moment_of_all_layers_is_found_though_another_is_the_highest
             Peak(100), Peak(), 1, 1, 1.0, sections=(Section(part, ("head", *["layer"] * layers), levels),)
         )
 
-    (stretch,) = Fit({4: reply(4), 5: reply(5)}, 32, peaks_alone=True).stretches.values()
+    (stretch,) = Fit({4: reply(4), 5: reply(5)}, 32, impact=PlanImpact(gathers_ahead=1)).stretches.values()
     assert stretch.highest == ("layer", {"parameter": 160})
     assert stretch.course() == [{"parameter": 160}]

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.core.jobs.traced import TraceReply, TraceRequest
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.program import CONSTRUCTION
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
@@ -18,6 +19,8 @@ from autotune.planning.single import depths_of, edges_of
 from autotune.probing import trace
 from autotune.probing.server import Worker
 from autotune.techniques.sharding import zero_stage
+from autotune.techniques.traits import plan_impact
+from autotune.units import MIB
 from tests.settings import setting
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
@@ -108,6 +111,19 @@ def test_the_need_of_a_large_model_is_what_the_layers_that_are_traced_foretell(
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
 
 
+@pytest.mark.nightly
+def test_a_constructor_that_joins_weights_needs_no_space_for_all_of_them(worker: Worker, tmp_path: Path) -> None:
+    """DDP sends weights in buckets, which those of a few small layers do not fill."""
+    shape = {**LARGE, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "vocab_size": 4096}
+    foretold, full = _foretold({}, shape, LARGE["num_hidden_layers"], worker, tmp_path, adapts=True)
+
+    joined = [section for section in full.sections if section.part.phase == CONSTRUCTION]
+    assert max(joined[0].levels["temporary"]) > 500 * MIB * 0.99
+    stretch = foretold.stretches[joined[0].part, False]
+    assert sum(stretch.highest[1].values()) == pytest.approx(max(joined[0].totals), rel=0.02)
+    assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.02)
+
+
 def plan_of(args: dict[str, Any]) -> TrainingPlan:
     shape = {"per_device_train_batch_size": 1, "max_length": TOKENS, "bf16": True,
              "gradient_accumulation_steps": 2, "gradient_checkpointing": False}  # fmt: skip
@@ -128,7 +144,7 @@ def _foretold(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
     *small, full = _traced(worker, folder, source, plan, [*wanted, layers])
-    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=edges, peaks_alone=adapts)
+    fit = Fit(dict(zip(wanted, small, strict=True)), layers, edges=edges, impact=plan_impact(plan))
     return fit.forecast(2), full
 
 

@@ -10,9 +10,11 @@ from statistics import fmean
 import numpy as np
 
 from autotune.core.jobs.traced import TraceReply
+from autotune.core.program import CONSTRUCTION
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.planning.extrapolation.forecast import Aligned, Figures, Forecast, Stretch, mixed_times
+from autotune.techniques.trace_impact import PlanImpact
 
 _UNUSED_GROWTH = 0.3
 """Share of the allocator's unused bytes (reserved minus allocated) that grows with the peak; the rest is constant.
@@ -20,6 +22,10 @@ _UNUSED_GROWTH = 0.3
 Fitted to full-depth traces of 82 configurations of `benchmarks/gpu/cases.py` (Qwen2.5 shapes of 0.5B, 1.5B and 7B,
 seven trainers): reserved memory is off by 0.0 % in the mean, -10.6 to +7.3 %; with 0 by -2.3 %, -12.6 to +4.5 %. For 33
 others (other shapes, longer rows, a teacher) by -0.1 %, -12.9 to +5.7 %; with 0 by -2.1 %, -14.5 to +2.9 %."""
+
+_NO_IMPACT = PlanImpact()
+_TEMPORARY = "temporary"
+"""One of :class:`autotune.virtual.recording.records.Category`."""
 
 
 class Fit:
@@ -32,8 +38,9 @@ class Fit:
         replies: the traces, by number of layers.
         layers: number of layers of the whole model.
         edges: periods of layers at either end that differ from those between; see ``forecast.Aligned``.
-        peaks_alone: whether moments of two depths cannot be matched, so that of each operator only the highest moment
-            is extrapolated: the highest of few layers need not be the highest of all.
+        impact: the effect of the plan's techniques. Where weights are gathered ahead, moments of two depths cannot be
+            matched, so that of each operator only the highest moment is extrapolated: the highest of few layers need
+            not be the highest of all.
 
     Attributes:
         assumptions: those of the traces, in sentences.
@@ -43,9 +50,10 @@ class Fit:
     """
 
     def __init__(
-        self, replies: Mapping[int, TraceReply], layers: int, *, edges: int = 0, peaks_alone: bool = False
+        self, replies: Mapping[int, TraceReply], layers: int, *, edges: int = 0, impact: PlanImpact = _NO_IMPACT
     ) -> None:
         self._edges = edges
+        self._broadcast_bytes = impact.broadcast_bytes
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
         self._weights = layer_weights(self._depths, layers)
@@ -62,7 +70,7 @@ class Fit:
         for part, sections in self._sections.items():
             # Saving gathers one tensor after another, so the moments of its layers cannot be distinguished.
             is_saving = edges > 0 and part.occurrence is Occurrence.AFTER
-            unmatched = is_saving or (peaks_alone and len(sections) > 1)
+            unmatched = is_saving or (impact.gathers_ahead > 0 and len(sections) > 1)
             places = None if unmatched else matching_moments(sections)
             self.aligned = self.aligned and (is_saving or places is not None)
             for backward in (False, True):
@@ -125,6 +133,8 @@ class Fit:
         if names:
             kinds = list(dict.fromkeys(name for section in sections for name in section.levels))
             start, end = (self._extrapolated(sections, kinds, indices) for indices in (first, last))
+            if self._broadcast_bytes and part.phase == CONSTRUCTION:
+                self._limit_broadcast(sections, kinds, start, end)
             if places is None:
                 highest = int(end.sum(axis=0).argmax())
                 names, moved, start, end = [names[highest]], [0], start[:, [highest]], end[:, [highest]]
@@ -140,6 +150,16 @@ class Fit:
                 values = np.array(section.levels.get(name, (0,) * len(section.moments)), dtype=np.float64)
                 figures[row, : len(chosen)] += weight * values[chosen]
         return figures
+
+    def _limit_broadcast(self, sections: Sequence[Section], categories: Sequence[str], *figures: Figures) -> None:
+        """Limit what the engine copies at the first moment of a construction, which follows from no number of layers.
+
+        It is at least what a trace has: a bucket ends after the tensor that fills it.
+        """
+        traced = [section.levels.get(_TEMPORARY, (0,))[0] for section in sections]
+        for row in (index for index, name in enumerate(categories) if name == _TEMPORARY):
+            for each in figures:
+                each[row, 0] = min(each[row, 0], max(self._broadcast_bytes, *traced))
 
 
 def layer_weights(depths: Sequence[int], layers: int) -> tuple[float, ...]:
