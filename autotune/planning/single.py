@@ -73,7 +73,7 @@ def depths_of(
 
 
 def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: int = 0) -> tuple[int, ...]:
-    """Return the one or two depths from which the full depth can be extrapolated; the full depth if they reach it.
+    """Return the one or two depths from which the full depth can be extrapolated; the full depth if that is no more.
 
     Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern.
 
@@ -90,7 +90,8 @@ def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: int = 0
     first = start + (layers - start) % period
     while first < max(_MIN_DEPTH, start + period * max(1, 2 * edges)):
         first += period
-    return (layers,) if first + period >= layers else (first, first + period)
+    # All layers take no longer to trace than two depths that have as many together.
+    return (layers,) if first + (first + period) >= layers else (first, first + period)
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:

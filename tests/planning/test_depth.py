@@ -33,6 +33,13 @@ def test_traced_depths_end_as_the_model_does(kinds: list[str], every: int, depth
     assert traced_depths(kinds, every) == depths
 
 
+def test_all_layers_are_traced_where_two_depths_have_no_fewer_together() -> None:
+    assert traced_depths(["full"] * 5) == (5,)
+    assert traced_depths(["full"] * 6) == (2, 3)
+    assert traced_depths(["full"] * 21, edges=5) == (21,)
+    assert traced_depths(["full"] * 22, edges=5) == (10, 11)
+
+
 def test_where_weights_are_gathered_ahead_layers_at_either_end_differ() -> None:
     assert traced_depths(["full"] * 32, edges=2) == (4, 5)
     assert traced_depths(["full"] * 32, 2, edges=2) == (8, 10)
