@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.core.jobs.traced import Peak, TraceReply
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.planning.extrapolation.fit import Fit, layer_weights, match_from_end, match_from_start
@@ -65,6 +65,15 @@ def test_adapters_on_layers_by_their_number_are_traced_with_all_layers(adapter: 
     if isinstance(adapter["target_modules"], str):
         plan = TrainingPlan("sft", model={"lora_target_modules": adapter["target_modules"]})
         assert depths_of(plan, ["full"] * 32) == depths
+
+
+@pytest.mark.parametrize(("processes", "depths"), [(1, (2, 3)), (2, (2, 4)), (3, (5, 8)), (4, (2, 3))])
+def test_adapters_are_traced_at_depths_that_differ_by_whole_layers_in_each_share(
+    processes: int, depths: tuple[int, ...]
+) -> None:
+    sharded, launch = {"deepspeed": {"zero_optimization": {"stage": 1}}}, Launch(processes)
+    assert depths_of(TrainingPlan("sft", sharded, {"use_peft": True}, launch=launch), ["full"] * 32) == depths
+    assert depths_of(TrainingPlan("sft", sharded, launch=launch), ["full"] * 32) == (2, 3)
 
 
 def test_what_is_affine_in_layers_follows_from_two_depths() -> None:
