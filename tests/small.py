@@ -40,8 +40,8 @@ _MODELS: dict[str, dict[str, Any]] = {
         **_HEADS, **_EMBEDDED, "head_dim": 16, "laurel_rank": 8, "layer_types": _TURNS * 4, "num_kv_shared_layers": 4,
     },
     "gemma4_text": {
-        **_HEADS, **_EMBEDDED, "head_dim": 16, "global_head_dim": 32, "layer_types": _TURNS * 5,
-        "num_kv_shared_layers": 6, "use_double_wide_mlp": True,
+        **_HEADS, **_EMBEDDED, "head_dim": 16, "global_head_dim": 32, "layer_types": _TURNS * 8,
+        "num_kv_shared_layers": 12, "use_double_wide_mlp": True,
     },
     # The first layers are dense.
     "ernie4_5_moe": {

@@ -78,8 +78,8 @@ def test_latent_attention_has_keys_for_each_head() -> None:
 
 def test_where_layers_differ_in_their_heads_the_widest_count() -> None:
     # Gemma 4: heads of 16 in a sliding window, of 32 in full attention.
-    config = small_config("gemma4_text", num_hidden_layers=10)
-    assert key_value_cache(config) == KeyValueCache(10, 2, 2 * 32)
+    config = small_config("gemma4_text", num_hidden_layers=16)
+    assert key_value_cache(config) == KeyValueCache(16, 2, 2 * 32)
     assert grouped_heads(config)
     assert attention_heads(config) == 4
 

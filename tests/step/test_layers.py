@@ -20,15 +20,15 @@ from autotune.step.models.shrink import _select_layers, first_layers, shrunken_m
 from tests.small import small_config, small_tokenizer
 from tests.vision import small_vision_config
 
-SHARED = {"gemma3n_text": 8, "gemma4_text": 10}
+SHARED = {"gemma3n_text": 8, "gemma4_text": 16}
 """Models with layers that share keys and values, and how many layers they have."""
 COMPUTED = {
-    "jamba": 12, "bamba": 11, "falcon_h1": 6, "mamba": 6, "mamba2": 6, "falcon_mamba": 6, "recurrent_gemma": 11,
+    "jamba": 16, "bamba": 20, "falcon_h1": 6, "mamba": 6, "mamba2": 6, "falcon_mamba": 6, "recurrent_gemma": 14,
 }  # fmt: skip
 """Models whose types of layers follow from other fields."""
 LISTED = {"zamba2": 12}
 """Models that list some of their layers by index; the adapters of all of these are in the first one."""
-MODELS = {**SHARED, **COMPUTED, "ernie4_5_moe": 8, "llama": 6, "gemma2": 6, "qwen3_moe": 6, "opt": 6, "gpt2": 6}
+MODELS = {**SHARED, **COMPUTED, "ernie4_5_moe": 10, "llama": 6, "gemma2": 8, "qwen3_moe": 6, "opt": 6, "gpt2": 6}
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 CASES = pytest.mark.parametrize(("model_type", "layers"), MODELS.items())
 
@@ -90,7 +90,7 @@ def test_layers_that_are_listed_by_index_are_listed_by_their_new_index(
 
 def test_a_shrunken_copy_has_layers_of_all_widths() -> None:
     # Unlike full attention, a sliding window has heads of 16: no copy with narrower ones can be built.
-    config = config_of("gemma4_text", 10)
+    config = config_of("gemma4_text", 16)
     few = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=3)
     assert few.config.layer_types == ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -140,10 +140,10 @@ def test_the_parameters_of_the_whole_follow_from_the_depths_that_are_traced(mode
 @pytest.mark.parametrize(
     ("model_type", "layers", "depths"),
     [
-        ("ernie4_5_moe", 8, (4, 5)),
+        ("ernie4_5_moe", 10, (4, 5)),
         ("jamba", 20, (4, 8)),
-        ("recurrent_gemma", 11, (5, 8)),
-        ("gemma4_text", 10, (6, 8)),
+        ("recurrent_gemma", 14, (5, 8)),
+        ("gemma4_text", 16, (6, 8)),
         ("gemma2", 12, (2, 4)),
         ("mamba", 12, (2, 3)),
         ("llama", 12, (2, 3)),
