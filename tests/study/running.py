@@ -5,7 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
 
+import alembic.util
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
@@ -27,6 +32,27 @@ def unsynchronised(connection: object, _: object) -> None:
     """Let SQLite not wait for the disk at every commit of a search: only a machine that fails would lose anything."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous = OFF")
+
+
+_load = alembic.util.load_python_file
+
+
+@cache
+def _revision(file: Path) -> ModuleType:
+    return _load(file.parent, file.name)
+
+
+def _load_once(dir_: str | PathLike[str], filename: str | PathLike[str]) -> ModuleType:
+    """Load each revision of Optuna's tables once: it compiles all of them each time that it opens a database.
+
+    That is a tenth of the time of a search of a few probes.
+    """
+    file = Path(dir_) / filename
+    # The other one migrates a database while it is loaded.
+    return _load(dir_, filename) if file.name == "env.py" else _revision(file)
+
+
+alembic.util.load_python_file = _load_once
 
 
 @dataclass
