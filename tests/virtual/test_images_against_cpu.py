@@ -194,7 +194,9 @@ def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generatio
 def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as_with_torchvision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = {"per_device_train_batch_size": 4, "bf16": False, **OWN["grpo"]}
+    # One generation of one step, without a reference, has all that a processor is asked for.
+    args = {"per_device_train_batch_size": 2, "bf16": False, **OWN["grpo"]}
+    args |= {"gradient_accumulation_steps": 1, "beta": 0.0}
     plan = TrainingPlan("grpo", args, rewards=("get_soft_overlong_punishment",))
     processor = small_processor("gemma3")
     rows = replace(tokenised("grpo", processor, tmp_path), once=True)
