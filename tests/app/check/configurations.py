@@ -60,8 +60,19 @@ CASES = (
     _case("sft: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     # PEFT takes text for modules: this word, or a regular expression.
     _night("sft: modules as text", "use_peft: true\nlora_target_modules: all-linear\n", FITS),
-    _case("sft: as many rows as fit", "auto_find_batch_size: true\n", FITS, {"global batch 10 % smaller": 0}),
-    _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
+    # The loss of answers in rows without any, a checkpoint and a tracker that are not here, and no cache.
+    _case(
+        "sft: keys that change nothing here",
+        "auto_find_batch_size: true\ncompletion_only_loss: true\nresume_from_checkpoint: true\n"
+        "report_to: [comet_ml]\nmodel_init_kwargs: {use_cache: false}\n",
+        FITS,
+        {
+            "global batch 10 % smaller": 0,
+            "has no effect on": 1,
+            "without a checkpoint in out": 2,
+            "names comet_ml: TRL refuses that": 3,
+        },
+    ),
     _case(
         "sft: a key twice",
         "max_length: 64\nmax_length: 32\n",
@@ -145,11 +156,6 @@ CASES = (
         "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1.0e-6}\n",
         FITS,
     ),
-    _case(
-        "sft: the loss of answers in rows without any", "completion_only_loss: true\n", FITS, {"has no effect on": 0}
-    ),
-    _case("sft: from a checkpoint", "resume_from_checkpoint: true\n", FITS, {"without a checkpoint in out": 0}),
-    _case("sft: a tracker that is not here", "report_to: [comet_ml]\n", FITS, {"names comet_ml: TRL refuses that": 0}),
     _night("sft: an optimizer that is not here", "optim: schedule_free_adamw\n", UNKNOWN, {"TRL refuses optim=": 0}),
     # Text and YAML's own null alike are no tracker.
     _case("sft: a tracker that is none", "report_to: None\n", RUNS_NOT, {"Write report_to: none": 0}),
@@ -193,7 +199,6 @@ CASES = (
         RUNS_NOT,
         {"evaluation requires an eval_dataset": 0},
     ),
-    _case("sft: loaded without a cache", "model_init_kwargs: {use_cache: false}\n", FITS),
     _night("sft: compiled", "torch_compile: true\n", FITS, {"a compiled step needs what": None}),
     _case(
         "sft: a mode of compilation that is none",

@@ -16,6 +16,8 @@ EVALUATED = "eval_strategy: epoch\ntest_split_size: 0.2\n"
 GROUPS = "per_device_eval_batch_size: 4\n"
 DRAWN = "log_completions: true\ntop_entropy_quantile: 0.5\ngeneration_kwargs: {top_k: 20, do_sample: true}\n"
 DEEPSPEED = "num_processes: 2\ndeepspeed: {bf16: {enabled: auto}, train_batch_size: auto, "
+NO_MOMENTUM = "adam_beta1: 0.0\nfull_determinism: true\ndataloader_num_workers: 2\nsave_only_model: true\n"
+FEW_STEPS = "warmup_steps: 1000\nlr_scheduler_type: cosine\nnum_train_epochs: 0.5\nlogging_steps: 0.5\n"
 DROPS_LAST = "dataloader_drop_last: true\n"
 OFFLOADED = "gradient_checkpointing_kwargs: {offload: true}\n"
 FEW_TRAINED = "eval_strategy: epoch\ntest_split_size: 36\nper_device_train_batch_size: 2\n"
@@ -147,8 +149,7 @@ def test_a_model_that_two_keys_quantise_is_refused_as_trl_refuses_it(write: Writ
 @pytest.mark.parametrize(
     ("trainer", "body"),
     [
-        ("sft", "adam_beta1: 0.0\nfull_determinism: true\ndataloader_num_workers: 2\nsave_only_model: true\n"),
-        ("sft", "warmup_steps: 1000\nlr_scheduler_type: cosine\nnum_train_epochs: 0.5\nlogging_steps: 0.5\n"),
+        ("sft", f"{NO_MOMENTUM}{FEW_STEPS}"),
         ("dpo", f"{EVALUATED}lr_scheduler_type: reduce_lr_on_plateau\neval_accumulation_steps: 1\n"),
         pytest.param(
             "grpo",
