@@ -74,7 +74,9 @@ def test_every_second_layer_is_checkpointed_where_the_catalogue_says_so(
 def test_a_precomputed_reference_lifts_the_restriction(small_model_directory: Path, tmp_path: Path, name: str) -> None:
     fields: dict[str, Any] = {"precompute_ref_log_probs": True, "gradient_checkpointing_kwargs": KEYS["every_2"]}
     trainer = built(name, small_model_directory, tmp_path, **fields)
-    assert all(layers == [True, False] for layers in checkpointed_layers(trainer))
+    found = checkpointed_layers(trainer)
+    assert found
+    assert all(layers == [True, False] for layers in found)
 
 
 @pytest.mark.parametrize("name", trainers())

@@ -196,5 +196,6 @@ def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
 def test_the_workflow_names_options_that_the_command_has() -> None:
     workflow = yaml.safe_load((RECIPES / "workflow.yml").read_text(encoding="utf-8"))
     runs = [step["run"] for step in workflow["jobs"]["check"]["steps"] if "autotune check" in step.get("run", "")]
+    assert runs
     for line in runs:
         assert read_arguments(shlex.split(line)[1:]).arguments.trainer == "dpo"

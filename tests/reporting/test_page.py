@@ -90,7 +90,9 @@ def test_every_trial_has_its_row() -> None:
 
 def test_every_chart_has_its_text() -> None:
     page = own(html(a_result()))
-    for name in re.findall(r'class="chart" id="(\w+)"', page):
+    names = re.findall(r'class="chart" id="(\w+)"', page)
+    assert names
+    for name in names:
         assert f'aria-describedby="{name}-caption"' in page
         assert re.search(rf'<figcaption id="{name}-caption">\S', page)
 
