@@ -122,9 +122,9 @@ def worker(job_server: JobServer) -> Iterator[Worker]:
         yield started
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tracer(job_server: JobServer) -> Iterator[ServerTracer]:
-    """Processes of the server above that trace, and end with the test."""
+    """Processes of the server above that trace; one stays for the next traces of its model and engine."""
     with ServerTracer(1, ignore, job_server) as started:
         yield started
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check, check_options, check_written
 from autotune.core.documents.verdict import Verdict
-from autotune.core.events import ignore
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from tests.app.check.beginning import beginning
@@ -27,12 +26,6 @@ def cache_of(factory: pytest.TempPathFactory) -> Path:
     """Return the cache of traces that all tests of a session share, whichever worker runs them."""
     folder = factory.getbasetemp()
     return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "check-cache"
-
-
-@pytest.fixture(scope="session")
-def tracer() -> Iterator[ServerTracer]:
-    with ServerTracer(1, ignore) as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
