@@ -110,8 +110,8 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     an equal part of every tensor. At each module, ZeRO-3 fetches at least one further weight
     (``partitioned_param_coordinator.py``): adapters are many small modules, so it runs ahead up to its limit.
 
-    The host bounds an update of adapters, which takes as long as there are tensors in a process's share: of two
-    processes, half of three layers has more of them than one and a half times as many as half of two.
+    The host bounds an update of adapters, so that its time follows from the number of tensors in a process's share.
+    With two processes, half of three layers need not have one and a half times as many as half of two.
     """
     zero, stage, several = zero_of(plan), zero_stage(plan), plan.launch.processes > 1
     on_host, in_3 = offloads(zero), stage == ZERO_STAGES["zero3"]
