@@ -73,7 +73,7 @@ def depths_of(
 
 
 def traced_depths(kinds: Sequence[str], extra_period: int = 1, *, edges: int = 0) -> tuple[int, ...]:
-    """Return the one or two depths from which the full depth can be extrapolated; the full depth if that is no more.
+    """Return the one or two depths from which the full depth is extrapolated, or the full depth if that is no slower.
 
     Both end with the same kind of layer as the whole model. The deeper one has one more period of the layer pattern.
 

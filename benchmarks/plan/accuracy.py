@@ -2,8 +2,9 @@
 
 Run ``python -m benchmarks.plan.accuracy [--trainer dpo] [--model qwen2.5-1.5b] [--allow lora,quantization]
 [--num-processes 2] [--tokens 1024] [--samples 30] [--seed 5]``: it draws candidates of the space by chance, no two of
-which train in the same way, plans each, traces each of them whole, and prints a Markdown table. No GPU is needed, and
-none is compared with: this is what following few layers costs. Candidates that a plan traces whole are not compared.
+which train in the same way, plans each, traces each of them whole, and prints a Markdown table. With ``--fix
+lora=r16,sharding=zero1`` it compares a single one, TRL's default with these choices. No GPU is needed, and none is
+compared with: this is what following few layers costs. Candidates that a plan traces whole are not compared.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--allow", default="", help="techniques that change training, separated by commas")
+    parser.add_argument("--fix", default="", help="choices of the only candidate, separated by commas")
     parser.add_argument("--num-processes", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of every row")
     asked = parser.parse_args()
@@ -106,6 +108,7 @@ def _traced(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[TrainerPr
             trainer=asked.trainer,
             teacher=str(folder / "model") if asked.trainer == "distillation" else None,
             allow=names(asked.allow),
+            fix=dict(choice.split("=") for choice in names(asked.fix)),
             num_processes=asked.num_processes,
         )
     )
@@ -116,7 +119,8 @@ def _traced(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[TrainerPr
         problem = problem_of(options, rows_of_length(workload, asked.tokens, batch), planned, batch)
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, planned.hardware.memory_bytes, traces)
-        drawn = list(islice(_different(problem, random.Random(asked.seed)), asked.samples))
+        different = islice(_different(problem, random.Random(asked.seed)), asked.samples)
+        drawn = [problem.baseline] if asked.fix else list(different)
         evaluator.run(drawn)
         for candidate in drawn:
             found = compared(evaluator, candidate)

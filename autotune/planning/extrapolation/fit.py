@@ -152,9 +152,9 @@ class Fit:
         return figures
 
     def _limit_broadcast(self, sections: Sequence[Section], categories: Sequence[str], *figures: Figures) -> None:
-        """Limit what the engine copies at the first moment of a construction, which follows from no number of layers.
+        """Limit the bytes that the engine copies while it is constructed, at the construction's first moment.
 
-        It is at least what a trace has: a bucket ends after the tensor that fills it.
+        A bucket ends after the tensor that fills it, so a trace may have more than the limit.
         """
         traced = [section.levels.get(_TEMPORARY, (0,))[0] for section in sections]
         for row in (index for index, name in enumerate(categories) if name == _TEMPORARY):
