@@ -18,7 +18,8 @@ from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import least_coverage
 from autotune.techniques.sharding import Sharding
 from autotune.techniques.traits import MEASURED_FIELDS
-from autotune.trainers import Trainer, limits_rows
+from autotune.trainers.base import Trainer
+from autotune.trainers.length_limit import limits_rows
 from autotune.units import plural
 from autotune.userconfig.base import UserBase, documents_of, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate, setting_of

@@ -11,7 +11,8 @@ from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.space_file import default_file, load
 from autotune.techniques.base import Option, Technique, default_with, effect_with, how_changes, refused_or_ignored
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import find_trainer
+from autotune.trainers.base import Trainer
 
 
 @signature_from(CatalogueArguments)

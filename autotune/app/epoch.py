@@ -7,7 +7,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.rows.batch_geometry import BatchGeometry
 from autotune.core.rows.epoch import Epoch
 from autotune.core.workload import Workload
-from autotune.trainers import Trainer, length_limit
+from autotune.trainers.base import Trainer
+from autotune.trainers.length_limit import length_limit
 from autotune.trainers.problem import TrainerProblem
 
 

@@ -17,7 +17,8 @@ from autotune.inspection.space_file import default_file, load
 from autotune.space import SpaceFile
 from autotune.techniques import find, peft_config
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
-from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
+from autotune.trainers import DEFAULT, find_trainer, trainers
+from autotune.trainers.base import Trainer
 
 DEFAULT_TOKEN_COVERAGE = 0.99
 MAX_TOKENS = 1 << 24

@@ -21,7 +21,8 @@ from autotune.inspection.machine import environment
 from autotune.reporting.words import baseline_name, differences, ended_text
 from autotune.study.comparison import pairs, runs_after
 from autotune.study.problem import Record, SearchOutcome
-from autotune.trainers import Trainer, length_limit, limits_rows
+from autotune.trainers.base import Trainer
+from autotune.trainers.length_limit import length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share, plural
 

@@ -46,7 +46,7 @@ from autotune.probing.tracing import Untraceable
 from autotune.study.durations import Clock
 from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.trainers import length_limit
+from autotune.trainers.length_limit import length_limit
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import plural
 

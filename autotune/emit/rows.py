@@ -12,7 +12,8 @@ from autotune.core.files.yaml_text import yaml_text
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.files import remove, write_text, written
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import find_trainer
+from autotune.trainers.base import Trainer
 
 if TYPE_CHECKING:
     import pyarrow as pa

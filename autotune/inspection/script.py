@@ -6,10 +6,15 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, SCRIPT_ARGUMENTS
 from autotune.errors import InputError
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+
+if TYPE_CHECKING:
+    # Any command's help reads this module, and needs no trainer.
+    from autotune.trainers.base import Trainer
 
 TRL_PARSER = "TrlParser"
 """TRL's parser of arguments and of ``--config FILE``; it extends that of transformers."""

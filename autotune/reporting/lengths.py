@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from autotune.core.documents.length_report import QUANTILES, LengthBin, LengthReport
 from autotune.core.rows.images import ImageLimit, ImageProfile
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
-from autotune.trainers import find_trainer, limits_rows
+from autotune.trainers import find_trainer
+from autotune.trainers.length_limit import limits_rows
 from autotune.units import format_bytes, format_share, plural
 
 _FLOAT32_BYTES = 4

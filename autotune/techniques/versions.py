@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata
 
 from autotune.core.machine import Machine
 
@@ -40,6 +39,8 @@ def installed(machine: Machine, package: str, versions: str) -> bool:
 @cache
 def accepted_versions(package: str) -> str:
     """Return the accepted version range of a package, such as ``>=1.15,<2``; empty if all are accepted."""
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     if package != _FROM_METADATA:

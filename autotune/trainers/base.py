@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 from autotune.core.candidate import Candidate, ReadTracking
@@ -18,7 +19,8 @@ from autotune.core.plan import PASS_ROWS, TrainingPlan
 from autotune.core.program import EVALUATE, SAVE, StepProgram
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
-from autotune.techniques.base import Technique, illegal
+from autotune.techniques import catalogue
+from autotune.techniques.base import Technique, facts, illegal
 from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.pad_to_multiple_of import NAME as PAD
 from autotune.techniques.padding_free import PaddingFree
@@ -52,10 +54,8 @@ class Trainer(MicroBatches):
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
-        """The techniques of this trainer: those whose fields its configuration has."""
-        from autotune.trainers import techniques_of
-
-        return techniques_of(self)
+        """The techniques of this trainer, sorted by name: those whose fields its configuration has, with an effect."""
+        return _techniques_of(self)
 
     @final
     def program(self, plan: TrainingPlan) -> StepProgram:
@@ -239,3 +239,22 @@ def _entries_of(technique: Technique, candidate: Candidate, setting: Setting) ->
     return {
         path: value for path, value in entries.items() if path in technique.identified_by or not path.startswith(own)
     }
+
+
+@cache
+def _techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
+    # Trainers are imported by the package, and import this module.
+    from autotune.trainers import trainers
+
+    # A field that no trainer declares belongs to ``transformers.TrainingArguments``, which all trainers have.
+    own = frozenset().union(*(item.fields for item in (*trainers().values(), trainer)))
+    return tuple(
+        technique
+        for technique in catalogue()
+        if not facts(technique, trainer.name).without_effect and _arguments(technique) & own <= trainer.fields
+    )
+
+
+def _arguments(technique: Technique) -> frozenset[str]:
+    """Return the fields of a trainer's configuration that a technique writes."""
+    return frozenset(path.split(".")[1] for path in technique.writes if path.startswith("args."))

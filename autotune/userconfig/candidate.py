@@ -13,7 +13,7 @@ from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.space import SpaceFile
 from autotune.techniques.base import Technique
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 
 # A second pass, since choices depend on one another, as use_peft on lora and peft_config.
 _PASSES = 2

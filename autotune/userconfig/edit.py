@@ -25,7 +25,7 @@ from autotune.techniques.base import Technique
 from autotune.techniques.offload import offload_variables
 from autotune.techniques.packing import SHUFFLED
 from autotune.techniques.sharding import ENGINE_FIELDS
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.base import DEEPSPEED, FSDP, UserBase, fsdp_keys, read_base, written_keys

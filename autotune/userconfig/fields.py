@@ -27,8 +27,8 @@ from autotune.errors import InputError
 from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.techniques.sync_each_batch import SYNCED
-from autotune.trainers import Trainer, trainers
-from autotune.trainers.base import EVAL_STRATEGY
+from autotune.trainers import trainers
+from autotune.trainers.base import EVAL_STRATEGY, Trainer
 from autotune.trainers.declared import LOADING
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import Prompted

@@ -29,7 +29,8 @@ from autotune.inspection.command_line import Command
 from autotune.inspection.cuda import BY_ADDRESS
 from autotune.inspection.gpus import find_gpu
 from autotune.inspection.software import NEWEST_TESTED
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from autotune.trainers.prompts import PLACEHOLDER_REWARD
 from autotune.userconfig.written import WrittenConfig
 from tests.settings import GPU, contaminates, machine_with, pictured_workload, problem, setting, workload

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from autotune.trainers.prompts import Prompted
 
 _WORDS = ("memory is one", "speed is that", "the batch was all", "a length which had")

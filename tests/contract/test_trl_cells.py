@@ -21,7 +21,7 @@ from autotune.techniques import find
 from autotune.techniques.base import Technique, facts
 from autotune.techniques.gradient_checkpointing import GradientCheckpointing
 from autotune.techniques.per_device_train_batch_size import ROWS
-from autotune.trainers import find_trainer, techniques_of, trainers
+from autotune.trainers import find_trainer, trainers
 from tests.contract.building import built
 from tests.settings import GPU, setting, workload
 
@@ -120,7 +120,7 @@ def test_dpo_turns_padding_free_off(
     monkeypatch.setattr(dpo_trainer.logger, "warning", warned.append)
     assert not built("dpo", small_model_directory, tmp_path, padding_free=True).padding_free
     assert any(re.search("padding_free", text) for text in warned)
-    assert facts(find("padding_free", techniques_of(trainers()["sft"])), "dpo").without_effect
+    assert facts(find("padding_free", trainers()["sft"].techniques), "dpo").without_effect
 
 
 def test_continuous_batching_has_no_use_for_the_paged_attention_of_the_hub() -> None:

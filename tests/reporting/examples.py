@@ -19,7 +19,8 @@ from autotune.core.rows.lengths import LengthDistribution
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Workload
-from autotune.trainers import find_trainer, length_limit
+from autotune.trainers import find_trainer
+from autotune.trainers.length_limit import length_limit
 from autotune.units import GIB
 from tests.settings import setting
 

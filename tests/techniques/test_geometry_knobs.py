@@ -9,7 +9,8 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.errors import InputError
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from tests.settings import GPU, setting, workload
 
 

@@ -15,7 +15,8 @@ from autotune.planning.single import depths_of
 from autotune.techniques import catalogue, find, traits
 from autotune.techniques.base import Technique
 from autotune.techniques.traits import library_patches_key, without_sizes
-from autotune.trainers import Trainer, find_trainer, techniques_of
+from autotune.trainers import base, find_trainer
+from autotune.trainers.base import Trainer
 from tests.settings import GPU, setting
 
 KNOB = '''
@@ -34,7 +35,7 @@ class Knob(Technique):
 '''
 Plans = tuple[TrainingPlan, TrainingPlan]
 Adding = Callable[[str], Plans]
-CACHED = (catalogue, techniques_of, traits._untraced_paths, traits._harmless_paths)
+CACHED = (catalogue, base._techniques_of, traits._untraced_paths, traits._harmless_paths)
 
 
 def forget() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from tests.trainers.prepared import Prepare, Prepared, prepared_sample
 
 

@@ -24,7 +24,7 @@ from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer
 from autotune.step.trainers import Adapter, find_adapter
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from tests.settings import CPU, problem, separates
 from tests.small import write_rows
 from tests.trainers.samples import REFUSED, Rows, sample_rows

@@ -24,7 +24,8 @@ from autotune.emit.rows import training_rows
 from autotune.errors import InputError
 from autotune.inspection.space_file import default_file, load
 from autotune.step.trainers import adapters
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
 from autotune.userconfig.edit import EditTarget, edited_text, edits_of
 from autotune.userconfig.fields import fields_of_kind

@@ -20,7 +20,9 @@ from autotune.core.rows.batch_geometry import BatchGeometry, Layout
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
-from autotune.trainers import Trainer, length_limit, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
+from autotune.trainers.length_limit import length_limit
 from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, prepared_rows, refused_by_trl, richest
 from tests.trainers.samples import TEXTS, sample_rows, token_rows
 

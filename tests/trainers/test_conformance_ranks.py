@@ -22,7 +22,8 @@ from autotune.core.program import SAVE
 from autotune.core.status import ProbeStatus
 from autotune.probing import JobServer, probe
 from autotune.step.objects import parallelism_config
-from autotune.trainers import Trainer, find_trainer, trainers
+from autotune.trainers import find_trainer, trainers
+from autotune.trainers.base import Trainer
 from tests.emit.test_launch import HERE, LONG
 from tests.settings import TWO, plan_with, problem
 from tests.step.plans import needs_deepspeed

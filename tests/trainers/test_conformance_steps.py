@@ -23,7 +23,8 @@ from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace as trace_job
 from autotune.step.run.traced_training import TraceFacts, traced_training
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from autotune.virtual import trace
 from autotune.virtual.recording.records import Trace
 from autotune.virtual.steps.phases import inside, step_name

@@ -24,7 +24,8 @@ from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext
 from autotune.step.jobs.check_packing import check_packing
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.trainers.prompts import Prompted
 from tests.contract.building import built

@@ -12,7 +12,8 @@ import pytest
 from autotune.core.candidate import Choice
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
-from autotune.trainers import Trainer, trainers
+from autotune.trainers import trainers
+from autotune.trainers.base import Trainer
 from autotune.virtual import phase
 from tests.trainers.prepared import LIKE_GRPO, WHOLE_STEPS, Prepare, Prepared, richest
 from tests.virtual.reference import run_on_cpu

@@ -14,7 +14,7 @@ from autotune.core.setting import Setting
 from autotune.planning.single import PlanTracer, SizedPlan, UntraceableError, VllmError
 from autotune.space import SpaceFile
 from autotune.techniques.base import Effect, Technique, how_changes, impossible
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.keys import PARTS, Writable

@@ -18,7 +18,7 @@ from autotune.techniques.base import CrashReason, UnsearchedReason, facts, refus
 from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
 from autotune.techniques.sharding import TIMING, ZERO_STAGES, zero_of, zero_stage
 from autotune.techniques.vllm import SERVER
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from autotune.units import format_share, plural
 from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.fields import BY_LENGTH, ORDER

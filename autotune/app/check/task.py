@@ -15,7 +15,8 @@ from autotune.errors import AutotuneError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
 from autotune.nullgpu.devices import has_null_device
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import find_trainer
+from autotune.trainers.base import Trainer
 from autotune.units import plural
 from autotune.userconfig.written import WrittenConfig
 

@@ -31,7 +31,8 @@ from autotune.step.rows import Counts, distribution
 from autotune.step.trainers import find_adapter
 from autotune.techniques.lora import LANGUAGE_MODEL
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import find_trainer
+from autotune.trainers.base import Trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _SUPPORTED = {"flex_attention": "_supports_flex_attn", "flash": "_supports_flash_attn"}

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from autotune.step.rows import Counts
 from autotune.techniques.padding_free import DOCUMENT_LENGTHS
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
 from autotune.units import plural
 

@@ -19,7 +19,7 @@ from autotune.core.rows.table import Table
 from autotune.errors import InputError, first_line
 from autotune.step.images.sizes import COLUMNS, NO_LIST, ImageSize, image_column, image_sizes, names_files
 from autotune.step.rows import Counts, distribution
-from autotune.trainers import Trainer
+from autotune.trainers.base import Trainer
 from autotune.trainers.prompts import PROMPT
 
 IMAGE_ELEMENTS = "image_elements"
