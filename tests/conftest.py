@@ -38,15 +38,14 @@ from autotune.probing import JobServer, prepare
 from autotune.probing.server import Worker
 from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
-from tests.virtual import alone
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    "end_to_end/test_probe.py", "virtual/test_images_against_cpu.py", "app/check/test_configurations.py",
-    "step/test_trace_ranks.py", "virtual/test_against_cpu.py", "app/check/test_images.py", "app/check/test_check.py",
-    "virtual/test_vllm_against_cpu.py", "app/check/test_ended.py", "step/test_trace.py", "step/test_generations.py",
-    "virtual/test_operators.py", "virtual/test_cuda_target.py", "planning/test_extrapolation_ranks.py",
-    "step/test_grpo.py", "trainers/test_conformance_geometry.py",
+    "end_to_end/test_probe.py", "app/check/test_configurations.py", "virtual/test_against_cpu.py",
+    "step/test_trace.py", "app/check/test_check.py", "step/test_trace_ranks.py", "app/check/test_ended.py",
+    "trainers/test_conformance_steps.py", "trainers/test_conformance_geometry.py", "virtual/test_images_against_cpu.py",
+    "reporting/test_page_in_browser.py", "step/test_probe.py", "step/test_grpo.py", "virtual/test_cuda_target.py",
+    "app/check/test_scripts.py", "trainers/test_adversarial.py",
 )  # fmt: skip
 """Files that take the longest, of which most tests are short, by their seconds (``make test`` shows the longest)."""
 
@@ -111,7 +110,8 @@ def small_dataset_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def job_server() -> Iterator[JobServer]:
     """A server of real jobs on the CPU, one for all tests; it starts on first use."""
-    with JobServer("cpu", threads=1, jobs_module=alone.MODULE) as server:
+    # Named, not imported: what it does before the first job is of use in the server alone.
+    with JobServer("cpu", threads=1, jobs_module="tests.virtual.warm") as server:
         yield server
 
 

@@ -13,12 +13,8 @@ from benchmarks.plan.families import CASES, SETUPS, Case, at_its_shape, compared
 
 ROOT = Path(__file__).resolve().parents[2]
 MEDIAN_ERROR, WORST_ERROR = 0.005, 0.03
-# What no other test in every run compares: sliding windows in generation, OPT, and adapted experts.
-EVERY_RUN = {
-    Case("gemma3_text", "online_dpo", lora=False),
-    Case("opt", "kto", lora=True),
-    Case("mixtral", "dpo", lora=True),
-}
+# What no other test in every run compares.
+EVERY_RUN = {Case("opt", "kto", lora=True)}
 
 
 @pytest.mark.parametrize(

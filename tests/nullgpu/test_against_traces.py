@@ -294,7 +294,9 @@ ATTENDED_IN_A_TRACE = (
 )
 
 
-@pytest.mark.parametrize(("gpu", "capability"), [("H100-80GB", [9, 0]), ("B200", [10, 0])])
+@pytest.mark.parametrize(
+    ("gpu", "capability"), [("H100-80GB", [9, 0]), pytest.param("B200", [10, 0], marks=pytest.mark.nightly)]
+)
 def test_attention_runs_the_kernels_and_allocates_the_bytes_that_are_traced(
     machine: NullMachine, gpu: str, capability: list[int]
 ) -> None:

@@ -19,7 +19,7 @@ from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 from tests.small import WORDS, write_rows
 from tests.trainers.samples import SAMPLES
 
-pytestmark = [*NEEDS_CUDA_BUILD, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [*NEEDS_CUDA_BUILD, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 GPU = "A100-40GB"
 SPACE = """
@@ -71,10 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-@pytest.fixture(
-    scope="module",
-    params=[name if name == "sft" else pytest.param(name, marks=pytest.mark.nightly) for name in trainers()],
-)
+@pytest.fixture(scope="module", params=list(trainers()))
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path) -> Found:
     name, folder = str(request.param), tmp_path_factory.mktemp("found")
     write_rows(folder / "rows.jsonl", SAMPLES[name][FORMATS.get(name, "prompt")](TEXTS))
@@ -103,13 +100,12 @@ def test_a_search_ends_with_a_bundle_that_trl_trains_with(found: Found) -> None:
     assert document["hardware"]["name"] == null_device(GPU).name
     assert any("Measured on a null GPU" in note for note in document["notes"])
     words = [sys.executable, "bundle/train.py"]
-    # By day the script, in which one process imports what the command does in two; at night commands of other trainers.
+    # The script for one trainer, the command for the others that have one.
     if find_trainer(found.trainer).has_command and found.trainer != "sft":
         words = [str(Path(sys.executable).with_name("trl")), found.trainer, "--config", "bundle/config.yaml"]
     ran(found.machine, found.folder, *words, "--max_steps", "1", "--report_to", "none", "--save_strategy", "no")
 
 
-@pytest.mark.nightly
 def test_a_plan_for_that_gpu_is_as_near_to_what_was_measured_as_it_states(found: Found) -> None:
     planned = json.loads(ran(found.machine, found.folder, sys.executable, "-m", "autotune", "plan", *found.words))
     assert planned["gpu"]["name"] == GPU

@@ -92,7 +92,8 @@ def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
     assert memory.peak_bytes == pytest.approx(evaluated + 64 * MIB, rel=0.001)
 
 
-@pytest.mark.parametrize("target", ["cuda", pytest.param("cpu", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
 def test_evaluation_at_another_shape_follows_from_few_layers(target: str, worker: Worker, tmp_path: Path) -> None:
     source = ModelSource(str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=6)))
     here = setting(machine=GPU, of=replace(workload(), model_source=source))

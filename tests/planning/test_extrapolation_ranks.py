@@ -34,8 +34,7 @@ LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_h
                          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
 CHECKPOINTED = {"gradient_checkpointing": True}
 TO_HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
-pytestmark = pytest.mark.slow
-BY_DAY = zero(3)
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 SHARDED: dict[str, dict[str, Any]] = {
     "fsdp2": fsdp2(),
     "fsdp2-checkpointed": {**fsdp2(), **CHECKPOINTED},
@@ -50,15 +49,12 @@ SHARDED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "args",
     [
-        pytest.param(CHECKPOINTED, id="ddp", marks=pytest.mark.nightly),
+        pytest.param(CHECKPOINTED, id="ddp"),
         *(
             pytest.param(
                 args,
                 id=name,
-                marks=[
-                    *([needs_deepspeed] if name.startswith("zero") else []),
-                    *([pytest.mark.nightly] if args != BY_DAY else []),
-                ],
+                marks=needs_deepspeed if name.startswith("zero") else (),
             )
             for name, args in SHARDED.items()
         ),
@@ -85,7 +81,6 @@ def test_a_full_trace_is_what_small_ones_foretell(
             assert max(totals) == pytest.approx(max(section.totals), rel=error), section.part
 
 
-@pytest.mark.nightly
 @needs_deepspeed
 @pytest.mark.parametrize(
     "args",
@@ -111,7 +106,6 @@ def test_the_need_of_a_large_model_is_what_the_layers_that_are_traced_foretell(
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
 
 
-@pytest.mark.nightly
 def test_a_constructor_that_joins_weights_needs_no_space_for_all_of_them(worker: Worker, tmp_path: Path) -> None:
     """DDP sends weights in buckets, which those of a few small layers do not fill."""
     shape = {**LARGE, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8, "vocab_size": 4096}

@@ -26,6 +26,7 @@ from tests.step.test_images_tokenised import of_answers, of_prompts, rows_of
 from tests.vision import WITH_TORCHVISION, picture, write_small_vision_model
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("trainer", "family"),
     [
@@ -33,10 +34,9 @@ from tests.vision import WITH_TORCHVISION, picture, write_small_vision_model
         pytest.param(
             "sft", "qwen3_vl", marks=pytest.mark.skipif(not WITH_TORCHVISION, reason="it is loaded with torchvision")
         ),
-        *(
-            pytest.param(trainer, family, marks=pytest.mark.nightly)
-            for trainer, family in (("kto", "gemma3"), ("grpo", "gemma3"), ("sft", "llava_next"))
-        ),
+        ("kto", "gemma3"),
+        ("grpo", "gemma3"),
+        ("sft", "llava_next"),
     ],
 )
 def test_few_layers_show_what_all_layers_need(

@@ -128,7 +128,7 @@ def test_a_server_that_no_longer_starts_processes_is_ended(tmp_path: Path, monke
 
 
 @pytest.mark.usefixtures("quick_start")
-@pytest.mark.parametrize("spawn", [False, True])
+@pytest.mark.parametrize("spawn", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_job_is_forked_unless_it_is_to_be_spawned_and_no_file_of_the_user_s_stands_in_for_a_module(
     tmp_path: Path, spawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def _said(script: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_the_library_that_touches_cuda_is_not_run_before_the_fork_and_works_after_it() -> None:
     script = """
 import os, sys

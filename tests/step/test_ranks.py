@@ -141,6 +141,7 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
         assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
 
 
+@pytest.mark.nightly
 def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, tmp_path: Path) -> None:
     # Rows of one length: each further one is compiled for.
     workload, plan = token_workload(tmp_path, [64] * 8, num_hidden_layers=1), planned()

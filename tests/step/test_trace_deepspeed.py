@@ -40,7 +40,8 @@ def with_deepspeeds_adam(stage: int) -> dict[str, Any]:
     return {"deepspeed": {**engine["deepspeed"], "optimizer": {"type": "AdamW", "params": params}}}
 
 
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeeds_own_adam_holds_and_takes_what_pytorchs_fused_one_does(traced: Traced, stage: int) -> None:
     own, fused = traced(with_deepspeeds_adam(stage)), traced({**zero(stage), "optim": FUSED})
     # Each of PyTorch's optimizers has a count of steps for each tensor.
@@ -76,6 +77,7 @@ def test_what_needs_another_native_operator_of_deepspeed_is_refused(
     assert not build(job_server, request, tmp_path / "built").refused
 
 
+@pytest.mark.nightly
 def test_a_trace_leaves_deepspeeds_reports_out(traced: Traced, tmp_path: Path) -> None:
     reports = {
         "csv_monitor": {"enabled": True, "output_path": str(tmp_path / "reports")}, "comms_logger": {"enabled": True},
@@ -88,6 +90,7 @@ def test_a_trace_leaves_deepspeeds_reports_out(traced: Traced, tmp_path: Path) -
     assert not (tmp_path / "reports").exists()
 
 
+@pytest.mark.nightly
 def test_weights_shared_a_second_time_among_fewer_ranks_are_weights(traced: Traced) -> None:
     # Otherwise all weights of so small a model stay gathered.
     names = ("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance")

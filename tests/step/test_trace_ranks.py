@@ -140,7 +140,8 @@ def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any)
 
 
 @needs_deepspeed
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", [1, 2])
 def test_a_copy_of_the_weights_that_deepspeed_avoids_on_a_full_gpu_is_no_part_of_the_peak(
     traced: Any, stage: int
 ) -> None:
@@ -175,6 +176,7 @@ def test_weights_that_are_kept_after_the_forward_pass_are_part_of_the_peak(trace
     assert traced({**fsdp2(), "gradient_checkpointing": True}).device.bytes < traced(fsdp2()).device.bytes
 
 
+@pytest.mark.nightly
 def test_fsdp2_keeps_whole_gradients_between_micro_batches_unless_it_sums_them_in_each(traced: Any) -> None:
     reply = traced({**fsdp2(), **ACCUMULATED})
     grown = highest(reply, Occurrence.FURTHER) - highest(reply, Occurrence.FIRST)
@@ -184,6 +186,7 @@ def test_fsdp2_keeps_whole_gradients_between_micro_batches_unless_it_sums_them_i
     assert 0 <= highest(reply, Occurrence.FURTHER) - highest(reply, Occurrence.FIRST) <= 4 * PARAMETERS / RANKS
 
 
+@pytest.mark.nightly
 @needs_deepspeed
 def test_zero_1_keeps_whole_gradients_between_micro_batches_and_zero_2_its_share(traced: Any) -> None:
     grown = []
@@ -246,6 +249,7 @@ def in_step(reply: TraceReply, figures: GpuFigures) -> list[StepTime]:
     return found
 
 
+@pytest.mark.nightly
 def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> None:
     whole, half, quarter = (traced(args) for args in (fsdp2(), context_parallel(2, 4), context_parallel(4, 2)))
 

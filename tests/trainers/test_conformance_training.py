@@ -31,7 +31,7 @@ from autotune.trainers.prompts import Prompted
 from tests.contract.building import built
 from tests.settings import CPU, problem
 from tests.small import write_small_model
-from tests.trainers.prepared import Prepared, prepared_rows, richest
+from tests.trainers.prepared import LIKE_GRPO, Prepared, prepared_rows, richest
 from tests.trainers.samples import sample_rows
 from tests.virtual.models import ARCHITECTURES, FURTHER
 
@@ -174,7 +174,13 @@ def unlike_the_baseline(found: Prepared, here: TrainerProblem, folder: Path, lor
             yield f"{differs}: the weights differ by {apart:.1e}"
 
 
-@pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param(each, id=name, marks=pytest.mark.nightly if name in LIKE_GRPO else ())
+        for name, each in trainers().items()
+    ],
+)
 def test_exact_choices_have_the_gradient_of_trl_s_default(
     trainer: Trainer, small_model_directory: Path, tmp_path: Path
 ) -> None:

@@ -15,14 +15,14 @@ from autotune.step.run.training import step_size
 from autotune.trainers import trainers
 from autotune.trainers.base import Trainer
 from autotune.virtual import phase
-from tests.trainers.prepared import LIKE_GRPO, WHOLE_STEPS, Prepare, Prepared, richest
+from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, richest
 from tests.virtual.reference import run_on_cpu
 
 Choices = Mapping[str, Choice]
 
-pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
-BY_DAY, BY_NIGHT = 1, 3
-"""Epochs, each of them in another order."""
+pytestmark = [pytest.mark.usefixtures("small_vocabulary_tiles"), pytest.mark.nightly]
+EPOCHS = 3
+"""Each of them in another order."""
 WORST, DRAWN = "worst", "drawn"
 _SIZES: tuple[Choices, ...] = ({"per_device_train_batch_size": 4}, {"per_device_train_batch_size": 3, "max_length": 41})
 _FLAT: tuple[Choices, ...] = (
@@ -38,18 +38,16 @@ _GENERATED: tuple[Choices, ...] = (
 
 
 def cases(trainer: Trainer) -> Iterator[Any]:
-    """Yield the sizes that a trainer has the techniques of, with epochs of each; by day one case that generates.
+    """Yield the sizes that a trainer has the techniques of.
 
-    Of trainers that do not generate, ``test_adversarial.py`` measures all micro-batches that there can be.
+    Of trainers that do not generate, ``test_adversarial.py`` measures all micro-batches that there can be, by day, too.
     """
     known = {item.name for item in trainer.techniques}
     had = [item for item in (_GENERATED if trainer.generates else (*_SIZES, *_FLAT)) if item.keys() <= known]
     had = had[:1] if trainer.generates else had
     for choices in had:
         name = "-".join([trainer.name, *(f"{knob}={value}" for knob, value in choices.items())])
-        yield pytest.param(trainer, choices, BY_NIGHT, id=f"{name}-{BY_NIGHT}", marks=pytest.mark.nightly)
-        if trainer.generates and trainer.name not in LIKE_GRPO:
-            yield pytest.param(trainer, choices, BY_DAY, id=f"{name}-{BY_DAY}")
+        yield pytest.param(trainer, choices, id=name)
 
 
 CASES = [case for trainer in trainers().values() for case in cases(trainer)]
@@ -82,7 +80,7 @@ def worst_batches(found: Prepared, trainer: Any, packed_from: int | None, plan: 
     trainer.train_dataset, trainer.args.train_sampling_strategy = given, shuffled
 
 
-def peaks(found: Prepared, choices: Choices, epochs: int, folder: Path) -> tuple[int, int]:
+def peaks(found: Prepared, choices: Choices, folder: Path) -> tuple[int, int]:
     """Return the real bytes that a probe's worst micro-batches need, and those of some epochs, each at the most."""
     plan = found.plan(choices)
     built = found.built(plan, folder)
@@ -93,21 +91,21 @@ def peaks(found: Prepared, choices: Choices, epochs: int, folder: Path) -> tuple
     def run(_device: Any) -> None:
         run_each(built, worst_batches(found, built, packed_from, plan), WORST)
         built.train_dataset = found.adapter.select_batches(built, each[:, None], each >= 0)
-        run_each(built, (batch for _ in range(epochs) for batch in built.get_train_dataloader()), DRAWN)
+        run_each(built, (batch for _ in range(EPOCHS) for batch in built.get_train_dataloader()), DRAWN)
 
     taken = {name: seen.peak_bytes - seen.start_bytes for name, seen in run_on_cpu(run, phases=(WORST, DRAWN)).items()}
     worst = [size for name, size in taken.items() if name.startswith(WORST)]
     drawn = [size for name, size in taken.items() if name.startswith(DRAWN)]
-    assert len(drawn) >= epochs
+    assert len(drawn) >= EPOCHS
     return max(worst[len(worst) // 2 :]), max(drawn)
 
 
-@pytest.mark.parametrize(("trainer", "choices", "epochs"), CASES)
+@pytest.mark.parametrize(("trainer", "choices"), CASES)
 def test_no_micro_batch_needs_more_than_the_worst_of_a_probe(
-    trainer: Trainer, choices: Choices, epochs: int, prepared: Prepare, tmp_path: Path
+    trainer: Trainer, choices: Choices, prepared: Prepare, tmp_path: Path
 ) -> None:
     found = prepared(trainer, richest(trainer))
-    worst, drawn = peaks(found, choices, epochs, tmp_path)
+    worst, drawn = peaks(found, choices, tmp_path)
     assert drawn <= worst
     # The longest rows come together only where the order is the dataset's own.
     assert drawn > worst / 2

@@ -79,6 +79,7 @@ def traced_beside_gpus(width: int) -> tuple[Trace, bool]:
     return trace(training, capability=(9, 0), others=[(8, 0)]), hasattr(torch, "virtual")
 
 
+@pytest.mark.nightly
 def test_a_process_with_gpus_leaves_cuda_traces_to_another_and_registers_no_second_accelerator(
     job_server: JobServer,
 ) -> None:

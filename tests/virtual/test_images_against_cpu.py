@@ -191,6 +191,7 @@ def test_the_widest_rows_are_padded_to_the_longest_completion_of_their_generatio
     assert masks == [(True, [shortest] * rows, 6), (False, [shortest, 6][-rows:], 6)]
 
 
+@pytest.mark.nightly
 def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as_with_torchvision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +215,8 @@ def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as
     assert trace(run, target="cpu").device_peak.bytes == of_arrays.device_peak.bytes
 
 
-@pytest.mark.parametrize("micro_batches", [24, pytest.param(48, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("micro_batches", [24, 48])
 def test_images_of_two_generations_are_held_where_one_is_divided_among_many_micro_batches(
     micro_batches: int, tmp_path: Path
 ) -> None:

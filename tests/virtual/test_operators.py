@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.nightly
 def test_operators_and_optimizers_allocate_in_a_trace_what_they_do_on_the_cpu(job_server: JobServer) -> None:
     found, real = apart(job_server, both_on_cpu)
 

@@ -47,7 +47,7 @@ TRAINERS = pytest.mark.parametrize(
 # TRL has two ways to send weights: online DPO's own, and that of the others.
 MERGES = pytest.mark.parametrize(
     "name",
-    ["grpo", "online_dpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("rloo", "distillation"))],
+    ["grpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("online_dpo", "rloo", "distillation"))],
 )
 
 
@@ -140,12 +140,11 @@ def test_merging_adapters_for_vllm_needs_what_it_needs_on_the_cpu(name: str) -> 
     assert first.device_peak.bytes == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_deepspeed
-@pytest.mark.parametrize(
-    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.nightly) for name in SIZES]
-)
-@pytest.mark.parametrize("words", [LORA, pytest.param({}, marks=pytest.mark.nightly)], ids=["adapters", "no adapters"])
+@pytest.mark.parametrize("name", list(SIZES))
+@pytest.mark.parametrize("words", [LORA, {}], ids=["adapters", "no adapters"])
 def test_zero_3_gathers_all_weights_at_once_to_merge_adapters_for_vllm(
     name: str, words: dict[str, object], worker: Worker, tmp_path: Path
 ) -> None:

@@ -20,7 +20,8 @@ from tests.small import write_rows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", [pytest.param("dpo", marks=pytest.mark.nightly), "kto"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", ["dpo", "kto"])
 def test_the_tokens_of_a_trainer_need_what_the_text_needs_that_it_made_them_of(
     trainer: str,
     small_model_directory: Path,

@@ -101,7 +101,12 @@ def test_a_key_that_trl_refuses_is_told_beside_one_that_it_lacks(write: Write, c
             "top_entropy_quantile: -1.0\n",
             "top_entropy_quantile makes training fail: RuntimeError: quantile()",
         ),
-        ("grpo", f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n", "include_for_metrics makes training fail"),
+        pytest.param(
+            "grpo",
+            f"{EVALUATED}{GROUPS}include_for_metrics: [inputs]\n",
+            "include_for_metrics makes training fail",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             "grpo",
             f"{EVALUATED}{GROUPS}metric_for_best_model: nope\n",
@@ -158,7 +163,7 @@ def test_a_model_that_two_keys_quantise_is_refused_as_trl_refuses_it(write: Writ
         ),
         ("kto", "accelerator_config: {dispatch_batches: true}\nauto_find_batch_size: true\n"),
         # Norms are logged without a limit.
-        ("online_dpo", "beta: [0.1]\nmax_grad_norm: .inf\n"),
+        pytest.param("online_dpo", "beta: [0.1]\nmax_grad_norm: .inf\n", marks=pytest.mark.nightly),
         # PyTorch checks the default of its optimizers, and transformers gives the value to groups of parameters.
         pytest.param("sft", "weight_decay: -1.0\n", marks=pytest.mark.nightly),
         pytest.param("sft", "optim: sgd\nadam_beta1: 2.0\n", marks=pytest.mark.nightly),
@@ -169,7 +174,11 @@ def test_a_model_that_two_keys_quantise_is_refused_as_trl_refuses_it(write: Writ
         pytest.param("sft", "model_init_kwargs: '{\"use_cache\": false}'\n", marks=pytest.mark.nightly),
         # The tiny training is on a CPU, and its rows fill no micro-batches, which these do.
         ("sft", f"packing: true\nmax_length: 64\nper_device_train_batch_size: 2\n{DROPS_LAST}{OFFLOADED}"),
-        ("sft", f"{FEW_TRAINED}per_device_eval_batch_size: 32\nmetric_for_best_model: loss\n{DROPS_LAST}"),
+        pytest.param(
+            "sft",
+            f"{FEW_TRAINED}per_device_eval_batch_size: 32\nmetric_for_best_model: loss\n{DROPS_LAST}",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_arguments_with_which_trl_trains_fit(trainer: str, body: str, write: Write, checked: Checked) -> None:

@@ -194,6 +194,7 @@ def test_an_engine_that_words_choose_leaves_the_answer_open(write: Write, checke
     assert checked(config=str(host), trainer="sft", fits=False).outcome is Outcome.READ
 
 
+@pytest.mark.nightly
 @needs_deepspeed
 def test_a_configuration_of_eight_processes_is_judged_by_what_the_worst_of_them_needs(
     write: Write, checked: Checked

@@ -82,6 +82,7 @@ def test_layers_that_fsdp_does_not_find_have_to_be_named(
     assert (verdict.outcome, len(told)) == (outcome, int(not named)), verdict.headline
 
 
+@pytest.mark.nightly
 def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
     checked: Checked, vision_model: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_generations_with_images_fit(checked: Checked, vision_model: Path, tmp_p
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
+@pytest.mark.nightly
 def test_a_length_that_cuts_an_image_of_a_row_that_is_not_the_heaviest_cannot_run(
     checked: Checked, vision_model: Path, tmp_path: Path
 ) -> None:

@@ -122,7 +122,8 @@ def test_a_traced_need_has_the_phase_of_its_peak(body: str, phase: str, write: W
     assert need.phase == phase
 
 
-@pytest.mark.parametrize("trainer", ["dpo", pytest.param("kto", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", ["dpo", "kto"])
 def test_a_pass_over_the_dataset_needs_memory_for_the_rows_that_it_has_at_once(
     trainer: str, write: Write, checked: Checked
 ) -> None:
